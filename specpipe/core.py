@@ -1,0 +1,282 @@
+"""The vocabulary that every part of specpipe speaks.
+
+Frozen, keyword-only, slotted dataclasses. This module imports neither torch nor Ray, so that a driver,
+a test or a notebook can use it for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from specpipe.errors import InputError
+
+FinishReason = Literal["stop", "length", "error"]
+Method = Literal["standard", "block", "invariant", "synthetic"]
+ProposerName = Literal["draft", "ngram", "none"]
+Phase = Literal["load", "prefill", "draft", "verify", "sample", "host"]
+
+PHASES: tuple[Phase, ...] = ("load", "prefill", "draft", "verify", "sample", "host")
+MAX_DRAFT_TOKENS = 32  # the widest round that the kernels take
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How the tokens of one row are drawn. Raises InputError for a value that cannot be sampled with."""
+
+    temperature: float = 0.0
+    """0 is greedy; otherwise logits are divided by it."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose probability reaches p; 1 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least min_p times as likely as the most likely one; 0 keeps all."""
+    max_new_tokens: int = 256
+    ignore_eos: bool = False
+    """Generate max_new_tokens whatever the model says, as throughput benchmarks do."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a row; neither the string nor what follows it is in the output."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end a row, beside the model's own end-of-sequence ids. Not silenced by ignore_eos."""
+    seed: int | None = None
+    """A row's own seed; None derives one from the job's seed and the row's identity."""
+
+    def __post_init__(self) -> None:
+        checks: tuple[tuple[bool, str, object, str], ...] = (
+            (self.temperature >= 0 and math.isfinite(self.temperature), "temperature", self.temperature, "0 or more"),
+            (self.top_k >= 0, "top_k", self.top_k, "0 (off) or more"),
+            (0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1"),
+            (0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1"),
+            (self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "1 or more"),
+            (all(self.stop), "stop", self.stop, "strings that are not empty"),
+            (all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "ids of 0 or more"),
+            (self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2**63 - 1"),
+        )
+        for ok, name, given, expected in checks:
+            if not ok:
+                raise InputError(f"{name} is {given!r}; expected {expected}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One row, ready for an engine."""
+
+    request_id: str
+    shard: int
+    row: int
+    """Index of the row within its shard, from 0: outputs are written in this order."""
+    prompt: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    """Keys every draw of this row (63 bits). Derived from the job's seed and the row's identity, never its shard."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowTiming:
+    """When things happened to a row, in seconds since it got its slot."""
+
+    queued_s: float = 0.0
+    """Time between submission and getting a slot."""
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """What became of a row. A row that could not run has finish_reason "error" and says why."""
+
+    request: Request
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: FinishReason
+    error: str = ""
+    draft_tokens: int = 0
+    """Draft tokens verified for this row."""
+    accepted_tokens: int = 0
+    """Accepted draft tokens that are part of the output (after end-of-sequence, stop string and limit)."""
+    timing: RowTiming = RowTiming()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """A fixed range of rows of one input file: the unit of dispatch, of publishing and of retry."""
+
+    index: int
+    file: str
+    start: int
+    """First row of the range within the file, from 0."""
+    stop: int
+    """One past the last row."""
+    first_row: int
+    """Position of the first row in the whole dataset: the row's default identity."""
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeculationPlan:
+    """Which K to speculate with at each occupancy: `ks[n]` while n rows run; the last entry holds beyond."""
+
+    ks: tuple[int, ...]
+    proposer: ProposerName
+    queue_depth: float
+    """Rows running, waiting in the worker and not yet handed out, over live workers, when the plan was made."""
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not self.ks or not all(0 <= k <= MAX_DRAFT_TOKENS for k in self.ks):
+            raise ValueError(f"ks={self.ks}: expected at least one K, each between 0 and {MAX_DRAFT_TOKENS}")
+
+    def k_for(self, running: int) -> int:
+        """K while `running` rows hold a slot."""
+        return self.ks[min(running, len(self.ks) - 1)]
+
+    @property
+    def max_k(self) -> int:
+        return max(self.ks)
+
+
+def _add(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
+    if len(left) < len(right):
+        left, right = right, left
+    return tuple(a + (right[i] if i < len(right) else 0) for i, a in enumerate(left))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AcceptanceCounts:
+    """Sums over rounds of rows. A draft is one row's round with K_i > 0.
+
+    acceptance_rate = accepted / draft_tokens; acceptance_length = 1 + accepted / drafts;
+    conditional_i = accepted_i / reached_i; unconditional_i = accepted_i / proposed_i.
+    """
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    recovered_tokens: int = 0
+    """Tokens drawn from the residual after a rejection."""
+    bonus_tokens: int = 0
+    """Tokens drawn from the target after every draft of the round was accepted; plain decoding draws none."""
+    proposed_per_position: tuple[int, ...] = ()
+    """Drafts with K_i > i."""
+    reached_per_position: tuple[int, ...] = ()
+    """Drafts with K_i > i whose first i tokens were all accepted."""
+    accepted_per_position: tuple[int, ...] = ()
+
+    def __add__(self, other: AcceptanceCounts) -> AcceptanceCounts:
+        return AcceptanceCounts(
+            drafts=self.drafts + other.drafts,
+            draft_tokens=self.draft_tokens + other.draft_tokens,
+            accepted_tokens=self.accepted_tokens + other.accepted_tokens,
+            recovered_tokens=self.recovered_tokens + other.recovered_tokens,
+            bonus_tokens=self.bonus_tokens + other.bonus_tokens,
+            proposed_per_position=_add(self.proposed_per_position, other.proposed_per_position),
+            reached_per_position=_add(self.reached_per_position, other.reached_per_position),
+            accepted_per_position=_add(self.accepted_per_position, other.accepted_per_position),
+        )
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens a draft yields, the recovered or bonus token included; 1.0 when nothing was drafted."""
+        return 1.0 + (self.accepted_tokens / self.drafts if self.drafts else 0.0)
+
+    @property
+    def conditional(self) -> tuple[float, ...]:
+        pairs = zip(self.accepted_per_position, self.reached_per_position, strict=True)
+        return tuple(a / r if r else 0.0 for a, r in pairs)
+
+    @property
+    def unconditional(self) -> tuple[float, ...]:
+        pairs = zip(self.accepted_per_position, self.proposed_per_position, strict=True)
+        return tuple(a / n if n else 0.0 for a, n in pairs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardRound:
+    """What one engine step did for the rows of one shard."""
+
+    rows: int = 0
+    """Rows of this shard that took part in the round."""
+    prefill_tokens: int = 0
+    verified: AcceptanceCounts = AcceptanceCounts()
+    """All that the target verified: what the policy learns from."""
+    emitted_tokens: int = 0
+    """Tokens that became output."""
+    emitted_accepted_tokens: int = 0
+    """Accepted draft tokens among them."""
+    gaps_s: tuple[float, ...] = ()
+    """Per row that emitted: seconds since its previous emission (inter-token latency)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """What one engine step did: at most one prefill chunk, one round and the completions that fell out."""
+
+    k: int
+    running: int
+    """Rows that took part in the round (occupancy)."""
+    waiting: int
+    """Rows submitted that hold no slot yet."""
+    slots: int
+    seconds: float
+    phases: Mapping[Phase, float] = field(default_factory=dict)
+    """Seconds by phase; they sum to `seconds`."""
+    shards: Mapping[int, ShardRound] = field(default_factory=dict)
+    completions: tuple[Completion, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """What an engine needs to know beside its models. Part of a run's tuning, except `method` and the rates."""
+
+    slots: int = 16
+    """Rows that generate at once."""
+    max_model_len: int
+    """Longest prompt + output, in tokens."""
+    max_k: int = 0
+    """Widest round that any plan of this run may ask for."""
+    proposer: ProposerName = "none"
+    method: Method = "standard"
+    synthetic_rates: tuple[float, ...] = ()
+    """Unconditional acceptance per position, non-increasing; only with method "synthetic"."""
+    ngram_max: int = 3
+    """Longest suffix that the n-gram proposer looks for."""
+    ngram_min: int = 1
+    prefill_budget: int = 2048
+    """Most prompt tokens of one prefill step."""
+    page_size: int = 64
+    """Tokens of one KV page."""
+
+    @property
+    def pages_per_row(self) -> int:
+        """Block-table width: pages of the longest row, and of the drafts that may be written past its end."""
+        return -(-(self.max_model_len + self.max_k + 1) // self.page_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardReport:
+    """The small message that goes back to the driver once a shard's part is published."""
+
+    shard: int
+    attempt: int
+    worker: str
+    rows: int
+    failed_rows: int
+    part: str
+    telemetry: Mapping[str, object]
+    """The flat record that also stands in the part's footer (telemetry schema, docs/telemetry.md)."""
+    verified: AcceptanceCounts = AcceptanceCounts()
