@@ -1,0 +1,16 @@
+"""Kernels of speculative decoding: one name for the Triton kernel, its torch reference, its test and its benchmark.
+
+CUDA tensors run Triton, the rest runs plain torch (see `specpipe_kernels.backend`). Needs torch and triton only.
+"""
+
+from specpipe_kernels.types import METHODS, Method, Purpose, RejectionOutput, Sampled, SamplingTensors, Status
+
+__all__ = [
+    "METHODS",
+    "Method",
+    "Purpose",
+    "RejectionOutput",
+    "Sampled",
+    "SamplingTensors",
+    "Status",
+]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 TILE = 64  # query tokens a tile; decode rows are narrower and take one tile each
 GROUP_ELEMENTS = 1 << 22  # bounds the gathered keys, values and scores that exist at once
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # the integer type as wide as a float
 
 
 def paged_attention(
@@ -70,18 +71,20 @@ def _tiles(cu_queries: Tensor, tokens: int, tile: int, max_queries: int) -> tupl
 def _gather(
     k_pages: Tensor, v_pages: Tensor, tables: Tensor, length: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of each tile's row as [Hkv, tiles, S, D], values beyond the row's length zeroed.
+    """Keys and values of each tile's row as [tiles, W, Hkv, page_size, D], values beyond the row's length zeroed.
 
     Stale memory may hold NaN. Masking replaces a score whatever the key was, but 0 * NaN would survive in the values.
+    Their bits are cleared by an integer AND, which is vectorised where masked_fill is not (4 MB: 0.04 against 0.44 ms).
     """
     compute = torch.promote_types(dtype, torch.float32)
     tiles, width = tables.shape
-    shape = (k_pages.shape[1], tiles, width * k_pages.shape[2], k_pages.shape[3])
-    pages = tables.reshape(-1)
-    k = k_pages.transpose(0, 1).index_select(1, pages).view(shape).to(compute)
-    v = v_pages.transpose(0, 1).index_select(1, pages).view(shape).to(compute)
-    stale = torch.arange(shape[2], device=tables.device) >= length[:, None]
-    return k, v.masked_fill_(stale[None, :, :, None], 0.0)
+    pages, page_size = tables.reshape(-1), k_pages.shape[2]
+    k = k_pages.index_select(0, pages).view(tiles, width, *k_pages.shape[1:])
+    v = v_pages.index_select(0, pages).view(tiles, width, *v_pages.shape[1:])
+    bits = _BITS[v.element_size()]
+    fresh = torch.arange(width * page_size, device=tables.device) < length[:, None]
+    v.view(bits).bitwise_and_(fresh.to(bits).neg().view(tiles, width, 1, page_size, 1))
+    return k.to(compute), v.to(compute)
 
 
 def _attend(
@@ -94,12 +97,13 @@ def _attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """q [tiles, T, Hq, D] at position [tiles, T] over k, v [Hkv, tiles, S, D]; returns [tiles, T, Hq, D]."""
+    """q [tiles, T, Hq, D] at position [tiles, T] over k, v [tiles, W, Hkv, page_size, D]; returns [tiles, T, Hq, D]."""
     tiles, width, q_heads, head_dim = q.shape
-    kv_heads, _, span, _ = k.shape
-    shape = (kv_heads, tiles, q_heads // kv_heads, width, -1)
-    q = (q.to(k.dtype) * scale).view(tiles, width, kv_heads, -1, head_dim).permute(2, 0, 3, 1, 4)
-    scores = torch.matmul(q.reshape(kv_heads, tiles, -1, head_dim), k.transpose(-1, -2)).view(shape)
+    _, blocks, kv_heads, page_size, _ = k.shape
+    span, rows = blocks * page_size, q_heads // kv_heads * width
+    q = (q.to(k.dtype) * scale).view(tiles, width, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
+    scores = torch.matmul(q.reshape(tiles, 1, kv_heads, rows, head_dim), k.transpose(-1, -2))
+    scores = scores.permute(0, 2, 3, 1, 4).reshape(tiles, kv_heads, -1, width, span)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     kv = torch.arange(span, device=q.device)
@@ -107,10 +111,11 @@ def _attend(
     if window is not None:
         hidden |= kv <= position[..., None] - window
     # The lowest finite number and not -inf: a token that sees nothing stays finite and is zeroed at the end.
-    scores.masked_fill_(hidden[None, :, None], torch.finfo(scores.dtype).min)
+    scores = scores.masked_fill(hidden[:, None, None], torch.finfo(scores.dtype).min)
     if sinks is not None:
-        logit = sinks.to(scores.dtype).view(kv_heads, 1, -1, 1, 1).expand(*shape[:-1], 1)
+        logit = sinks.to(scores.dtype).view(1, kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat((scores, logit), dim=-1)
-    weights = scores.softmax(-1)[..., :span].reshape(kv_heads, tiles, -1, span)
-    out = torch.matmul(weights, v).view(shape).permute(1, 3, 0, 2, 4).reshape(tiles, width, q_heads, head_dim)
+    weights = scores.softmax(-1)[..., :span].reshape(tiles, kv_heads, rows, blocks, page_size).transpose(2, 3)
+    out = torch.matmul(weights.transpose(1, 2), v).sum(1)
+    out = out.view(tiles, kv_heads, -1, width, head_dim).permute(0, 3, 1, 2, 4).reshape(tiles, width, q_heads, head_dim)
     return out * (position >= 0)[..., None, None]

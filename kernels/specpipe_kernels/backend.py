@@ -1,0 +1,39 @@
+"""Which implementation runs: Triton for CUDA tensors, plain torch for the rest.
+
+The environment variable SPECPIPE_KERNELS=reference|triton forces one for every call. With TRITON_INTERPRET=1, set
+before triton is first imported, `triton` runs on CPU tensors too (slowly: for tests).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+VARIABLE = "SPECPIPE_KERNELS"
+_PACKAGES = {"reference": "reference", "triton": "triton_ops"}
+
+
+def backend_for(tensor: torch.Tensor) -> str:
+    """ "reference" or "triton". Raises ValueError for a value of SPECPIPE_KERNELS that names neither."""
+    forced = os.environ.get(VARIABLE, "")
+    if not forced:
+        return "triton" if tensor.is_cuda else "reference"
+    if forced not in _PACKAGES:
+        raise ValueError(f"{VARIABLE}={forced!r}; expected 'reference', 'triton' or nothing (choose by device)")
+    return forced
+
+
+@cache
+def _load(package: str, name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(import_module(f"specpipe_kernels.{package}.{name}"), name)
+    return function
+
+
+def implementation(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
+    """The function `name` of module `name` in the package that serves `tensor`. Triton is imported here or never."""
+    return _load(_PACKAGES[backend_for(tensor)], name)

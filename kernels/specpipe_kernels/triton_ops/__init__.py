@@ -1,0 +1,1 @@
+"""Triton implementations. Import a module of this package only where triton is installed."""

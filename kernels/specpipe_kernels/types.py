@@ -1,0 +1,81 @@
+"""The words that the sampling kernels and their callers share."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+Method = Literal["standard", "block", "invariant", "synthetic"]
+METHODS: tuple[Method, ...] = ("standard", "block", "invariant", "synthetic")
+
+
+class Purpose(IntEnum):
+    """Salt of a random stream: draws for different purposes are independent, whatever else they share."""
+
+    DRAFT = 1
+    """Gumbel noise of a draft token."""
+    ACCEPT = 2
+    """The uniform that a draft token is accepted with (standard, synthetic)."""
+    RECOVERED = 3
+    """Gumbel noise of the token that replaces a rejected one."""
+    BONUS = 4
+    """Gumbel noise of the token after all drafts were accepted; plain decoding is this stream at index 0."""
+    INVARIANT = 5
+    """Gumbel noise that draft and target share; keyed by (seed, position) alone."""
+    BLOCK = 6
+    """The uniforms of block verification."""
+
+
+class Status(IntEnum):
+    """Whether a row could be sampled."""
+
+    OK = 0
+    INVALID = 1
+    """NaN or +inf among the logits."""
+    IMPOSSIBLE = 2
+    """All logits are -inf: no token can be drawn."""
+
+
+class SamplingTensors(NamedTuple):
+    """How each of R rows is drawn; every tensor is [R] and lies on the logits' device."""
+
+    temperature: Tensor
+    """fp32; exactly 0 is greedy, otherwise logits are divided by it."""
+    top_k: Tensor
+    """int32; 0 keeps all."""
+    top_p: Tensor
+    """fp32; 1 keeps all."""
+    min_p: Tensor
+    """fp32; 0 keeps all."""
+    seed: Tensor
+    """int64, 63 bits."""
+    all_greedy: bool = False
+    """Promise of the host that every temperature is 0: neither noise nor softmax is computed."""
+    truncated: bool = True
+    """False is a promise of the host that no row uses top_k, top_p or min_p."""
+
+
+class Sampled(NamedTuple):
+    """One token for each of R rows."""
+
+    tokens: Tensor
+    """[R] int64; -1 where status is not OK."""
+    lse: Tensor
+    """[R] fp32: log-sum-exp of the kept logits over temperature; 0 for greedy rows."""
+    status: Tensor
+    """[R] int32, a `Status`."""
+
+
+class RejectionOutput(NamedTuple):
+    """What a round of R rows with at most K drafts emits."""
+
+    tokens: Tensor
+    """[R, K+1] int64: accepted drafts, then one recovered or bonus token, then -1."""
+    num_emitted: Tensor
+    """[R] int32: num_accepted + 1, or 0 where status is not OK."""
+    num_accepted: Tensor
+    """[R] int32."""
+    status: Tensor
+    """[R] int32, a `Status`."""
