@@ -1,0 +1,25 @@
+"""The same K whatever the load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specpipe.core import ProposerName, SpeculationPlan
+from specpipe.speculation.policy import Situation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fixed:
+    """K = k at every occupancy."""
+
+    k: int
+    proposer: ProposerName
+
+    @property
+    def max_k(self) -> int:
+        return self.k
+
+    def plan(self, situation: Situation) -> SpeculationPlan:
+        return SpeculationPlan(
+            ks=(self.k,), proposer=self.proposer, queue_depth=situation.queue_depth, reason=f"fixed: K={self.k}"
+        )

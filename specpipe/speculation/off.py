@@ -1,0 +1,18 @@
+"""No speculation: plain decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specpipe.core import SpeculationPlan
+from specpipe.speculation.policy import Situation
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """K = 0 at every occupancy; the draft is neither run nor prefilled."""
+
+    max_k: int = 0
+
+    def plan(self, situation: Situation) -> SpeculationPlan:
+        return SpeculationPlan(ks=(0,), proposer="none", queue_depth=situation.queue_depth, reason="off")

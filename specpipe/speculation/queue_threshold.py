@@ -1,0 +1,31 @@
+"""The classical rule: no speculation for the batch while more than N rows are running."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specpipe.core import ProposerName, SpeculationPlan
+from specpipe.speculation.policy import Situation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueThreshold:
+    """K = k while at most `threshold` rows run, 0 while more do."""
+
+    k: int
+    threshold: int
+    proposer: ProposerName
+
+    @property
+    def max_k(self) -> int:
+        return self.k
+
+    def plan(self, situation: Situation) -> SpeculationPlan:
+        speculating = (self.k,) * (min(self.threshold, situation.slots) + 1)  # occupancies 0 … threshold
+        plain = (0,) if self.threshold < situation.slots else ()
+        return SpeculationPlan(
+            ks=speculating + plain,
+            proposer=self.proposer,
+            queue_depth=situation.queue_depth,
+            reason=f"queue_threshold: K={self.k} while at most {self.threshold} rows run, else 0",
+        )

@@ -1,0 +1,136 @@
+"""The shard record: one flat row of telemetry per published part. docs/telemetry.md describes every field."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+import pyarrow as pa
+
+from specpipe.core import AcceptanceCounts
+from specpipe.telemetry.histogram import LogHistogram
+
+_HISTOGRAM = pa.struct(
+    [
+        ("bucket", pa.list_(pa.int32())),
+        ("rows", pa.list_(pa.int64())),
+        ("sum", pa.float64()),
+        ("min", pa.float64()),
+        ("max", pa.float64()),
+    ]
+)
+_ARROW: dict[Any, pa.DataType] = {
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bool: pa.bool_(),
+    tuple[int, ...]: pa.list_(pa.int64()),
+    LogHistogram: _HISTOGRAM,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """What one published shard did and cost. Seconds are attributed by rows where shards share a round."""
+
+    shard: int
+    attempt: int
+    """1 for the first."""
+    epoch: int
+    """Which start of the run produced it, from 1."""
+    worker: str
+    started_at: float
+    """Unix seconds at which the worker took the shard."""
+    finished_at: float
+    rows: int
+    failed_rows: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    recovered_tokens: int = 0
+    bonus_tokens: int = 0
+    proposed_per_position: tuple[int, ...] = ()
+    reached_per_position: tuple[int, ...] = ()
+    accepted_per_position: tuple[int, ...] = ()
+    emitted_accepted_tokens: int = 0
+    """Accepted draft tokens that became output."""
+
+    k_histogram: tuple[int, ...] = ()
+    """Row-rounds at each K, from 0."""
+    queue_depth: float = 0.0
+    """Of the plan that was issued with the shard."""
+    plan_proposer: str = "none"
+    plan_reason: str = ""
+    synthetic: bool = False
+
+    slots: int = 0
+    mean_occupancy: float = 0.0
+    """Rows of the whole worker that ran beside this shard's, weighted by time."""
+    rounds: int = 0
+    """Rounds that at least one row of the shard took part in."""
+    round_ms: float = 0.0
+    """Mean wall time of those rounds, prefill excluded."""
+    busy_s: float = 0.0
+    """Engine seconds of this shard's rows: all phases but load."""
+    load_s: float = 0.0
+    """Reading and tokenizing; overlaps with the engine."""
+    prefill_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    sample_s: float = 0.0
+    host_s: float = 0.0
+    tokens_per_s: float = 0.0
+    """output_tokens / busy_s."""
+
+    ttft: LogHistogram = field(default_factory=LogHistogram)
+    """Seconds from getting a slot to the first token, a row."""
+    tpot: LogHistogram = field(default_factory=LogHistogram)
+    """(last token - first token) / (output tokens - 1), a row of at least two tokens."""
+    itl: LogHistogram = field(default_factory=LogHistogram)
+    """Seconds between emissions of a row; one emission of a speculative round holds several tokens."""
+
+    @property
+    def verified(self) -> AcceptanceCounts:
+        return AcceptanceCounts(
+            **{name.name: getattr(self, name.name) for name in dataclasses.fields(AcceptanceCounts)},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: lists for tuples, a dictionary for a histogram."""
+        out: dict[str, Any] = {}
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, LogHistogram):
+                value = value.to_dict()
+            out[item.name] = list(value) if isinstance(value, tuple) else value
+        return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ShardRecord:
+        """The inverse of `to_dict`. Fields that it does not know are left out; TypeError for a missing key field."""
+        values: dict[str, Any] = {}
+        for item in dataclasses.fields(cls):
+            if item.name not in data:
+                continue
+            value = data[item.name]
+            if item.name in ("ttft", "tpot", "itl"):
+                value = LogHistogram.from_dict(value)
+            values[item.name] = tuple(value) if isinstance(value, list) else value
+        return cls(**values)
+
+
+def shard_schema() -> pa.Schema:
+    """The columns of telemetry/shards.parquet, in the order of ShardRecord's fields."""
+    hints = get_type_hints(ShardRecord)
+    return pa.schema([pa.field(item.name, _ARROW[hints[item.name]]) for item in dataclasses.fields(ShardRecord)])
+
+
+def shard_table(records: Iterable[ShardRecord]) -> pa.Table:
+    """The table of telemetry/shards.parquet: one row a shard, by shard number."""
+    rows = [record.to_dict() for record in sorted(records, key=lambda record: record.shard)]
+    return pa.Table.from_pylist(rows, schema=shard_schema())
