@@ -3,6 +3,7 @@
 CUDA tensors run Triton, the rest runs plain torch (see `specpipe_kernels.backend`). Needs torch and triton only.
 """
 
+from specpipe_kernels.attention import paged_attention, store_kv, write_index
 from specpipe_kernels.types import METHODS, Method, Purpose, RejectionOutput, Sampled, SamplingTensors, Status
 
 __all__ = [
@@ -13,4 +14,7 @@ __all__ = [
     "Sampled",
     "SamplingTensors",
     "Status",
+    "paged_attention",
+    "store_kv",
+    "write_index",
 ]
