@@ -1,0 +1,24 @@
+"""Names of columns. No imports: a job file is checked against them before anything is read."""
+
+from __future__ import annotations
+
+OUTPUT_COLUMNS = (
+    "request_id",
+    "prompt",
+    "generated_text",
+    "generated_token_ids",
+    "num_input_tokens",
+    "num_generated_tokens",
+    "finish_reason",
+    "error",
+    "draft_tokens",
+    "accepted_tokens",
+    "seed",
+)
+"""Columns that every output part has, in this order, before the user's own."""
+
+PROMPT_COLUMNS = ("body", "prompt_token_ids", "messages", "conversations", "prompt")
+"""Columns that can hold a prompt, first match wins."""
+
+ID_COLUMNS = ("request_id", "custom_id", "id")
+"""Columns that can name a row, first match wins."""

@@ -1,0 +1,24 @@
+"""Job files: what to generate, from which rows, how, and where it goes."""
+
+from specpipe.job.load import load_job, parse_job
+from specpipe.job.sections import (
+    DataSection,
+    ModelSection,
+    OutputSection,
+    SamplingSection,
+    SpeculationSection,
+    WorkersSection,
+)
+from specpipe.job.spec import JobSpec
+
+__all__ = [
+    "DataSection",
+    "JobSpec",
+    "ModelSection",
+    "OutputSection",
+    "SamplingSection",
+    "SpeculationSection",
+    "WorkersSection",
+    "load_job",
+    "parse_job",
+]

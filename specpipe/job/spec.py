@@ -1,0 +1,112 @@
+"""A whole job, and which of its fields make the outputs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from specpipe.core import EngineConfig, SamplingParams
+from specpipe.job.sections import (
+    DataSection,
+    ModelSection,
+    OutputSection,
+    SamplingSection,
+    SpeculationSection,
+    Text,
+    WorkersSection,
+)
+from specpipe.job.values import Int, Section
+
+TUNING = frozenset(
+    {
+        "name",
+        "model.device",
+        "data.warmup_rows",
+        "speculation.policy",
+        "speculation.num_speculative_tokens",
+        "speculation.max_running",
+        "speculation.proposer",
+        "speculation.ngram_min",
+        "speculation.ngram_max",
+        "workers.count",
+        "workers.slots",
+        "workers.gpus_per_worker",
+        "workers.cpus_per_worker",
+        "workers.shard_tokens",
+        "workers.max_attempts",
+        "workers.prefill_budget",
+        "output.path",
+        "output.max_failed_rows",
+    }
+)
+"""Fields that may change when a run is resumed. Every other field is identity."""
+
+
+class JobSpec(Section):
+    """A job file, checked. Paths are as given: relative ones resolve against the working directory."""
+
+    name: Text = "job"
+    """What the run is called in reports. Left out, it is the job file's name."""
+    seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the whole job. A row draws from it and its own position in the dataset, never from its shard."""
+    model: ModelSection
+    data: DataSection
+    sampling: SamplingSection = SamplingSection()
+    speculation: SpeculationSection = SpeculationSection()
+    workers: WorkersSection = WorkersSection()
+    output: OutputSection
+
+    @model_validator(mode="after")
+    def _draft_is_named(self) -> JobSpec:
+        if self.speculation.active_proposer == "draft" and self.model.draft is None:
+            raise ValueError(
+                "speculation.proposer is draft and model.draft is missing; name a draft model there, "
+                "or set speculation.proposer: ngram, or speculation.policy: off"
+            )
+        return self
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft to load; None when no round would use it."""
+        return self.model.draft if self.speculation.active_proposer == "draft" else None
+
+    def sampling_params(self) -> SamplingParams:
+        """What a row that brings no values of its own is sampled with."""
+        return SamplingParams(**self.sampling.model_dump())
+
+    def engine_config(self, max_model_len: int) -> EngineConfig:
+        """The engine's part of the job, for a pair whose rows may be `max_model_len` tokens long."""
+        speculation, workers = self.speculation, self.workers
+        return EngineConfig(
+            slots=workers.slots,
+            max_model_len=max_model_len,
+            max_k=speculation.max_k,
+            proposer=speculation.active_proposer,
+            method=speculation.method,
+            synthetic_rates=speculation.rates,
+            ngram_max=speculation.ngram_max,
+            ngram_min=speculation.ngram_min,
+            prefill_budget=workers.prefill_budget,
+        )
+
+    def identity(self) -> dict[str, object]:
+        """What makes the outputs, by dotted name, ready for JSON: a run resumes only where all of it is the same.
+
+        Greedy and invariant runs give the same tokens for any tuning, standard and block runs under `policy: fixed`
+        with one K. Changing K, policy or proposer of a sampled standard run keeps the distribution, not the tokens.
+        """
+        return {place: value for place, value in self._flat().items() if place not in TUNING}
+
+    def tuning(self) -> dict[str, object]:
+        """What may change on resume, by dotted name, ready for JSON."""
+        return {place: value for place, value in self._flat().items() if place in TUNING}
+
+    def _flat(self) -> dict[str, object]:
+        flat: dict[str, object] = {}
+        for name, value in self.model_dump(mode="json").items():
+            if isinstance(value, dict):
+                flat |= {f"{name}.{key}": item for key, item in value.items()}
+            else:
+                flat[name] = value
+        return flat

@@ -1,0 +1,55 @@
+"""What job files may hold: YAML's traps are undone here, before pydantic reads a value."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+
+
+def default_of(vocabulary: type[Any], name: str) -> Any:
+    """The default of a field of a core dataclass, so that it is written down once."""
+    return next(f.default for f in dataclasses.fields(vocabulary) if f.name == name)
+
+
+def _not_a_bool(value: object) -> object:
+    if isinstance(value, bool):  # lax mode would read `slots: yes` as 1
+        raise ValueError("not a number")
+    return value
+
+
+def _off_is_a_word(value: object) -> object:
+    return "off" if value is False else value  # YAML 1.1 reads a bare off as false
+
+
+def _one_is_a_list(value: object) -> object:
+    return (value,) if isinstance(value, str | int) and not isinstance(value, bool) else value
+
+
+Int = Annotated[int, BeforeValidator(_not_a_bool)]
+Number = Annotated[float, BeforeValidator(_not_a_bool)]
+OffIsAWord = BeforeValidator(_off_is_a_word)
+OneIsAList = BeforeValidator(_one_is_a_list)
+
+
+class Section(BaseModel):
+    """Base of the job's sections: frozen, unknown keys are errors, and docstrings under fields are their reference."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_means_default(cls, data: object) -> object:
+        if data is None:  # a section whose every line is commented out
+            return {}
+        if not isinstance(data, dict):
+            return data
+        return {key: cls._none_is_null(key, value) for key, value in data.items()}
+
+    @classmethod
+    def _none_is_null(cls, key: object, value: object) -> object:
+        """YAML reads `none` as text; where a key may be left out, that is what it means."""
+        field = cls.model_fields.get(str(key))
+        optional = field is not None and type(None) in get_args(field.annotation)
+        return None if optional and value in ("none", "None") else value
