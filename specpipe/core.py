@@ -63,6 +63,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def truncates(self) -> bool:
+        """Whether any token of the vocabulary may be cut; a greedy row's argmax never is."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
@@ -245,8 +250,8 @@ class EngineConfig:
 
     slots: int = 16
     """Rows that generate at once."""
-    max_model_len: int
-    """Longest prompt + output, in tokens."""
+    max_model_len: int = 0
+    """Longest prompt + output, in tokens; 0 takes what the models allow."""
     max_k: int = 0
     """Widest round that any plan of this run may ask for."""
     proposer: ProposerName = "none"

@@ -1,0 +1,39 @@
+# Two commands do all the set-up: `make run` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-slow test-gpu lint bench clean
+
+help: ## what each target does
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+run: $(STAMP) ## the main job on the embedded pair: jobs/sharegpt.yaml into runs/sharegpt
+	$(BIN)/specpipe run jobs/sharegpt.yaml
+
+test: $(STAMP) ## the default test set: CPU only, no network
+	$(BIN)/pytest -q
+
+test-slow: $(STAMP) ## the tests marked slow
+	$(BIN)/pytest -q -m 'slow and not gpu'
+
+test-gpu: ## the tests marked gpu, with the Python at hand (a CUDA device is needed)
+	PYTHONPATH=.:kernels $(PYTHON) -m pytest -q -m gpu
+
+lint: $(STAMP) ## ruff and mypy, strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP) ## speculative against plain decoding on this machine
+	$(BIN)/specpipe bench engine
+
+clean: ## removes the environment and caches, never runs/
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""The device-resident loop: admit, prefill, round after round, finish."""

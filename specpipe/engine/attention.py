@@ -1,0 +1,123 @@
+"""The attention that transformers models call when they are loaded with `attn_implementation="specpipe"`.
+
+Every forward is packed: one batch row that holds the N tokens of all rows behind each other, so that prefill
+chunks and decode rounds take the same path and no shape but N depends on the batch. The KV pages hang on the
+attention module itself: a list indexed by layer would make torch.compile guard on the index (docs/design.md).
+
+Shapes: N tokens, R rows, Hq/Hkv query/KV heads, D head size, W pages a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from specpipe_kernels import paged_attention, store_kv
+from torch import Tensor, nn
+
+ATTENTION_NAME = "specpipe"
+
+# Keywords that transformers passes along and that carry nothing for attention over our own KV memory.
+_IGNORED = frozenset({"dropout", "position_ids", "is_causal", "use_cache", "output_attentions", "output_hidden_states"})
+
+
+class AttentionBatch(NamedTuple):
+    """Where the queries of one packed forward sit and what they may see."""
+
+    block_tables: Tensor
+    """[R, W] int32; unused entries are 0, the trash page."""
+    cu_queries: Tensor
+    """[R + 1] int32: the tokens of row r are cu_queries[r]:cu_queries[r + 1]."""
+    starts: Tensor
+    """[R] int64: absolute position of a row's first query."""
+    write_index: Tensor
+    """[N] int64: flat KV position (page * page_size + offset) that each token's key and value go to."""
+    max_queries: int
+    """Most tokens of a row, known to the host."""
+
+
+class KVShape(NamedTuple):
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+class KVShapeProbe:
+    """Collects the KV shape of every attention module while a model runs once without KV memory."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[nn.Module, KVShape] = {}
+
+    def record(self, module: nn.Module, key: Tensor, value: Tensor) -> None:
+        self.shapes[module] = KVShape(key.shape[1], key.shape[3], value.shape[3])
+
+
+def attach_pages(module: nn.Module, k_pages: Tensor, v_pages: Tensor) -> None:
+    """Gives an attention module its KV pages, each [pages, Hkv, page_size, D]."""
+    module.k_pages = k_pages
+    module.v_pages = v_pages
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    specpipe_batch: AttentionBatch | KVShapeProbe,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """query [1, Hq, N, D], key and value [1, Hkv, N, D] → ([1, N, Hq, D], None)."""
+    unknown = sorted(name for name, given in others.items() if given is not None and name not in _IGNORED)
+    if unknown or attention_mask is not None:
+        # An attention feature that is ignored gives wrong text without a word.
+        raise NotImplementedError(
+            f"{type(module).__name__} asks attention for {', '.join(unknown) or 'a mask'}, which specpipe does not have"
+        )
+    if isinstance(specpipe_batch, KVShapeProbe):
+        specpipe_batch.record(module, key, value)
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    k_pages, v_pages = cast(Tensor, module.k_pages), cast(Tensor, module.v_pages)
+    batch = specpipe_batch
+    store_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), k_pages, v_pages, batch.write_index)
+    out = paged_attention(
+        query[0].transpose(0, 1),
+        k_pages,
+        v_pages,
+        batch.block_tables,
+        batch.cu_queries,
+        batch.starts,
+        max_queries=batch.max_queries,
+        scale=scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return out.unsqueeze(0), None
+
+
+def register() -> None:
+    """Makes `attn_implementation="specpipe"` known. Without an entry in the mask registry no mask is ever built."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION_NAME, _attend)
+
+
+def probe_kv_shapes(model: nn.Module, device: torch.device) -> dict[nn.Module, KVShape]:
+    """One forward over two tokens that finds every attention module and the KV heads and sizes it works with."""
+    probe = KVShapeProbe()
+    tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    with torch.inference_mode():
+        model(
+            input_ids=tokens,
+            position_ids=torch.arange(2, device=device)[None],
+            use_cache=False,
+            logits_to_keep=1,
+            specpipe_batch=probe,
+        )
+    return probe.shapes

@@ -1,0 +1,63 @@
+"""Prefill: prompt tokens into KV memory, in packed ragged chunks bounded by a token budget.
+
+A prompt of P tokens is prefilled below P - 1: its last token is fed by the row's first round, which needs its logits
+anyway. The draft is prefilled only while speculation is on; a row whose draft is behind (because K was 0) is caught
+up here, out of the same budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from specpipe.engine.runner import ModelRunner
+from specpipe.engine.slots import SlotState
+
+
+class Chunk(NamedTuple):
+    """Tokens start:stop of a slot, to be fed to one model."""
+
+    slot: int
+    start: int
+    stop: int
+
+
+def cut_chunks(wanted: Iterable[Chunk], budget: int) -> list[Chunk]:
+    """The first chunks, in order, that hold at most `budget` tokens together; the last one may be cut short."""
+    chunks: list[Chunk] = []
+    for slot, start, stop in wanted:
+        take = min(stop - start, budget)
+        if take > 0:
+            chunks.append(Chunk(slot, start, start + take))
+            budget -= take
+        if budget <= 0:
+            break
+    return chunks
+
+
+def total_tokens(chunks: Iterable[Chunk]) -> int:
+    return sum(c.stop - c.start for c in chunks)
+
+
+def prefill(runner: ModelRunner, state: SlotState, chunks: list[Chunk], *, page_size: int) -> None:
+    """Feeds the chunks to the model in one packed forward; its KV is valid below each chunk's stop afterwards."""
+    sizes = np.array([c.stop - c.start for c in chunks])
+    starts = np.array([c.start for c in chunks])
+    ends = np.cumsum(sizes)
+    positions = np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes)
+    token_slots = state.upload(np.repeat([c.slot for c in chunks], sizes))
+    device_positions = state.upload(positions)
+    width = max(c.stop for c in chunks) // page_size + 1
+    with torch.inference_mode():
+        runner.forward(
+            state.tokens[token_slots, device_positions],
+            device_positions,
+            block_tables=state.block_table[:, :width].index_select(0, state.upload([c.slot for c in chunks])),
+            cu_queries=state.upload([0, *ends], torch.int32),
+            starts=state.upload(starts),
+            max_queries=int(sizes.max()),
+            keep=1,
+        )

@@ -1,0 +1,68 @@
+"""One model over its KV pages: packed tokens in, logits out."""
+
+from __future__ import annotations
+
+import torch
+from specpipe_kernels import write_index
+from torch import Tensor, nn
+
+from specpipe.engine.attention import AttentionBatch, KVShape, probe_kv_shapes
+from specpipe.engine.pages import allocate_pages, page_bytes
+
+
+class ModelRunner:
+    """Runs a transformers causal LM that was loaded with specpipe's attention.
+
+    `forward` neither synchronises nor depends on device values, so that it can be captured in a CUDA graph.
+    """
+
+    def __init__(self, model: nn.Module, *, vocab_size: int, context_length: int, page_size: int) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self.page_size = page_size
+        self._last_position = context_length - 1
+        parameter = next(model.parameters())
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self._shapes: dict[nn.Module, KVShape] = probe_kv_shapes(model, self.device)
+
+    @property
+    def page_bytes(self) -> int:
+        return page_bytes(self._shapes.values(), self.page_size, self.dtype)
+
+    def allocate_pages(self, num_pages: int) -> None:
+        allocate_pages(self._shapes, num_pages, self.page_size, self.dtype, self.device)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        *,
+        block_tables: Tensor,
+        cu_queries: Tensor,
+        starts: Tensor,
+        max_queries: int,
+        keep: Tensor | int,
+    ) -> Tensor:
+        """tokens, positions [N] int64; block_tables [R, W]; cu_queries [R + 1] int32; starts [R] → logits [n, V].
+
+        keep: indices [n] of the tokens whose logits are wanted, or the number of last tokens (0: all). A token at a
+        negative position or past the block table writes to the trash page and its logits mean nothing.
+        """
+        batch = AttentionBatch(
+            block_tables=block_tables,
+            cu_queries=cu_queries,
+            starts=starts,
+            write_index=write_index(block_tables, cu_queries, starts, tokens.shape[0], self.page_size),
+            max_queries=max_queries,
+        )
+        with torch.inference_mode():
+            out = self.model(
+                input_ids=tokens[None],
+                # Drafts past a row's end have positions that no table holds; their logits are never used.
+                position_ids=positions.clamp(0, self._last_position)[None],
+                use_cache=False,
+                logits_to_keep=keep,
+                specpipe_batch=batch,
+            )
+        logits: Tensor = out.logits[0]
+        return logits

@@ -1,0 +1,116 @@
+"""Everything that the device knows about the rows it generates, one entry per slot.
+
+Slot `slots` (the last entry) is a dummy: batch rows that pad a bucket map to it. It is never active and its block
+table is all trash, so what a round does to it has no effect.
+
+Invariants between rounds, for a slot of length L (tokens committed, prompt included):
+- the target's KV is valid below L - 1: the last committed token has none yet;
+- the draft's KV is valid below `draft_valid`, which is at least L - 2 if the row may speculate;
+- rollback moves `length` and nothing else: stale KV is overwritten before any query can see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from specpipe_kernels import SamplingTensors
+from torch import Tensor
+
+from specpipe.core import EngineConfig, Request
+
+NO_TOKEN = -1
+MAX_STOP_TOKENS = 16  # stop ids a row may name beside the model's own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """A row and the slot and pages that it gets."""
+
+    slot: int
+    request: Request
+    pages: tuple[int, ...]
+
+
+class SlotState:
+    """S slots plus the dummy; C tokens at most a row, drafts past the end included."""
+
+    def __init__(self, config: EngineConfig, *, eos_ids: Sequence[int], device: torch.device) -> None:
+        n = config.slots + 1
+        self.dummy = config.slots
+        self.device = device
+        self.eos_ids = tuple(eos_ids)
+        capacity = config.pages_per_row * config.page_size
+
+        def full(*shape: int, value: float = 0, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.full(shape, value, dtype=dtype, device=device)
+
+        self.tokens = full(n, capacity)
+        self.length = full(n, value=1)
+        self.draft_valid = full(n)
+        self.limit = full(n, value=1)
+        self.active = full(n, dtype=torch.bool)
+        self.stop_ids = full(n, len(self.eos_ids) + MAX_STOP_TOKENS, value=NO_TOKEN)
+        self.block_table = full(n, config.pages_per_row, dtype=torch.int32)
+        self.temperature = full(n, dtype=torch.float32)
+        self.top_k = full(n, dtype=torch.int32)
+        self.top_p = full(n, value=1, dtype=torch.float32)
+        self.min_p = full(n, dtype=torch.float32)
+        self.seed = full(n)
+
+    def upload(self, values: object, dtype: torch.dtype = torch.int64) -> Tensor:
+        """A host array on the device, without waiting for the device."""
+        host = torch.as_tensor(np.asarray(values), dtype=dtype)
+        return host if self.device.type == "cpu" else host.pin_memory().to(self.device, non_blocking=True)
+
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        """Writes the rows' whole state. They stay inactive until their prompt is prefilled."""
+        slots = self.upload([a.slot for a in admissions])
+        requests = [a.request for a in admissions]
+        longest = max(len(r.prompt_token_ids) for r in requests)
+        tokens = np.zeros((len(requests), longest), dtype=np.int64)
+        table = np.zeros((len(requests), self.block_table.shape[1]), dtype=np.int32)
+        stops = np.full((len(requests), self.stop_ids.shape[1]), NO_TOKEN, dtype=np.int64)
+        for i, admission in enumerate(admissions):
+            prompt, sampling = admission.request.prompt_token_ids, admission.request.sampling
+            tokens[i, : len(prompt)] = prompt
+            table[i, : len(admission.pages)] = admission.pages
+            ids = sampling.stop_token_ids + (() if sampling.ignore_eos else self.eos_ids)
+            stops[i, : len(ids)] = ids
+        self.tokens[slots, :longest] = self.upload(tokens)
+        self.block_table[slots] = self.upload(table, torch.int32)
+        self.stop_ids[slots] = self.upload(stops)
+        lengths = [len(r.prompt_token_ids) for r in requests]
+        self.length[slots] = self.upload(lengths)
+        limits = [n + r.sampling.max_new_tokens for n, r in zip(lengths, requests, strict=True)]
+        self.limit[slots] = self.upload(limits)
+        self.draft_valid[slots] = 0
+        self.seed[slots] = self.upload([r.seed for r in requests])
+        self.temperature[slots] = self.upload([r.sampling.temperature for r in requests], torch.float32)
+        self.top_k[slots] = self.upload([r.sampling.top_k for r in requests], torch.int32)
+        self.top_p[slots] = self.upload([r.sampling.top_p for r in requests], torch.float32)
+        self.min_p[slots] = self.upload([r.sampling.min_p for r in requests], torch.float32)
+
+    def activate(self, slots: Sequence[int]) -> None:
+        """The rows' prompts are prefilled: they take part in rounds from now on."""
+        self.active[self.upload(slots)] = True
+
+    def release(self, slots: Sequence[int]) -> None:
+        """The rows are done. What a round in flight still writes for them goes to pages nobody reads yet."""
+        index = self.upload(slots)
+        self.active[index] = False
+        self.block_table[index] = 0
+
+    def sampling(self, rows: Tensor, *, all_greedy: bool, truncated: bool) -> SamplingTensors:
+        """Sampling parameters of batch rows [B] → one entry a row."""
+        return SamplingTensors(
+            temperature=self.temperature[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            min_p=self.min_p[rows],
+            seed=self.seed[rows],
+            all_greedy=all_greedy,
+            truncated=truncated,
+        )
