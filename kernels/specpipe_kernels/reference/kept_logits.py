@@ -1,0 +1,75 @@
+"""Temperature and truncation: the logits that a row is really drawn from.
+
+N rows, V vocabulary entries. The order is that of transformers' generate: temperature, top-k, top-p, min-p, each on
+what the one before kept. Tokens rank by logit, then by lowest index; every filter keeps a prefix of that ranking, so
+what a row keeps is told by its last kept logit and token.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specpipe_kernels.types import SamplingTensors, Status
+
+MAX_INVERSE = 1e30  # logits of usual size over the smallest temperatures stay finite
+
+
+class Bounds(NamedTuple):
+    """Kept is what has a logit above `logit`, or equal to it and an id of at most `token`."""
+
+    logit: Tensor
+    """[N] fp32"""
+    token: Tensor
+    """[N] int64"""
+
+
+def inverse_temperature(temperature: Tensor) -> Tensor:
+    """1 / temperature, and 1 for greedy rows, whose scaled logits nobody reads."""
+    return torch.where(temperature > 0, temperature.reciprocal().clamp_(max=MAX_INVERSE), torch.ones_like(temperature))
+
+
+def truncation_bounds(logits: Tensor, sampling: SamplingTensors) -> Bounds:
+    """Of fp32 logits [N, V] and sampling of N rows. Keeps one token at the least."""
+    values, order = logits.sort(dim=-1, descending=True, stable=True)
+    scaled = values * inverse_temperature(sampling.temperature)[:, None]
+    top_k, top_p = sampling.top_k[:, None], sampling.top_p[:, None]
+    kept = (torch.arange(logits.shape[1], device=logits.device) < top_k) | (top_k <= 0)
+    mass = (scaled - scaled[:, :1]).exp_() * kept
+    mass_before = mass.cumsum(-1) - mass
+    kept &= (mass_before < top_p * mass.sum(-1, keepdim=True)) | (top_p >= 1)
+    kept &= values >= values[:, :1] + (sampling.temperature * sampling.min_p.log())[:, None]
+    last = kept.sum(-1, keepdim=True).sub_(1).clamp_(min=0)
+    return Bounds(values.gather(-1, last)[:, 0], order.gather(-1, last)[:, 0])
+
+
+def kept_logits(logits: Tensor, sampling: SamplingTensors) -> Tensor:
+    """[N, V] fp32: logits over temperature, -inf where truncated."""
+    logits = logits.float()
+    scaled = logits * inverse_temperature(sampling.temperature)[:, None]
+    if not sampling.truncated:
+        return scaled
+    bounds = truncation_bounds(logits, sampling)
+    index = torch.arange(logits.shape[1], device=logits.device)
+    tied = (logits == bounds.logit[:, None]) & (index <= bounds.token[:, None])
+    return scaled.masked_fill_(~((logits > bounds.logit[:, None]) | tied), -torch.inf)
+
+
+def select_rows(sampling: SamplingTensors, rows: Tensor) -> SamplingTensors:
+    """Sampling of the requests `rows` [N], which may repeat."""
+    return sampling._replace(
+        temperature=sampling.temperature[rows],
+        top_k=sampling.top_k[rows],
+        top_p=sampling.top_p[rows],
+        min_p=sampling.min_p[rows],
+        seed=sampling.seed[rows],
+    )
+
+
+def status_of(largest: Tensor) -> Tensor:
+    """`Status` of rows whose largest logit is given; any shape, int32. NaN counts as the largest."""
+    status = torch.zeros_like(largest, dtype=torch.int32)
+    status.masked_fill_(largest == -torch.inf, Status.IMPOSSIBLE)
+    return status.masked_fill_(~(largest < torch.inf), Status.INVALID)

@@ -1,0 +1,35 @@
+"""Draw one token a row, in plain torch. N rows, V vocabulary entries."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specpipe_kernels.reference.kept_logits import kept_logits, status_of
+from specpipe_kernels.reference.philox import gumbel
+from specpipe_kernels.types import Purpose, Sampled, SamplingTensors
+
+
+def sample(
+    logits: Tensor,
+    sampling: SamplingTensors,
+    positions: Tensor,
+    *,
+    purpose: Purpose,
+    index: int = 0,
+    vocab_size: int | None = None,
+) -> Sampled:
+    """See `specpipe_kernels.sample`."""
+    logits = logits[:, :vocab_size]
+    tokens = logits.argmax(-1, keepdim=True)
+    status = status_of(logits.gather(-1, tokens)[:, 0])
+    tokens = tokens[:, 0]
+    lse = torch.zeros_like(sampling.temperature)
+    if not sampling.all_greedy:
+        random = sampling.temperature > 0
+        kept = kept_logits(logits, sampling)
+        lse = torch.where(random, kept.logsumexp(-1), lse)
+        index = 0 if purpose == Purpose.INVARIANT else index
+        noise = gumbel(sampling.seed, positions, index, purpose, logits.shape[1])
+        tokens = torch.where(random, noise.add_(kept).argmax(-1), tokens)
+    return Sampled(tokens.masked_fill(status != 0, -1), lse, status)
