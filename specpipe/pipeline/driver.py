@@ -1,0 +1,259 @@
+"""The driver: hands shards to workers, retries what failed, replaces what died, and never touches a token."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from specpipe.core import Shard, ShardReport, SpeculationPlan
+from specpipe.errors import JobError, MachineError, SpecpipeError
+from specpipe.pipeline.engine_loop import LoopStatus
+from specpipe.pipeline.failures import EngineError, StaleRunError
+from specpipe.pipeline.fleet import Fleet, Member
+from specpipe.pipeline.handles import Pool, ShardOrder, WorkerInfo
+from specpipe.pipeline.progress import Progress
+from specpipe.pipeline.scoreboard import Earlier, Scoreboard
+from specpipe.pipeline.tasks import Task, TaskQueue
+from specpipe.speculation.policy import Policy, Situation
+from specpipe.telemetry.timeline import Sample
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriverConfig:
+    workers: int
+    slots: int
+    in_flight: int = 2
+    """Shards that a worker holds at once, so that its slots stay full across shard borders."""
+    max_attempts: int = 3
+    warm_up: bool = False
+    poll_s: float = 1.0
+    stall_s: float = 900.0
+    """A worker whose engine step or answer takes longer is taken for hung, and replaced."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a driver's run came to."""
+
+    reports: list[ShardReport] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+    """Shards that no attempt could finish -> the last reason."""
+    interrupted: bool = False
+    workers: dict[str, WorkerInfo] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """Called on the driver's thread; they must be quick."""
+
+    progress: Callable[[Progress], None] = lambda progress: None
+    samples: Callable[[Sequence[Sample]], None] = lambda samples: None
+
+
+class Driver:
+    """One start of a run. `run` blocks; `drain` may be called from a signal handler."""
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        pool: Pool,
+        policy: Policy,
+        config: DriverConfig,
+        *,
+        earlier: Earlier | None = None,
+        observers: Observers | None = None,
+    ) -> None:
+        self._observers = observers or Observers()
+        self._config, self._policy = config, policy
+        self._tasks = TaskQueue(shards)
+        self._fleet = Fleet(pool)
+        self._score = Scoreboard(earlier or Earlier(), self._tasks, self._fleet)
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._hungry: dict[str, Member] = {}
+        self._draining = False
+        self._deaths = self._failures = 0
+        self.outcome = Outcome()
+
+    def drain(self) -> None:
+        """Hand out nothing more; let the running shards finish and publish."""
+        self._draining = True
+        self._events.put(lambda: None)
+
+    def run(self) -> Outcome:
+        """Work until every shard is published or has failed for good.
+
+        Raises SpecpipeError for what makes going on pointless: a job that cannot work, a newer start that owns the
+        output folder, workers or shards that fail one after the other.
+        """
+        try:
+            for lane in range(min(self._config.workers, len(self._tasks))):
+                self._spawn(lane)
+            next_poll = 0.0
+            while self._busy():
+                self._handle_events(until=next_poll)
+                if time.monotonic() >= next_poll:
+                    self._poll()
+                    next_poll = time.monotonic() + self._config.poll_s
+                self._feed()
+        finally:
+            self._fleet.stop()
+        self.outcome.workers = self._fleet.infos
+        self.outcome.interrupted = self._draining and bool(self._tasks)
+        self._show()
+        return self.outcome
+
+    def _busy(self) -> bool:
+        return self._fleet.in_flight > 0 or (bool(self._tasks) and not self._draining)
+
+    def _handle_events(self, *, until: float) -> None:
+        """Run what has happened; wait for it, but not beyond `until`."""
+        try:
+            self._events.get(timeout=max(0.0, until - time.monotonic()))()
+            while True:
+                self._events.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _when_done(self, future: Future[Any], handle: Callable[[Future[Any]], None]) -> None:
+        """Handle the future's end on the driver's thread."""
+        future.add_done_callback(lambda done: self._events.put(partial(handle, done)))
+
+    # workers come and go
+
+    def _spawn(self, lane: int) -> None:
+        member = self._fleet.spawn(lane)
+        warm_up = None
+        if self._config.warm_up and (shard := self._tasks.first) is not None:
+            warm_up = ShardOrder(shard=shard, plan=self._plan(member), attempt=1)
+        self._when_done(member.handle.start(warm_up), partial(self._started, member))
+
+    def _started(self, member: Member, future: Future[WorkerInfo]) -> None:
+        try:
+            info: WorkerInfo = future.result()
+        except (JobError, MachineError):
+            raise
+        except SpecpipeError as error:
+            if not self._fleet.infos and not isinstance(error, EngineError):
+                raise  # the first worker's own words; another would say the same
+            self._lost(member, str(error))
+            return
+        self._fleet.admit(member, info)
+        self._hungry[member.name] = member
+
+    def _lost(self, member: Member, reason: str) -> None:
+        """Replace a worker and queue its shards again, each to run alone."""
+        if member.name not in self._fleet.members:
+            return  # two messages about one death
+        log.warning("%s is lost: %s", member.name, reason)
+        self._hungry.pop(member.name, None)
+        for task in self._fleet.remove(member):
+            self._retry(task, member, reason, suspect=True)
+        self._deaths += 1
+        limit = max(6, 2 * self._config.workers)
+        if self._deaths >= limit:
+            raise EngineError(f"{limit} workers died in a row without a finished shard; the last one: {reason}")
+        if self._tasks and not self._draining:
+            self._spawn(member.lane)
+
+    # shards go out and come back
+
+    def _plan(self, member: Member) -> SpeculationPlan:
+        depth = self._fleet.queue_depth(member, self._tasks.rows)
+        return self._policy.plan(
+            Situation(slots=self._config.slots, queue_depth=depth, acceptance=self._score.acceptance),
+        )
+
+    def _feed(self) -> None:
+        """Give every hungry worker what it may take."""
+        if self._draining or not self._tasks:
+            return
+        suspects = self._tasks.suspects
+        for member in list(self._hungry.values()):
+            if suspects and member.tasks and not member.alone:
+                suspects -= 1  # it gets nothing more until it is idle, then a suspect
+                continue
+            while len(member.tasks) < self._config.in_flight and not member.alone:
+                if not self._hand_out(member):
+                    break
+            if len(member.tasks) >= self._config.in_flight or member.alone:
+                self._hungry.pop(member.name, None)
+
+    def _hand_out(self, member: Member) -> bool:
+        task = self._tasks.take(worker=member.name, idle=not member.tasks, others=self._fleet.ready.keys())
+        if task is None:
+            return False
+        self._fleet.hand_over(member, task)
+        plan = self._plan(member)
+        member.queue_depth = plan.queue_depth
+        future = member.handle.run_shard(ShardOrder(shard=task.shard, plan=plan, attempt=task.attempt))
+        self._when_done(future, partial(self._finished, member, task))
+        return True
+
+    def _finished(self, member: Member, task: Task, future: Future[ShardReport]) -> None:
+        try:
+            report = future.result()
+        except StaleRunError:
+            raise
+        except EngineError as error:
+            self._lost(member, str(error))
+            return
+        except SpecpipeError as error:
+            self._failed(member, task, str(error))
+            return
+        if not self._fleet.take_back(member, task, finished=True):
+            return  # the worker was given up meanwhile, and the shard handed to another
+        self._deaths = self._failures = 0
+        self._hungry[member.name] = member
+        self._score.publish(report)
+        self.outcome.reports.append(report)
+
+    def _failed(self, member: Member, task: Task, reason: str) -> None:
+        if not self._fleet.take_back(member, task, finished=False):
+            return
+        self._hungry[member.name] = member
+        self._failures += 1
+        self._retry(task, member, reason, suspect=False)
+        limit = max(24, 6 * self._config.workers)
+        if self._failures >= limit:
+            raise SpecpipeError(f"{limit} attempts at shards failed in a row; the last one: {reason}")
+
+    def _retry(self, task: Task, member: Member, reason: str, *, suspect: bool) -> None:
+        log.warning("shard %d, attempt %d on %s: %s", task.shard.index, task.attempt, member.name, reason)
+        if task.attempt < self._config.max_attempts:
+            self._tasks.retry(task, worker=member.name, suspect=suspect)
+        else:
+            self.outcome.failed[task.shard.index] = reason
+
+    # what is going on
+
+    def _poll(self) -> None:
+        for member, why in self._fleet.stalled(self._config.stall_s):
+            self._lost(member, why)
+        for member, future in self._fleet.poll():
+            self._when_done(future, partial(self._heard, member))
+        self._show()
+
+    def _show(self) -> None:
+        progress = self._score.snapshot(failed_shards=len(self.outcome.failed), draining=self._draining)
+        self._observers.progress(progress)
+
+    def _heard(self, member: Member, future: Future[LoopStatus]) -> None:
+        member.asked_at = None
+        if member.name not in self._fleet.members:
+            return
+        try:
+            member.status = future.result()
+        except SpecpipeError as error:
+            self._lost(member, str(error))
+            return
+        if samples := member.status.samples:
+            member.second = samples[-1].second
+            self._observers.samples(samples)

@@ -1,0 +1,192 @@
+"""One engine, one thread that steps it, and any number of shards that wait for their rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from specpipe.core import Completion, EngineConfig, Request, SpeculationPlan, StepReport
+from specpipe.pipeline.failures import EngineError
+from specpipe.telemetry.attribution import Share, shares
+from specpipe.telemetry.meter import ShardMeter
+from specpipe.telemetry.timeline import Sample, TimelineSampler
+
+WARM_UP_SHARD = -1  # rows of this shard run, are thrown away, and appear in no figure
+
+
+class Engine(Protocol):
+    """What the loop needs of an engine. Only `submit` and the properties may be used from other threads."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None: ...
+
+    def step(self) -> StepReport | None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopStatus:
+    """A worker at a glance."""
+
+    running: int
+    waiting: int
+    k: int
+    """Of the latest round."""
+    rows_done: int
+    output_tokens: int
+    drafts: int
+    accepted_tokens: int
+    in_step_s: float
+    """Seconds that the present engine step has taken so far; 0.0 while idle. Grows without end when a device hangs."""
+    samples: tuple[Sample, ...]
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A shard in flight: what has come back of it."""
+
+    expected: int
+    meter: ShardMeter = field(default_factory=ShardMeter)
+    completions: dict[int, Completion] = field(default_factory=dict)
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class EngineLoop:
+    """Steps the engine for as long as shards are in flight; wakes on submission, fails all of them if a step raises."""
+
+    def __init__(self, engine: Engine, sampler: TimelineSampler) -> None:
+        self._engine = engine
+        self._sampler = sampler
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = False
+        self._failure: EngineError | None = None
+        self._tickets: dict[int, _Ticket] = {}
+        self._submissions = 0
+        self._step_began = 0.0
+        self._queue_depth = 0.0
+        self._k = self._rows_done = self._output_tokens = self._drafts = self._accepted = 0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def run(
+        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan
+    ) -> tuple[list[Completion], ShardMeter]:
+        """Run one shard's rows to their end; blocks. Completions come in row order.
+
+        Raises EngineError when the engine has died, before or meanwhile.
+        """
+        ticket = _Ticket(expected=len(requests))
+        if requests:
+            self._submit(shard, ticket, requests, plan)
+            ticket.done.wait()
+        if len(ticket.completions) < ticket.expected:
+            assert self._failure is not None
+            raise EngineError(str(self._failure))
+        return [ticket.completions[row] for row in sorted(ticket.completions)], ticket.meter
+
+    def _submit(self, shard: int, ticket: _Ticket, requests: Sequence[Request], plan: SpeculationPlan) -> None:
+        with self._lock:
+            if self._failure is not None:
+                raise EngineError(str(self._failure))
+            if shard in self._tickets:
+                raise ValueError(f"shard {shard} is already in flight on this worker")
+            self._engine.submit(requests, plan)
+            self._tickets[shard] = ticket
+            self._queue_depth = plan.queue_depth
+            self._submissions += 1
+        self._wake.set()
+
+    def status(self, *, after: int) -> LoopStatus:
+        """Counters so far, and the timeline's finished intervals that began after Unix second `after`."""
+        with self._lock:
+            return LoopStatus(
+                running=self._engine.running,
+                waiting=self._engine.waiting,
+                k=self._k,
+                rows_done=self._rows_done,
+                output_tokens=self._output_tokens,
+                drafts=self._drafts,
+                accepted_tokens=self._accepted,
+                in_step_s=time.monotonic() - self._step_began if self._step_began else 0.0,
+                samples=tuple(self._sampler.since(after, now=time.time())),
+            )
+
+    def close(self) -> None:
+        """Stop stepping. Shards still in flight fail."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._step()
+            self._fail("the worker was stopped")
+        except BaseException as error:  # also what a device library raises: nobody may wait forever
+            self._fail(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+
+    def _step(self) -> None:
+        seen = self._submissions
+        self._step_began = time.monotonic()
+        step = self._engine.step()
+        self._step_began = 0.0
+        if step is not None:
+            self._deliver(step)
+            return
+        with self._lock:
+            if self._tickets and self._submissions == seen:
+                raise RuntimeError(f"the engine is idle but owes rows of shards {sorted(self._tickets)}")
+        self._wake.wait()
+        self._wake.clear()
+
+    def _deliver(self, step: StepReport) -> None:
+        split = shares(step)
+        with self._lock:
+            for shard, share in split.items():
+                if (ticket := self._tickets.get(shard)) is not None:
+                    ticket.meter.add_step(step, share)
+            for shard, part in step.shards.items():
+                if (ticket := self._tickets.get(shard)) is not None:
+                    ticket.meter.add_round(step, part)
+            self._count(step, split)
+            for completion in step.completions:
+                self._complete(completion)
+
+    def _count(self, step: StepReport, split: dict[int, Share]) -> None:
+        if split.keys() <= {WARM_UP_SHARD}:
+            return
+        self._k = step.k
+        self._sampler.add(step, queue_depth=self._queue_depth, now=time.time())
+        for part in step.shards.values():
+            self._output_tokens += part.emitted_tokens
+            self._drafts += part.verified.drafts
+            self._accepted += part.verified.accepted_tokens
+        self._rows_done += len(step.completions)
+
+    def _complete(self, completion: Completion) -> None:
+        shard = completion.request.shard
+        ticket = self._tickets[shard]
+        ticket.completions[completion.request.row] = completion
+        ticket.meter.add_completion(completion)
+        if len(ticket.completions) == ticket.expected:
+            del self._tickets[shard]
+            ticket.done.set()
+
+    def _fail(self, reason: str) -> None:
+        with self._lock:
+            self._failure = EngineError(f"the engine stopped: {reason}")
+            for ticket in self._tickets.values():
+                ticket.done.set()
+            self._tickets.clear()

@@ -1,0 +1,17 @@
+"""What can go wrong with a shard, as the driver tells it apart. One string each, so that they pickle."""
+
+from __future__ import annotations
+
+from specpipe.errors import OutputError, SpecpipeError
+
+
+class ShardError(SpecpipeError):
+    """One attempt at a shard failed; the worker is fine, and another attempt may succeed."""
+
+
+class EngineError(SpecpipeError):
+    """A worker's engine died: the worker must be replaced, its shards retried on another."""
+
+
+class StaleRunError(OutputError):
+    """A newer start owns the output folder: this one must publish nothing more."""

@@ -1,0 +1,53 @@
+"""What the driver says to a worker, and what it hears back. A worker may be a Ray actor or a fake in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from specpipe.core import Shard, ShardReport, SpeculationPlan
+from specpipe.pipeline.engine_loop import LoopStatus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardOrder:
+    """Run this shard, under this plan."""
+
+    shard: Shard
+    plan: SpeculationPlan
+    attempt: int
+    """1 for the first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerInfo:
+    """What a worker says once it is ready."""
+
+    facts: Mapping[str, Any]
+    """device, host, pid, model_load_s, warm_up_s, versions."""
+
+
+class WorkerHandle(Protocol):
+    """A worker from afar. Every future that fails does so with a SpecpipeError; EngineError says that it is gone."""
+
+    @property
+    def name(self) -> str: ...
+
+    def start(self, warm_up: ShardOrder | None) -> Future[WorkerInfo]:
+        """Check the output folder, load the models, run the first rows of `warm_up` and throw them away."""
+
+    def run_shard(self, order: ShardOrder) -> Future[ShardReport]: ...
+
+    def status(self, after: int) -> Future[LoopStatus]:
+        """Counters, and the timeline since Unix second `after`."""
+
+    def stop(self) -> None:
+        """End it now, whatever it is doing. Never raises."""
+
+
+class Pool(Protocol):
+    """Where workers come from."""
+
+    def spawn(self, name: str) -> WorkerHandle: ...

@@ -1,0 +1,127 @@
+"""Small engines over small models, driven to the end. What a test needs to say: model, proposer, K, rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from specpipe.core import Completion, EngineConfig, Method, ProposerName, Request, SamplingParams, SpeculationPlan
+from specpipe.engine.engine import Engine
+from specpipe.engine.runner import ModelRunner
+
+
+class PlainDecoder:
+    """Token ids as words: "12 7 401 ". Stop strings are matched at the token that completes them."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(f"{token} " for token in token_ids)
+
+    def stream(self, stop: tuple[str, ...]) -> PlainMatcher:
+        return PlainMatcher(stop)
+
+
+class PlainMatcher:
+    def __init__(self, stop: tuple[str, ...]) -> None:
+        self._stop, self._text = stop, ""
+
+    def push(self, token_id: int) -> str | None:
+        self._text += f"{token_id} "
+        found = [at for at in (self._text.find(s) for s in self._stop) if at >= 0]
+        return self._text[: min(found)] if found else None
+
+
+def perturbed(model: torch.nn.Module, like: torch.nn.Module, *, noise: float, seed: int = 7) -> torch.nn.Module:
+    """Loads `model` with the weights of `like` plus noise: a draft that is right most of the time, not always."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for own, theirs in zip(model.parameters(), like.parameters(), strict=True):
+            own.copy_(theirs + noise * theirs.std() * torch.randn(theirs.shape, generator=generator))
+    return model
+
+
+def make_engine(
+    target: torch.nn.Module,
+    draft: torch.nn.Module | None = None,
+    *,
+    slots: int = 3,
+    max_k: int = 3,
+    proposer: ProposerName = "draft",
+    method: Method = "standard",
+    max_model_len: int = 96,
+    page_size: int = 16,
+    prefill_budget: int = 32,
+    pages: int | None = None,
+    rounds_behind: int | None = None,
+    eos_ids: Sequence[int] = (),
+    synthetic_rates: tuple[float, ...] = (),
+) -> Engine:
+    config = EngineConfig(
+        slots=slots,
+        max_model_len=max_model_len,
+        max_k=max_k,
+        proposer=proposer,
+        method=method,
+        page_size=page_size,
+        prefill_budget=prefill_budget,
+        synthetic_rates=synthetic_rates,
+    )
+
+    def runner(model: torch.nn.Module) -> ModelRunner:
+        vocab_size = model.config.vocab_size
+        return ModelRunner(model, vocab_size=vocab_size, context_length=256, page_size=page_size)
+
+    return Engine(
+        runner(target),
+        runner(draft) if draft is not None and proposer == "draft" else None,
+        config=config,
+        decoder=PlainDecoder(),
+        eos_ids=eos_ids,
+        num_pages=pages or slots * config.pages_per_row + 1,
+        rounds_behind=rounds_behind,
+    )
+
+
+def make_requests(
+    count: int, *, vocab_size: int, seed: int = 0, max_new_tokens: int = 20, **sampling: object
+) -> list[Request]:
+    """Random prompts of 1 to 40 tokens, odd lengths on purpose: one token, a page, a page and one."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [1, 2, 16, 17, 33, 5, 40, 3, 24, 9]
+    requests = []
+    for row in range(count):
+        prompt = torch.randint(0, vocab_size, (lengths[row % len(lengths)],), generator=generator).tolist()
+        requests.append(
+            Request(
+                request_id=str(row),
+                shard=row % 2,
+                row=row,
+                prompt="",
+                prompt_token_ids=tuple(prompt),
+                sampling=SamplingParams(max_new_tokens=max_new_tokens, **sampling),
+                seed=1000 + row,
+            )
+        )
+    return requests
+
+
+def plan(*ks: int, proposer: ProposerName = "draft") -> SpeculationPlan:
+    return SpeculationPlan(ks=ks, proposer=proposer, queue_depth=0.0, reason="test")
+
+
+def drain(engine: Engine, limit: int = 5000) -> list[Completion]:
+    """Steps until nothing is left, checking the engine's integrity after every step; completions in row order."""
+    completions: list[Completion] = []
+    for _ in range(limit):
+        report = engine.step()
+        if report is None:
+            assert engine.running == engine.waiting == 0
+            return sorted(completions, key=lambda c: c.request.row)
+        engine.check_integrity()
+        completions += report.completions
+    raise AssertionError("the engine does not come to an end")
+
+
+def run(engine: Engine, requests: Sequence[Request], *ks: int) -> list[Completion]:
+    engine.submit(requests, plan(*ks))
+    return drain(engine)

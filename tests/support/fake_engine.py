@@ -1,0 +1,172 @@
+"""An engine that keeps the contract of specpipe.engine without a model: tokens are a function of the row alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specpipe.core import (
+    AcceptanceCounts,
+    Completion,
+    EngineConfig,
+    Request,
+    RowTiming,
+    ShardRound,
+    SpeculationPlan,
+    StepReport,
+)
+
+
+def token_at(seed: int, position: int) -> int:
+    """The token that a row has at a position, whatever K, shard or worker."""
+    return (seed * 6364136223846793005 + position * 1442695040888963407) % 2**64 % 997
+
+
+def accepted_of(seed: int, position: int, k: int) -> int:
+    """How many of k drafts are accepted: each with about two chances in three."""
+    count = 0
+    while count < k and token_at(seed + 1, position + count) % 3:
+        count += 1
+    return count
+
+
+@dataclass
+class _Row:
+    request: Request
+    submitted: float
+    started: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    prefilled: bool = False
+
+
+class FakeEngine:
+    """`step_s` is slept in every step; `fail_at_step` raises in that one; a prompt of "BAD" completes with an error."""
+
+    def __init__(self, config: EngineConfig, *, step_s: float = 0.0, fail_at_step: int | None = None) -> None:
+        self.config = config
+        self.steps = 0
+        self.seen_ks: list[tuple[int, int]] = []  # (running, k) of every round
+        self._step_s, self._fail_at_step = step_s, fail_at_step
+        self._lock = threading.Lock()
+        self._queue: deque[_Row] = deque()
+        self._active: list[_Row] = []
+        self._plan: SpeculationPlan | None = None
+
+    @property
+    def running(self) -> int:
+        return len(self._active)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None:
+        with self._lock:
+            self._plan = plan
+            self._queue.extend(_Row(request, time.perf_counter()) for request in requests)
+
+    def step(self) -> StepReport | None:
+        with self._lock:
+            while self._queue and len(self._active) < self.config.slots:
+                row = self._queue.popleft()
+                row.started = row.last = time.perf_counter()
+                self._active.append(row)
+            plan, rows = self._plan, list(self._active)
+        if not rows:
+            return None
+        assert plan is not None
+        self.steps += 1
+        if self.steps == self._fail_at_step:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        began = time.perf_counter()
+        k = plan.k_for(len(rows))
+        self.seen_ks.append((len(rows), k))
+        time.sleep(self._step_s)
+        shards = self._round(rows, k)
+        done = [row for row in rows if row.request.prompt == "BAD" or self._missing(row) == 0]
+        with self._lock:
+            self._active = [row for row in self._active if row not in done]
+            waiting = len(self._queue)
+        seconds = time.perf_counter() - began
+        return StepReport(
+            k=k,
+            running=len(rows),
+            waiting=waiting,
+            slots=self.config.slots,
+            seconds=seconds,
+            phases={"prefill": 0.1 * seconds, "draft": 0.2 * seconds, "verify": 0.5 * seconds, "host": 0.2 * seconds},
+            shards=shards,
+            completions=tuple(self._complete(row) for row in done),
+        )
+
+    @staticmethod
+    def _missing(row: _Row) -> int:
+        return row.request.sampling.max_new_tokens - len(row.tokens)
+
+    def _round(self, rows: list[_Row], k: int) -> dict[int, ShardRound]:
+        by_shard: dict[int, list[_Row]] = {}
+        for row in rows:
+            by_shard.setdefault(row.request.shard, []).append(row)
+        return {shard: self._shard_round(mine, k) for shard, mine in by_shard.items()}
+
+    def _shard_round(self, rows: list[_Row], k: int) -> ShardRound:
+        counts, emitted, prefill, gaps = AcceptanceCounts(), 0, 0, []
+        rows = [row for row in rows if row.request.prompt != "BAD"]
+        for row in rows:
+            if not row.prefilled:
+                row.prefilled = True
+                prefill += len(row.request.prompt_token_ids)
+            width = min(k, self._missing(row) - 1)
+            position = len(row.tokens)
+            accepted = accepted_of(row.request.seed, position, width)
+            row.tokens += [token_at(row.request.seed, position + i) for i in range(accepted + 1)]
+            row.drafted += width
+            row.accepted += accepted
+            now = time.perf_counter()
+            gaps.append(now - row.last)
+            row.first, row.last = row.first or now, now
+            emitted += accepted + 1
+            if width:
+                counts += AcceptanceCounts(
+                    drafts=1,
+                    draft_tokens=width,
+                    accepted_tokens=accepted,
+                    recovered_tokens=int(accepted < width),
+                    bonus_tokens=int(accepted == width),
+                    proposed_per_position=(1,) * width,
+                    reached_per_position=tuple(int(i <= accepted) for i in range(width)),
+                    accepted_per_position=tuple(int(i < accepted) for i in range(width)),
+                )
+        return ShardRound(
+            rows=len(rows),
+            prefill_tokens=prefill,
+            verified=counts,
+            emitted_tokens=emitted,
+            emitted_accepted_tokens=counts.accepted_tokens,
+            gaps_s=tuple(gaps),
+        )
+
+    @staticmethod
+    def _complete(row: _Row) -> Completion:
+        if row.request.prompt == "BAD":
+            return Completion(request=row.request, finish_reason="error", error="a bad row")
+        return Completion(
+            request=row.request,
+            token_ids=tuple(row.tokens),
+            text=" ".join(map(str, row.tokens)),
+            finish_reason="length",
+            draft_tokens=row.drafted,
+            accepted_tokens=row.accepted,
+            timing=RowTiming(
+                queued_s=row.started - row.submitted,
+                first_token_s=row.first - row.started,
+                last_token_s=row.last - row.started,
+            ),
+        )
