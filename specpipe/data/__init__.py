@@ -1,1 +1,29 @@
 """Rows in, outputs out: formats, shards, requests and parts. Imports core, errors and pyarrow; never torch."""
+
+from specpipe.data.files import InputFile, kept_schema, list_files
+from specpipe.data.output import output_schema, to_table
+from specpipe.data.planner import plan_shards
+from specpipe.data.publish import PartFooter, publish_bytes, publish_part, read_part_footer
+from specpipe.data.requests import PromptEncoder, RequestBuilder, row_seed
+from specpipe.data.rows import Row, RowHasher, hash_rows, read_kept, read_rows
+
+__all__ = [
+    "InputFile",
+    "PartFooter",
+    "PromptEncoder",
+    "RequestBuilder",
+    "Row",
+    "RowHasher",
+    "hash_rows",
+    "kept_schema",
+    "list_files",
+    "output_schema",
+    "plan_shards",
+    "publish_bytes",
+    "publish_part",
+    "read_kept",
+    "read_part_footer",
+    "read_rows",
+    "row_seed",
+    "to_table",
+]

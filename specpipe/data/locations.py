@@ -1,0 +1,85 @@
+"""Local paths and URIs, as one pair of an Arrow filesystem and a path in it."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import re
+from typing import Any, BinaryIO, NamedTuple, cast
+from urllib.parse import quote, unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs
+
+from specpipe.errors import DataError
+
+_URI = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]+://")
+_BUFFER = 1 << 20
+
+
+class Location(NamedTuple):
+    """Where something lies. `text()` gives back what `locate` understands, for any path on the same filesystem."""
+
+    filesystem: Any  # pyarrow.fs.FileSystem, which ships no types
+    path: str
+    uri_root: str = ""
+    """Scheme, authority and query as "scheme://authority/?query"; "" for a local path."""
+    root_path: str = ""
+    """What uri_root is on the filesystem, such as the bucket."""
+
+    @property
+    def is_local(self) -> bool:
+        return str(self.filesystem.type_name) == "local"
+
+    def at(self, path: str) -> Location:
+        """The same filesystem at another of its paths."""
+        return self._replace(path=path)
+
+    def child(self, name: str) -> Location:
+        return self.at(f"{self.path.rstrip('/')}/{name}")
+
+    def text(self) -> str:
+        if not self.uri_root:
+            return self.path
+        base, _, query = self.uri_root.partition("?")
+        below = self.path.removeprefix(self.root_path).lstrip("/")
+        return f"{base}{quote(below)}{'?' + query if query else ''}"
+
+    def open_binary(self) -> BinaryIO:
+        """A seekable, buffered stream of bytes."""
+        if self.is_local:
+            return open(self.path, "rb", buffering=_BUFFER)
+        return cast(BinaryIO, io.BufferedReader(self.filesystem.open_input_file(self.path), _BUFFER))
+
+
+def locate(text: str) -> Location:
+    """Local paths become absolute (`~` expanded); URIs get their filesystem, one per authority.
+
+    Raises DataError for a URI that no filesystem serves or that carries a password.
+    """
+    if not _URI.match(text):
+        return Location(pa.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text)))
+    parts = urlsplit(text)
+    if parts.password:
+        raise DataError(
+            f"{parts.scheme}://…@{parts.hostname}{parts.path} carries a password, which would be written beside the "
+            "outputs; expected credentials from the environment, such as AWS_SECRET_ACCESS_KEY"
+        )
+    root = f"{parts.scheme}://{parts.netloc}/{'?' + parts.query if parts.query else ''}"
+    filesystem, root_path = _open_filesystem(root)
+    below = unquote(parts.path).lstrip("/")
+    path = f"{root_path.rstrip('/')}/{below}" if below else root_path
+    return Location(filesystem, path, root, root_path)
+
+
+@functools.lru_cache(maxsize=32)
+def _open_filesystem(root: str) -> tuple[Any, str]:
+    """Cached, because an object store may be asked for its region each time."""
+    try:
+        filesystem, path = pa.fs.FileSystem.from_uri(root)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(
+            f"{root} cannot be opened: {error}; expected file://, s3://, gs://, abfs:// or hdfs://"
+        ) from None
+    return filesystem, str(path)

@@ -1,0 +1,198 @@
+"""From a row to a Request, or to the Completion that says why it cannot be one."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from specpipe.core import Completion, Request, SamplingParams, Shard
+from specpipe.data.columns import ID_COLUMNS, PROMPT_COLUMNS
+from specpipe.data.prompts import Message, Prompt, find_prompt, request_body
+from specpipe.data.rows import Row, utf8
+from specpipe.errors import InputError
+
+
+class PromptEncoder(Protocol):
+    """Text to token ids. May raise InputError for a prompt that it cannot encode."""
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """A plain prompt, with the special tokens that the model expects at its start."""
+
+    def encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
+        """A chat through the model's template, ready for the assistant's turn."""
+
+
+def row_seed(job_seed: int, row: int) -> int:
+    """63 bits from the job's seed and a row's position in the dataset: the same whatever the shards are."""
+    digest = hashlib.blake2b(f"{job_seed}:{row}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestBuilder:
+    """Turns the rows of one job into requests."""
+
+    encoder: PromptEncoder
+    sampling: SamplingParams
+    """For rows that bring no values of their own."""
+    job_seed: int
+    max_model_len: int
+    """Longest prompt + output in tokens. A row's max_new_tokens is cut to what its prompt leaves."""
+    vocab_size: int
+    prompt_column: str | None = None
+    system_prompt: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every input column that can make a difference: what `read_rows` needs to read."""
+        own = (self.prompt_column,) if self.prompt_column else ()
+        return tuple(dict.fromkeys((*own, *PROMPT_COLUMNS, *ID_COLUMNS, *_OVERRIDES)))
+
+    def build(self, row: Row, shard: Shard) -> Request | Completion:
+        """A Request, or a Completion with finish_reason "error" that says what is wrong and where."""
+        position = row.index_in_file - shard.start
+        request = Request(
+            request_id=str(shard.first_row + position),
+            shard=shard.index,
+            row=position,
+            prompt="",
+            prompt_token_ids=(),
+            sampling=self.sampling,
+            seed=row_seed(self.job_seed, shard.first_row + position),
+        )
+        try:
+            if row.values is None:
+                raise InputError(row.error)
+            request = dataclasses.replace(request, **_identifier(row.values))
+            prompt = find_prompt(row.values, self.prompt_column)
+            request = dataclasses.replace(request, prompt=utf8(prompt.shown))
+            sampling = self._sampling(request_body(row.values, self.prompt_column))
+            seed = request.seed if sampling.seed is None else sampling.seed
+            token_ids = self._encode(prompt)
+            sampling = self._fit(sampling, len(token_ids))
+            return dataclasses.replace(request, prompt_token_ids=token_ids, sampling=sampling, seed=seed)
+        except InputError as error:
+            message = utf8(f"{shard.file}, row {row.index_in_file}: {error}")
+            return Completion(request=request, finish_reason="error", error=message)
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        token_ids = prompt.token_ids if prompt.token_ids is not None else tuple(self._encoded(prompt))
+        if not token_ids:
+            raise InputError("the prompt has no tokens")
+        if outside := [t for t in token_ids if not 0 <= t < self.vocab_size]:
+            raise InputError(f"token id {outside[0]} in the prompt; expected 0 to {self.vocab_size - 1}")
+        return token_ids
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        messages = self._messages(prompt)
+        try:
+            return (
+                self.encoder.encode_prompt(prompt.shown) if messages is None else self.encoder.encode_messages(messages)
+            )
+        except InputError:
+            raise
+        except Exception as error:  # a template or tokenizer that fails on this row must not cost the others
+            raise InputError(f"the prompt cannot be encoded: {type(error).__name__}: {error}") from error
+
+    def _messages(self, prompt: Prompt) -> list[Message] | None:
+        """The chat to encode; None for a plain prompt, which a system prompt makes the user turn of a chat."""
+        if prompt.messages is None:
+            if self.system_prompt is None:
+                return None
+            return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": prompt.text}]
+        messages = list(prompt.messages)
+        if self.system_prompt is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        return messages
+
+    def _sampling(self, values: Mapping[str, object]) -> SamplingParams:
+        own: dict[str, Any] = {}
+        for column, (name, convert) in _OVERRIDES.items():
+            value = values.get(column)
+            if value is not None:
+                try:
+                    own[name] = convert(value)
+                except InputError as error:
+                    raise InputError(f"column {column}: {value!r:.60}; expected {error}") from None
+        if not own:
+            return self.sampling
+        sampling = dataclasses.replace(self.sampling, **own)
+        if outside := [t for t in sampling.stop_token_ids if t >= self.vocab_size]:
+            raise InputError(f"column stop_token_ids: {outside[0]}; expected 0 to {self.vocab_size - 1}")
+        return sampling
+
+    def _fit(self, sampling: SamplingParams, prompt_tokens: int) -> SamplingParams:
+        room = self.max_model_len - prompt_tokens
+        if room < 1:
+            raise InputError(
+                f"the prompt has {prompt_tokens} tokens; expected at most {self.max_model_len - 1} "
+                f"(max_model_len {self.max_model_len}, less one to generate)"
+            )
+        if sampling.max_new_tokens <= room:
+            return sampling
+        return dataclasses.replace(sampling, max_new_tokens=room)
+
+
+def _identifier(values: Mapping[str, object]) -> dict[str, str]:
+    """The row's own id as {"request_id": …}, empty where it has none. Ids need not be unique."""
+    for column in ID_COLUMNS:
+        value = values.get(column)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise InputError(f"column {column}: {value!r:.60}; expected text or a whole number")
+        return {"request_id": utf8(str(value))}
+    return {}
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError("a number")
+    return float(value)
+
+
+def _integer(value: object) -> int:
+    """Integral floats too: a column of integers with gaps comes out of pandas as floats."""
+    number = _number(value)
+    if not number.is_integer():
+        raise InputError("a whole number")
+    return value if isinstance(value, int) else int(number)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InputError("true or false")
+    return value
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
+        raise InputError("text or a list of texts")
+    return tuple(items)
+
+
+def _integers(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        raise InputError("a list of token ids")
+    return tuple(_integer(item) for item in value)
+
+
+_OVERRIDES: Mapping[str, tuple[str, Callable[[object], object]]] = {
+    "temperature": ("temperature", _number),
+    "top_k": ("top_k", _integer),
+    "top_p": ("top_p", _number),
+    "min_p": ("min_p", _number),
+    "max_tokens": ("max_new_tokens", _integer),
+    "max_completion_tokens": ("max_new_tokens", _integer),
+    "max_new_tokens": ("max_new_tokens", _integer),
+    "ignore_eos": ("ignore_eos", _flag),
+    "stop": ("stop", _strings),
+    "stop_token_ids": ("stop_token_ids", _integers),
+    "seed": ("seed", _integer),
+}
+"""Columns (or keys of an OpenAI body) with a row's own sampling values; of several names for one, the last wins."""

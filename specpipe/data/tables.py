@@ -1,0 +1,132 @@
+"""Parquet and Arrow IPC: counting by metadata, and reading a row range in flat memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from specpipe.data.locations import Location
+from specpipe.errors import DataError
+
+BATCH_ROWS = 256
+"""Rows turned into Python objects at once."""
+_IPC_FILE_MAGIC = b"ARROW1"
+
+
+@contextmanager
+def _opened(location: Location) -> Iterator[Any]:
+    source = pa.memory_map(location.path) if location.is_local else location.filesystem.open_input_file(location.path)
+    with source:
+        yield source
+
+
+def schema_of(location: Location, kind: str) -> Any:
+    """The pyarrow.Schema of a file of kind "parquet" or "arrow"."""
+    with _opened(location) as source:
+        return pq.read_schema(source) if kind == "parquet" else _ipc_reader(source, None).schema
+
+
+def scan_parquet(location: Location, prompt_columns: Sequence[str]) -> tuple[int, int]:
+    """Rows, and mean bytes of a row in the prompt columns (all columns, where it has none of them)."""
+    with _opened(location) as source:
+        metadata = pq.read_metadata(source)
+        sizes: dict[bool, int] = {True: 0, False: 0}
+        for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
+            for column in (group.column(i) for i in range(group.num_columns)):
+                is_prompt = column.path_in_schema.split(".", 1)[0] in prompt_columns
+                sizes[is_prompt] += column.total_uncompressed_size
+        total = sizes[True] or sizes[False]
+        return metadata.num_rows, total // max(1, metadata.num_rows)
+
+
+def scan_ipc(location: Location) -> int:
+    """Rows of an IPC file (from its metadata) or stream (read through; a memory map where it is local)."""
+    with _opened(location) as source:
+        reader = _ipc_reader(source, None)
+        return int(reader.count_rows()) if _is_file(reader) else sum(batch.num_rows for batch in reader)
+
+
+def read_batches(location: Location, kind: str, start: int, stop: int, columns: Sequence[str] | None) -> Iterator[Any]:
+    """pyarrow.RecordBatches that hold exactly rows [start, stop), of those `columns` that the file has (None: all)."""
+    with _opened(location) as source:
+        batches = _parquet_batches if kind == "parquet" else _ipc_batches
+        for first, batch in batches(source, start, stop, columns):
+            begin, end = max(0, start - first), min(batch.num_rows, stop - first)
+            for at in range(begin, end, BATCH_ROWS):
+                yield batch.slice(at, min(BATCH_ROWS, end - at))
+
+
+def _parquet_batches(source: Any, start: int, stop: int, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
+    """Batches with the position of their first row; row groups before and after the range are not touched."""
+    file = pq.ParquetFile(source, pre_buffer=False)
+    first = 0
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        if first < stop and first + rows > start:
+            at = first
+            for batch in file.iter_batches(BATCH_ROWS * 4, [group], _present(file.schema_arrow, columns)):
+                if at >= stop:
+                    return
+                if at + batch.num_rows > start:
+                    yield at, batch
+                at += batch.num_rows
+        first += rows
+
+
+def _ipc_batches(source: Any, start: int, stop: int, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
+    reader = _ipc_reader(source, columns)
+    batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if _is_file(reader) else reader
+    first = 0
+    for batch in batches:
+        if first >= stop:
+            return
+        if first + batch.num_rows > start:
+            yield first, batch
+        first += batch.num_rows
+
+
+def _ipc_reader(source: Any, columns: Sequence[str] | None) -> Any:
+    is_file = source.read(len(_IPC_FILE_MAGIC)) == _IPC_FILE_MAGIC
+    source.seek(0)
+    opener = pa.ipc.open_file if is_file else pa.ipc.open_stream
+    reader = opener(source)
+    if columns is None:
+        return reader
+    fields = [i for i, name in enumerate(reader.schema.names) if name in columns]
+    source.seek(0)
+    return opener(source, options=pa.ipc.IpcReadOptions(included_fields=fields))
+
+
+def _is_file(reader: Any) -> bool:
+    return isinstance(reader, pa.ipc.RecordBatchFileReader)
+
+
+def _present(schema: Any, columns: Sequence[str] | None) -> list[str] | None:
+    return None if columns is None else [name for name in schema.names if name in columns]
+
+
+def kept_schema(locations: Sequence[tuple[Location, str]], names: Sequence[str]) -> Any:
+    """Types of the columns to keep, the same in every file (pairs of location and kind).
+
+    JSON lines have no types: there a kept column is text. Raises DataError for a column that a file lacks or types
+    that differ, before any row is read.
+    """
+    fields: dict[str, Any] = {}
+    for location, kind in locations if names else ():
+        schema = None if kind == "jsonl" else schema_of(location, kind)
+        for name in names:
+            if schema is not None and name not in schema.names:
+                has = ", ".join(schema.names)
+                raise DataError(f"output.keep_columns names {name!r}, which {location.text()} lacks; it has {has}")
+            kept = pa.string() if schema is None else schema.field(name).type
+            if fields.setdefault(name, kept) != kept:
+                raise DataError(
+                    f"column {name!r} is {kept} in {location.text()} and {fields[name]} in files before it; "
+                    "expected one type, to keep it in the output"
+                )
+    return pa.schema([pa.field(name, fields[name]) for name in names if name in fields])
