@@ -67,7 +67,7 @@ class RequestBuilder:
         try:
             if row.values is None:
                 raise InputError(row.error)
-            request = dataclasses.replace(request, **_identifier(row.values))
+            request = dataclasses.replace(request, request_id=_identifier(row.values) or request.request_id)
             prompt = find_prompt(row.values, self.prompt_column)
             request = dataclasses.replace(request, prompt=utf8(prompt.shown))
             sampling = self._sampling(request_body(row.values, self.prompt_column))
@@ -90,9 +90,9 @@ class RequestBuilder:
     def _encoded(self, prompt: Prompt) -> list[int]:
         messages = self._messages(prompt)
         try:
-            return (
-                self.encoder.encode_prompt(prompt.shown) if messages is None else self.encoder.encode_messages(messages)
-            )
+            if messages is None:
+                return self.encoder.encode_prompt(prompt.shown)
+            return self.encoder.encode_messages(messages)
         except InputError:
             raise
         except Exception as error:  # a template or tokenizer that fails on this row must not cost the others
@@ -137,16 +137,16 @@ class RequestBuilder:
         return dataclasses.replace(sampling, max_new_tokens=room)
 
 
-def _identifier(values: Mapping[str, object]) -> dict[str, str]:
-    """The row's own id as {"request_id": …}, empty where it has none. Ids need not be unique."""
+def _identifier(values: Mapping[str, object]) -> str:
+    """The row's own id, "" where it has none. Ids need not be unique."""
     for column in ID_COLUMNS:
         value = values.get(column)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise InputError(f"column {column}: {value!r:.60}; expected text or a whole number")
-        return {"request_id": utf8(str(value))}
-    return {}
+        return utf8(str(value))
+    return ""
 
 
 def _number(value: object) -> float:
