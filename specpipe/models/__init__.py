@@ -1,0 +1,1 @@
+"""Model loading: references, pairs, tokenizers and the embedded pair."""

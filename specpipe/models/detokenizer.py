@@ -1,0 +1,64 @@
+"""Token ids to text while they arrive, so that a stop string is seen at the token that completes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_INCOMPLETE = "\ufffd"  # what decoders give for bytes that are no character yet
+
+
+class Detokenizer:
+    """The text of a growing list of token ids, at constant cost a token, whatever the tokenizer does at borders.
+
+    A token's text depends on what stands before it (spaces, characters of several bytes). So a window of few tokens is
+    decoded twice, without and with the new one, and the difference is the new text (prefix and read offsets, as in
+    Hugging Face's text-generation-inference). `text` never holds part of a character.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._settled = ""
+        """Text of the ids before `_read`."""
+        self._window = 0
+        """Where the decoded window starts."""
+        self._read = 0
+        self._known = ""
+        """Text of the window's ids before `_read`."""
+        self.text = ""
+        """Text so far, without the bytes of a character that is not complete."""
+
+    def push(self, token_id: int) -> str:
+        """Takes the next token; returns what it added to `text`."""
+        before = len(self.text)
+        self._ids.append(token_id)
+        window = self._decode(self._ids[self._window :])
+        if not window.startswith(self._known):
+            return self._resettle(before)
+        added = window[len(self._known) :]
+        complete = added.rstrip(_INCOMPLETE)
+        if added and complete == added:
+            self._settled += added
+            self._window, self._read = self._read, len(self._ids)
+            self._known = self._decode(self._ids[self._window :])
+            self.text = self._settled
+        else:
+            self.text = self._settled + complete
+        return self.text[before:]
+
+    def finish(self) -> str:
+        """The whole text, as `tokenizer.decode(ids, skip_special_tokens=True)` gives it."""
+        return self._decode(self._ids)
+
+    def _resettle(self, before: int) -> str:
+        """A byte changed how its predecessors read (sentencepiece gives up on a whole run of bytes): start over."""
+        text = self._decode(self._ids)
+        self.text = text.rstrip(_INCOMPLETE)
+        if self.text == text:
+            self._settled, self._known = text, text
+            self._window, self._read = 0, len(self._ids)
+        return self.text[before:]
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text

@@ -1,0 +1,72 @@
+"""Loading weights onto a device, ready to generate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specpipe.errors import ModelError
+from specpipe.models.source import ModelSource
+from specpipe.models.support import check_class
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def load_config(source: ModelSource, *, trust_remote_code: bool = False) -> Any:
+    """The model's transformers configuration: a new object each time. Raises ModelError."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source.path, local_files_only=True, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model {source.name}: config.json cannot be used: {error}") from error
+
+
+def load_model(
+    source: ModelSource,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    attn_implementation: str = "specpipe",
+    *,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """The causal language model in eval mode, without gradients. Raises ModelError; never starts on random weights.
+
+    Each call builds its own configuration: two models that share one change their attention together.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = load_config(source, trust_remote_code=trust_remote_code)
+    config.pad_token_id = None  # GPT-2 looks for padding among the ids, which synchronises with the host
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        raise ModelError(f"model {source.name} cannot be loaded from {source.path}: {error}") from error
+    _check_complete(source, info)
+    check_class(type(model), source.name)
+    result: PreTrainedModel = model.to(device).eval().requires_grad_(False)
+    return result
+
+
+def _check_complete(source: ModelSource, info: dict[str, Any]) -> None:
+    """transformers fills what a checkpoint lacks with random numbers and only warns."""
+    missing = sorted(map(str, info.get("missing_keys") or ()))
+    mismatched = sorted(str(entry[0]) for entry in info.get("mismatched_keys") or ())
+    if missing or mismatched:
+        wrong = [f"lacks {missing[0]}"] if missing else []
+        wrong += [f"has another shape for {mismatched[0]}"] if mismatched else []
+        raise ModelError(
+            f"model {source.name}: the weights in {source.path} do not fit its config.json ({', '.join(wrong)}; "
+            f"{len(missing) + len(mismatched)} in all); expected a complete checkpoint of a causal language model"
+        )

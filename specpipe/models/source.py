@@ -1,0 +1,132 @@
+"""Where a model comes from: the embedded pair, a local folder or the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from specpipe.errors import ModelError
+
+Role = Literal["target", "draft"]
+
+_BUILTIN = "builtin:"
+_WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+_UNWANTED = ["original/*", "consolidated*", "onnx/*", "*/*.safetensors"]  # second copies of the same weights
+_SAMPLE = 4096  # bytes of each place that is read of a weight file
+_PLACES = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """A model whose files are all in one local folder."""
+
+    path: str
+    name: str
+    """What the job file calls it."""
+    revision: str
+    """The Hub's commit; for a folder 16 hexadecimal digits that change with its files."""
+
+
+def resolve(name: str, role: Role, *, trust_remote_code: bool = False) -> ModelSource:
+    """Finds a model: `builtin:tiny`, a folder with a config.json, or a Hub name (`org/model`, `org/model@revision`).
+
+    Hub models are downloaded to the Hugging Face cache (HF_HOME), or only looked up there with HF_HUB_OFFLINE=1:
+    safetensors, configuration and tokenizer files, and Python files with trust_remote_code. Raises ModelError.
+    """
+    if name.startswith(_BUILTIN):
+        folder, revision = _builtin(name, role), ""
+    elif Path(name).expanduser().is_dir():
+        folder, revision = Path(name).expanduser().resolve(), ""
+    elif name.startswith((".", "/", "~")):
+        raise ModelError(f"model folder {name} does not exist; expected a folder with config.json and *.safetensors")
+    else:
+        folder = _download(name, trust_remote_code)
+        revision = folder.name
+    _check_folder(folder, name)
+    return ModelSource(path=str(folder), name=name, revision=revision or folder_revision(folder))
+
+
+def folder_revision(folder: Path) -> str:
+    """Fingerprint of a folder: configuration and tokenizer whole, of weights the size and samples. Reads under 1 MB a
+    weight file, so that a folder of any size takes milliseconds; edits to a few weights may go unnoticed."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.iterdir() if p.suffix in {".json", ".jinja", ".model", ".txt"}):
+        digest.update(path.name.encode() + path.read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for place in range(_PLACES):
+                file.seek(size * place // _PLACES)
+                digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()[:16]
+
+
+def _builtin(name: str, role: Role) -> Path:
+    root = Path(__file__).parent
+    folder = root / name.removeprefix(_BUILTIN) / role
+    if not (folder / "config.json").is_file():
+        known = sorted(_BUILTIN + p.parent.parent.name for p in root.glob(f"*/{role}/config.json"))
+        raise ModelError(f"there is no model {name}; built in are: {', '.join(known) or 'none'}")
+    return folder
+
+
+def _check_folder(folder: Path, name: str) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model {name}: {folder} has no config.json; expected a model saved by save_pretrained()")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"model {name}: {folder} has no *.safetensors; older formats are not read, because they can run code: "
+            "convert it with model.save_pretrained(folder)"
+        )
+
+
+def _download(name: str, trust_remote_code: bool) -> Path:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    repo, _, revision = name.partition("@")
+    try:
+        path = huggingface_hub.snapshot_download(
+            repo,
+            revision=revision or None,
+            allow_patterns=[*_WANTED, "*.py"] if trust_remote_code else _WANTED,
+            ignore_patterns=_UNWANTED,
+        )
+    except errors.HFValidationError as error:
+        raise ModelError(
+            f"model {name} is neither a folder here nor a Hub name; expected builtin:tiny, a folder, org/model or "
+            "org/model@revision"
+        ) from error
+    except errors.GatedRepoError as error:
+        raise ModelError(
+            f"model {name} is gated: accept its terms at https://huggingface.co/{repo}, then log in with "
+            "`hf auth login` or set HF_TOKEN"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelError(f"model {repo} has no revision {revision}; expected a branch, a tag or a commit") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelError(
+            f"model {name} is neither a folder here nor on the Hub; check the spelling, and for a private one log in "
+            "with `hf auth login` or set HF_TOKEN"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"model {name} is not in the local cache and the Hub cannot be reached ({_reason(error)}); go online, "
+            f"unset HF_HUB_OFFLINE, or fetch it beforehand with `hf download {repo}` under the same HF_HOME"
+        ) from error
+    except errors.HfHubHTTPError as error:
+        raise ModelError(
+            f"the Hub refused model {name} ({error.response.status_code}); check that HF_TOKEN is valid and may read "
+            "it, or try again later"
+        ) from error
+    except OSError as error:
+        raise ModelError(f"model {name} could not be downloaded: {error}; check HF_HOME's disk and network") from error
+    return Path(path)
+
+
+def _reason(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    return "HF_HUB_OFFLINE is set" if type(cause).__name__ == "OfflineModeIsEnabled" else type(cause).__name__

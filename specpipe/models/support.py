@@ -1,0 +1,147 @@
+"""What can be served, said at load: by name, with the reason, before any weight is read.
+
+Verification rolls rejected tokens back by forgetting them, and rows of one batch must not influence each other; what a
+model keeps or computes beyond plain attention over its own KV memory breaks one or the other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from specpipe.errors import ModelError
+
+_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "sparse", "dense"})
+_ARGUMENTS = ("input_ids", "position_ids", "use_cache", "logits_to_keep")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def context_length(config: Any) -> int:
+    """Positions that a model was made for; with RoPE `longrope`, those of its short factors. Raises ModelError."""
+    given = getattr(config, "max_position_embeddings", None)
+    if not isinstance(given, int) or given < 1:
+        raise ModelError(
+            f"{config.model_type}: config.json has no max_position_embeddings; expected the number of positions"
+        )
+    originals = [
+        rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+        for rope in _ropes(config)
+        if rope.get("rope_type") == "longrope"
+    ]
+    return int(min([given, *(o for o in originals if o)]))
+
+
+def check_support(
+    config: Any, *, name: str = "", max_model_len: int | None = None, device: str = "cpu", dtype: str = "float32"
+) -> None:
+    """Raises ModelError, with the reason, for a model that would be served wrongly or not at all.
+
+    config: a transformers configuration. max_model_len: longest prompt + output of the job, in tokens; None: whatever
+    the model was made for. device and dtype: what it would run on.
+    """
+    label = name or config.model_type
+    _check_architecture(config, label)
+    _check_layers(config, label)
+    _check_positions(config, label, max_model_len)
+    experts = max((getattr(config, field, None) or 0 for field in _EXPERTS), default=0)
+    if experts > 1 and device.startswith("cuda") and dtype != "bfloat16":
+        raise ModelError(
+            f"model {label} is a mixture of experts, which runs on a GPU in bfloat16 only; dtype is {dtype}: set "
+            "model.dtype to bfloat16"
+        )
+
+
+def check_pair(target: Any, draft: Any, *, target_name: str = "the target", draft_name: str = "the draft") -> None:
+    """Raises ModelError unless both tokenizers give every token the same id (files may differ, ids may not)."""
+    mine, theirs = target.get_vocab(), draft.get_vocab()
+    if mine == theirs:
+        return
+    different = (t for t in mine.keys() | theirs.keys() if mine.get(t) != theirs.get(t))
+    at, token = min((min(i for i in (mine.get(t), theirs.get(t)) if i is not None), t) for t in different)
+    ids = [
+        f"{v[token]} in {n}" if token in v else f"not in {n}" for v, n in ((mine, target_name), (theirs, draft_name))
+    ]
+    raise ModelError(
+        f"{draft_name} cannot draft for {target_name}: their vocabularies differ first at id {at}, token {token!r}, "
+        f"which is {' and '.join(ids)}; choose a draft of the same family, or set speculation.proposer to ngram"
+    )
+
+
+def _check_architecture(config: Any, label: str) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"model {label} ({config.model_type}) has an encoder; expected a decoder-only language model")
+    if config.get_text_config() is not config:
+        raise ModelError(
+            f"model {label} ({config.model_type}) is multimodal; expected a text-only language model of the family"
+        )
+    model_class = _model_class(config)
+    if model_class is None:
+        if getattr(config, "auto_map", None):
+            return  # comes with its own code, seen once it is loaded: load_model checks the class again
+        raise ModelError(f"model {label} ({config.model_type}) is no causal language model that transformers knows")
+    check_class(model_class, label)
+
+
+def check_class(model_class: type, label: str) -> None:
+    """Raises ModelError for a transformers model class whose attention or cache is not ours to replace."""
+    if getattr(model_class, "_is_stateful", False):
+        raise ModelError(
+            f"model {label} ({model_class.__name__}) keeps a recurrent state, which cannot be rolled back when a draft "
+            "is rejected; expected a model with attention alone"
+        )
+    if not getattr(model_class, "_supports_attention_backend", False):
+        raise ModelError(
+            f"model {label} ({model_class.__name__}) has its own attention code, which transformers cannot swap for "
+            "ours (no _supports_attention_backend); Llama, Qwen, Mistral, Gemma, GPT-2 and most newer families can"
+        )
+    missing = [a for a in _ARGUMENTS if a not in inspect.signature(model_class.forward).parameters]  # type: ignore[attr-defined]
+    if missing:
+        raise ModelError(
+            f"model {label} ({model_class.__name__}) takes no {', '.join(missing)} in forward(); expected a causal "
+            "language model with transformers' usual interface"
+        )
+
+
+def _check_layers(config: Any, label: str) -> None:
+    foreign = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS)
+    if foreign:
+        raise ModelError(
+            f"model {label} ({config.model_type}) has layers of type {', '.join(foreign)}; expected full or "
+            "sliding-window attention alone: other state cannot be rolled back when a draft is rejected"
+        )
+
+
+def _check_positions(config: Any, label: str, max_model_len: int | None) -> None:
+    kinds = {str(rope.get("rope_type", "default")) for rope in _ropes(config)}
+    if any("dynamic" in kind for kind in kinds):
+        raise ModelError(
+            f"model {label} has RoPE of type dynamic, whose frequencies depend on the longest row of a batch: a row's "
+            "output would depend on its neighbours; expected another rope_type (yarn or linear) in config.json"
+        )
+    longest = context_length(config)
+    if max_model_len is None or max_model_len <= longest:
+        return
+    why = (
+        "its longrope factors would change for all rows of a batch"
+        if "longrope" in kinds
+        else "it was made for no more"
+    )
+    raise ModelError(
+        f"max_model_len is {max_model_len}, but model {label} takes at most {longest} positions, prompt and output "
+        f"together ({why}); set model.max_model_len to {longest} or less"
+    )
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """RoPE parameters; some models have one set for each kind of layer."""
+    given = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in given.values() if isinstance(value, dict)]
+    return nested or [given]
+
+
+def _model_class(config: Any) -> type | None:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    result: type | None = found[0] if isinstance(found, tuple) else found
+    return result

@@ -1,0 +1,122 @@
+"""Tokenizers: loading, end-of-sequence ids, and prompts to token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specpipe.errors import InputError, ModelError
+from specpipe.models.detokenizer import Detokenizer
+from specpipe.models.source import ModelSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["Detokenizer", "EncodedPrompt", "PromptEncoder", "eos_token_ids", "load_tokenizer"]
+
+Message = Mapping[str, object]
+
+
+def load_tokenizer(
+    source: ModelSource, *, trust_remote_code: bool = False, chat_template: str | None = None
+) -> PreTrainedTokenizerBase:
+    """The model's tokenizer; chat_template is a file with a Jinja template that replaces its own. Raises ModelError."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.path, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ModelError(
+            f"model {source.name}: no tokenizer can be loaded from {source.path}: {error}; expected the files that "
+            "tokenizer.save_pretrained() writes"
+        ) from error
+    if chat_template is not None:
+        try:
+            tokenizer.chat_template = Path(chat_template).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"model.chat_template: {chat_template} cannot be read: {error}") from error
+    result: PreTrainedTokenizerBase = tokenizer
+    return result
+
+
+def eos_token_ids(source: ModelSource, tokenizer: Any = None) -> tuple[int, ...]:
+    """Ids that end a row: those of config.json and generation_config.json, else the tokenizer's; ascending."""
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        path = Path(source.path) / name
+        stated = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+        found.update([stated] if isinstance(stated, int) else stated or ())
+    if not found and getattr(tokenizer, "eos_token_id", None) is not None:
+        found.add(tokenizer.eos_token_id)
+    return tuple(sorted(found))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedPrompt:
+    """A prompt as the model reads it."""
+
+    text: str
+    """Chats with their template applied."""
+    token_ids: tuple[int, ...]
+
+
+class PromptEncoder:
+    """Plain prompts and chats to token ids. A beginning-of-sequence token never stands there twice."""
+
+    def __init__(self, tokenizer: Any, *, system_prompt: str | None = None, name: str = "the target") -> None:
+        """system_prompt: system turn for every chat that brings none; with it, a plain prompt becomes a user turn."""
+        self._tokenizer, self._system_prompt, self._name = tokenizer, system_prompt, name
+        if system_prompt is not None:
+            self._require_template()
+
+    def encode(self, prompt: str | Sequence[Message]) -> EncodedPrompt:
+        """prompt: text, or chat messages with `role` and `content`.
+
+        Raises InputError for a prompt that gives no tokens or that the template refuses, ModelError for messages where
+        the tokenizer has no chat template.
+        """
+        if isinstance(prompt, str) and self._system_prompt is None:
+            text, ids = prompt, self._ids(prompt, special=True)
+        else:
+            text = self._apply_template([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+            ids = self._ids(text, special=False)
+        if not ids:
+            raise InputError("the prompt is empty; expected at least one token")
+        return EncodedPrompt(text=text, token_ids=ids)
+
+    def _ids(self, text: str, *, special: bool) -> tuple[int, ...]:
+        # Templates write their own special tokens. A plain prompt that was copied from one may begin with BOS as well.
+        # verbose=False: the tokenizer's own word on long prompts is no help where max_model_len decides.
+        ids: list[int] = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        bos = self._tokenizer.bos_token_id
+        if bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
+            ids = ids[1:]
+        return tuple(ids)
+
+    def _apply_template(self, messages: Sequence[Message]) -> str:
+        from jinja2 import TemplateError
+
+        self._require_template()
+        if not messages:
+            raise InputError("the chat has no messages; expected at least one with role and content")
+        if self._system_prompt is not None and messages[0].get("role") != "system":
+            messages = [{"role": "system", "content": self._system_prompt}, *messages]
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            raise InputError(f"the chat template of {self._name} refuses these messages: {error}") from error
+        return text
+
+    def _require_template(self) -> None:
+        if not self._tokenizer.chat_template:
+            raise ModelError(
+                f"{self._name} has no chat template, but the job has chat messages or a system prompt; choose an "
+                "instruction-tuned model, give a template with model.chat_template, or use plain prompts"
+            )
