@@ -1,0 +1,122 @@
+"""How the driver hands out work, and what it costs."""
+
+import dataclasses
+import time
+
+import pytest
+from support.fake_pool import IDLE, FakePool, FakeWorker, report, shards
+
+from specpipe.core import AcceptanceCounts, ShardReport, SpeculationPlan
+from specpipe.pipeline.driver import Driver, DriverConfig, Observers
+from specpipe.pipeline.handles import ShardOrder
+from specpipe.pipeline.progress import Progress, Speed
+from specpipe.pipeline.scoreboard import Earlier
+from specpipe.speculation.policy import Situation
+
+
+class Recording:
+    """A policy that remembers what it was shown."""
+
+    max_k = 2
+
+    def __init__(self) -> None:
+        self.situations: list[Situation] = []
+
+    def plan(self, situation: Situation) -> SpeculationPlan:
+        self.situations.append(situation)
+        return SpeculationPlan(ks=(2,), proposer="draft", queue_depth=situation.queue_depth, reason="recorded")
+
+
+def test_queue_depth_counts_what_is_open_here_and_a_share_of_what_is_open_everywhere() -> None:
+    pool, policy = FakePool(), Recording()
+
+    def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
+        pool.gate.wait(0.05)
+        return report(order, worker.name)
+
+    pool.behave = behave
+    Driver(shards(4, rows=10), pool, policy, DriverConfig(workers=1, slots=4, poll_s=0.01)).run()
+    # One worker, 40 rows: nothing is done when the first two go out, 10 rows are when the third does.
+    assert [round(seen.queue_depth) for seen in policy.situations] == [40, 40, 30, 20]
+    assert policy.situations[-1].acceptance == AcceptanceCounts(drafts=2, draft_tokens=6, accepted_tokens=4)
+    assert [order.plan.queue_depth for _, order, _ in pool.orders] == [40, 40, 30, 20]
+
+
+def test_rows_finished_inside_a_running_shard_lower_the_queue_depth() -> None:
+    pool, policy = FakePool(threads=2), Recording()
+
+    def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
+        time.sleep(0.15 if order.shard.index else 0.3)
+        return report(order, worker.name)
+
+    pool.behave = behave
+    pool.on_status = lambda worker: dataclasses.replace(IDLE, rows_done=17)
+    Driver(shards(3, rows=10), pool, policy, DriverConfig(workers=1, slots=4, poll_s=0.01)).run()
+    assert policy.situations[-1].queue_depth == 30 - 17
+
+
+def test_two_shards_are_in_flight_a_worker() -> None:
+    pool = FakePool(lambda worker, order: (time.sleep(0.002), report(order, worker.name))[1])
+    Driver(shards(40), pool, Recording(), DriverConfig(workers=3, slots=4)).run()
+    assert max(len(held) for _, _, held in pool.orders) == 2
+    assert sorted(order.shard.index for _, order, _ in pool.orders) == list(range(40))
+
+
+def test_there_are_no_more_workers_than_shards() -> None:
+    pool = FakePool()
+    Driver(shards(2), pool, Recording(), DriverConfig(workers=9, slots=4)).run()
+    assert len(pool.workers) == 2
+
+
+def test_warm_up_runs_on_the_next_shard() -> None:
+    pool = FakePool()
+    Driver(shards(5)[2:], pool, Recording(), DriverConfig(workers=1, slots=4, warm_up=True)).run()
+    (warm_up,) = pool.warm_ups
+    assert warm_up is not None
+    assert warm_up.shard.index == 2
+
+
+def test_progress_counts_earlier_starts_and_ends_full() -> None:
+    seen: list[Progress] = []
+    earlier = Earlier(shards=3, rows=30, failed_rows=2)
+    config = DriverConfig(workers=2, slots=4)
+    Driver(
+        shards(5)[3:], FakePool(), Recording(), config, earlier=earlier, observers=Observers(progress=seen.append)
+    ).run()
+    assert (seen[0].done_rows, seen[0].total_rows) == (30, 50)
+    assert (seen[-1].done_rows, seen[-1].published_shards, seen[-1].failed_rows) == (50, 5, 2)
+
+
+def test_nothing_to_do_starts_no_worker() -> None:
+    pool = FakePool()
+    assert Driver([], pool, Recording(), DriverConfig(workers=2, slots=4)).run().reports == []
+    assert pool.workers == []
+
+
+def test_speed_forgets_the_past() -> None:
+    speed = Speed(window_s=10)
+    assert speed.per_second == 0.0
+    for second in range(100):
+        speed.add(second, 5 * min(second, 50))
+    assert speed.per_second == 0.0
+    speed.add(100, 250 + 110)
+    assert speed.per_second == pytest.approx(110 / 10, rel=0.2)
+
+
+def cost_per_shard(workers: int, count: int) -> float:
+    pool, work = FakePool(), shards(count)
+    driver = Driver(work, pool, Recording(), DriverConfig(workers=workers, slots=64))
+    began = time.process_time()
+    assert len(driver.run().reports) == count
+    return (time.process_time() - began) / count
+
+
+def test_a_shard_costs_the_driver_less_than_a_millisecond_with_a_thousand_workers() -> None:
+    assert cost_per_shard(1000, 4000) < 1e-3
+
+
+@pytest.mark.slow
+def test_ten_thousand_workers_cost_a_shard_no_more_than_a_hundred() -> None:
+    few, many = cost_per_shard(100, 40_000), cost_per_shard(10_000, 40_000)
+    assert many < 5e-4
+    assert many < 4 * few

@@ -1,0 +1,85 @@
+"""Workers that live in this process: the driver's scale and fault tests need no cluster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from specpipe.core import AcceptanceCounts, Shard, ShardReport
+from specpipe.pipeline.engine_loop import LoopStatus
+from specpipe.pipeline.handles import ShardOrder, WorkerInfo
+
+IDLE = LoopStatus(
+    running=0, waiting=0, k=0, rows_done=0, output_tokens=0, drafts=0, accepted_tokens=0, in_step_s=0.0, samples=()
+)  # fmt: skip
+
+
+def shards(count: int, rows: int = 10) -> list[Shard]:
+    return [
+        Shard(index=i, file="data.jsonl", start=i * rows, stop=(i + 1) * rows, first_row=i * rows) for i in range(count)
+    ]
+
+
+def report(order: ShardOrder, worker: str) -> ShardReport:
+    return ShardReport(
+        shard=order.shard.index, attempt=order.attempt, worker=worker, rows=order.shard.rows, failed_rows=0,
+        part=f"part-{order.shard.index:05d}.parquet", telemetry={},
+        verified=AcceptanceCounts(drafts=1, draft_tokens=3, accepted_tokens=2),
+    )  # fmt: skip
+
+
+class FakeWorker:
+    """`behave(worker, order)` returns a report or raises; it runs on the pool's threads, in the order of dispatch."""
+
+    def __init__(self, name: str, pool: FakePool) -> None:
+        self.name = name
+        self.stopped = False
+        self.in_flight: list[int] = []
+        self._pool = pool
+
+    def start(self, warm_up: ShardOrder | None) -> Future[WorkerInfo]:
+        self._pool.warm_ups.append(warm_up)
+        return self._pool.executor.submit(self._pool.on_start, self)
+
+    def run_shard(self, order: ShardOrder) -> Future[ShardReport]:
+        self.in_flight.append(order.shard.index)
+        self._pool.orders.append((self.name, order, tuple(self.in_flight)))
+        return self._pool.executor.submit(self._run, order)
+
+    def _run(self, order: ShardOrder) -> ShardReport:
+        try:
+            return self._pool.behave(self, order)
+        finally:
+            self.in_flight.remove(order.shard.index)
+
+    def status(self, after: int) -> Future[LoopStatus]:
+        future: Future[LoopStatus] = Future()
+        if (status := self._pool.on_status(self)) is not None:
+            future.set_result(status)
+        return future
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class FakePool:
+    def __init__(
+        self,
+        behave: Callable[[FakeWorker, ShardOrder], ShardReport] = lambda worker, order: report(order, worker.name),
+        *,
+        on_start: Callable[[FakeWorker], WorkerInfo] = lambda worker: WorkerInfo(facts={}),
+        on_status: Callable[[FakeWorker], LoopStatus | None] = lambda worker: IDLE,
+        threads: int = 1,
+    ) -> None:
+        self.behave, self.on_start, self.on_status = behave, on_start, on_status
+        self.executor = ThreadPoolExecutor(threads)
+        self.workers: list[FakeWorker] = []
+        self.orders: list[tuple[str, ShardOrder, tuple[int, ...]]] = []
+        self.warm_ups: list[ShardOrder | None] = []
+        self.gate = threading.Event()
+        """For behaviours that wait."""
+
+    def spawn(self, name: str) -> FakeWorker:
+        self.workers.append(FakeWorker(name, self))
+        return self.workers[-1]

@@ -1,0 +1,45 @@
+import pytest
+
+from specpipe.core import AcceptanceCounts, ShardRound, StepReport
+from specpipe.telemetry.timeline import TimelineSampler, peak_tokens_per_s, timeline_batch
+
+
+def step(k: int, running: int, tokens: int, seconds: float = 0.1) -> StepReport:
+    counts = AcceptanceCounts(drafts=running, draft_tokens=k * running, accepted_tokens=tokens - running) if k else None
+    part = ShardRound(rows=running, emitted_tokens=tokens, verified=counts or AcceptanceCounts())
+    return StepReport(k=k, running=running, waiting=5, slots=8, seconds=seconds, shards={0: part})
+
+
+def test_steps_fall_into_their_seconds() -> None:
+    sampler = TimelineSampler(worker="w", epoch=2)
+    sampler.add(step(4, 2, 8), queue_depth=9.0, now=100.2)
+    sampler.add(step(0, 6, 6, seconds=0.3), queue_depth=7.0, now=100.9)
+    sampler.add(step(0, 1, 1), queue_depth=7.0, now=103.0)
+    (sample,) = sampler.since(0, now=103.5)
+    assert (sample.second, sample.epoch, sample.output_tokens, sample.rounds) == (100, 2, 14, 2)
+    assert sample.k == pytest.approx(4 * 2 / 8)
+    assert sample.occupancy == pytest.approx((0.1 * 2 + 0.3 * 6) / 0.4)
+    assert sample.acceptance_length == pytest.approx(1 + 6 / 2)
+    assert (sample.queue_depth, sample.waiting) == (7.0, 5)
+
+
+def test_only_what_is_new_is_handed_out_once_it_is_over() -> None:
+    sampler = TimelineSampler(worker="w", epoch=1, interval_s=5)
+    sampler.add(step(1, 1, 2), queue_depth=0, now=12.0)
+    assert sampler.since(0, now=14.9) == []
+    assert [sample.second for sample in sampler.since(0, now=15.0)] == [10]
+    assert sampler.since(10, now=99.0) == []
+
+
+def test_the_peak_sums_workers() -> None:
+    import pyarrow as pa
+
+    samples = []
+    for worker in ("a", "b"):
+        sampler = TimelineSampler(worker=worker, epoch=1)
+        sampler.add(step(0, 4, 30), queue_depth=0, now=50.5)
+        sampler.add(step(0, 4, 40 if worker == "a" else 0), queue_depth=0, now=51.5)
+        samples += sampler.since(0, now=60)
+    table = pa.Table.from_batches([timeline_batch(samples)])
+    assert peak_tokens_per_s([table]) == 60.0
+    assert peak_tokens_per_s([table.slice(0, 0)]) == 0.0
