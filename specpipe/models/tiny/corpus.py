@@ -1,0 +1,130 @@
+"""Short chats and word problems in ShareGPT shape, generated from a seed.
+
+    python -m specpipe.models.tiny.corpus --sample jobs/data/sharegpt_sample.parquet   # the sample dataset
+    python -m specpipe.models.tiny.corpus --show 3                                      # conversations, to read
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specpipe.models.tiny import knowledge, talk, tasks
+from specpipe.models.tiny.families import FAMILIES
+from specpipe.models.tiny.phrasing import Exchange, Split, split_of
+from specpipe.models.tiny.problems import Family, final_answer, problem
+
+Topic = Callable[[Random], list[Exchange]]
+Conversation = dict[str, object]
+
+SYSTEM_PROMPTS = (
+    "You are a helpful assistant.",
+    "You are a friendly assistant who answers in short sentences.",
+    "Answer briefly. Show your steps when you calculate.",
+)
+SAMPLE_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("conversations", pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))),
+        ("category", pa.string()),
+        ("answer", pa.string()),
+    ]
+)
+_TRIES = 200
+
+
+def _solve(family: Family, rng: Random) -> list[Exchange]:
+    found = family.draw(rng)
+    return [(found.question, found.solution)]
+
+
+PROBLEM_TOPICS: tuple[Topic, ...] = tuple(partial(_solve, family) for family in FAMILIES)
+OPENINGS: tuple[Topic, ...] = (talk.greeting,)
+CLOSINGS: tuple[Topic, ...] = (talk.thanks,)
+CHAT_TOPICS: tuple[Topic, ...] = tuple(
+    topic for topic in (*talk.TOPICS, *knowledge.TOPICS, *tasks.TOPICS) if topic not in (*OPENINGS, *CLOSINGS)
+)
+
+
+def exchanges(rng: Random, split: Split, topics: Sequence[Topic]) -> list[Exchange]:
+    """One topic's exchanges, with a first question that belongs to the split."""
+    for _ in range(_TRIES):
+        found = rng.choice(topics)(rng)
+        if split_of(found[0][0]) == split:
+            return found
+    raise AssertionError(f"none of {len(topics)} topics has an opening in the split {split}")
+
+
+def stream(rng: Random, split: Split) -> Iterator[list[Exchange]]:
+    """Conversations without end. A topic comes back only after all others: a model that learns this does not loop."""
+    while True:
+        order = rng.sample([*CHAT_TOPICS, *PROBLEM_TOPICS], len(CHAT_TOPICS) + len(PROBLEM_TOPICS))
+        while order:
+            talked = exchanges(rng, split, OPENINGS) if rng.random() < 0.15 else []
+            for _ in range(min(rng.choice((1, 1, 2, 3, 4, 6, 8)), len(order))):
+                talked += exchanges(rng, split, [order.pop()])
+            yield talked + (exchanges(rng, split, CLOSINGS) if rng.random() < 0.3 else [])
+
+
+def sharegpt(name: str, talked: Sequence[Exchange], system: str = "") -> Conversation:
+    """`{"id", "conversations": [{"from": "human" | "gpt", "value"}]}`; a system message comes first."""
+    turns = [{"from": "system", "value": system}] if system else []
+    for human, gpt in talked:
+        turns += [{"from": "human", "value": human}, {"from": "gpt", "value": gpt}]
+    return {"id": name, "conversations": turns}
+
+
+def conversations(split: Split, n: int, seed: int = 0) -> Iterator[Conversation]:
+    """n conversations of the split in ShareGPT shape; the same ones for the same seed."""
+    rng = Random(f"conversations:{split}:{seed}")
+    source = stream(rng, split)
+    for i in range(n):
+        yield sharegpt(f"{split}-{seed}-{i:05d}", next(source), _system(rng))
+
+
+def _system(rng: Random) -> str:
+    return rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.15 else ""
+
+
+def sample(n: int = 64, seed: int = 2024) -> list[Conversation]:
+    """Held-out rows of the sample dataset: word problems, short chats and every eighth a long prompt."""
+    rng = Random(f"sample:{seed}")
+    rows: list[Conversation] = []
+    for i in range(n):
+        kinds: Sequence[Topic] = (*CHAT_TOPICS, talk.greeting)
+        category = "problem" if i % 2 == 0 else ("long" if i % 8 == 3 else "chat")
+        if category == "problem":
+            found = problem(rng, "heldout", FAMILIES[i // 2 % len(FAMILIES)])
+            talked = [(found.question, found.solution)]
+        elif category == "long":
+            talked = exchanges(rng, "heldout", (tasks.note, tasks.summary))
+        else:
+            talked = exchanges(rng, "heldout", kinds)
+        for _ in range(rng.randint(0, 2)):
+            talked += exchanges(rng, "heldout", kinds)
+        answer = final_answer(talked[0][1]) if category == "problem" else None
+        extra = {"category": category, "answer": None if answer is None else str(answer)}
+        rows.append(sharegpt(f"sample-{i:03d}", talked) | extra)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sample", type=Path, help="write the sample dataset to this Parquet file")
+    parser.add_argument("--show", type=int, default=0, help="print this many training conversations")
+    options = parser.parse_args()
+    if options.sample:
+        pq.write_table(pa.Table.from_pylist(sample(), schema=SAMPLE_SCHEMA), options.sample)
+    for row in conversations("train", options.show):
+        print(json.dumps(row, indent=2, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()

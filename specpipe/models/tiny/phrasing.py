@@ -1,0 +1,40 @@
+"""A small phrase grammar: `{a|b}` picks one alternative, `$name` takes a value, and text belongs to one split."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from random import Random
+from typing import Literal
+
+Split = Literal["train", "heldout"]
+Exchange = tuple[str, str]
+"""What the human says and what the assistant answers."""
+
+_CHOICE = re.compile(r"\{([^{}]*)\}")
+_FIELD = re.compile(r"\$([A-Za-z]+)")
+_ARTICLE = re.compile(r"\b([Aa]) (?=[aeio])")
+_HELDOUT_SHARE = 16
+
+
+def split_of(text: str) -> Split:
+    """One text in 16, by its SHA-256, is held out: no seed and no order can move a text into training."""
+    return "heldout" if hashlib.sha256(text.encode()).digest()[0] % _HELDOUT_SHARE == 0 else "train"
+
+
+def say(rng: Random, template: str, **fields: object) -> str:
+    """Fill `$fields`, resolve `{alternatives}` from the inside out, and mend 'a orange'."""
+    text = _FIELD.sub(lambda match: str(fields[match[1]]), template)
+    while "{" in text:
+        text = _CHOICE.sub(lambda match: rng.choice(match[1].split("|")), text)
+    return _ARTICLE.sub(r"\1n ", text)
+
+
+def listing(items: list[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def article(noun: str) -> str:
+    """The noun with 'a' or 'an'."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
