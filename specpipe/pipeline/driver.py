@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from specpipe.core import Shard, ShardReport, SpeculationPlan
-from specpipe.errors import JobError, MachineError, SpecpipeError
+from specpipe.errors import JobError, MachineError, ModelError, SpecpipeError
 from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.failures import EngineError, StaleRunError
 from specpipe.pipeline.fleet import Fleet, Member
@@ -200,8 +200,8 @@ class Driver:
     def _finished(self, member: Member, task: Task, future: Future[ShardReport]) -> None:
         try:
             report = future.result()
-        except StaleRunError:
-            raise
+        except (StaleRunError, ModelError):
+            raise  # every other shard would meet the same
         except EngineError as error:
             self._lost(member, str(error))
             return

@@ -66,6 +66,7 @@ class ShardMeter:
     def record(
         self,
         *,
+        run_id: str,
         shard: int,
         attempt: int,
         epoch: int,
@@ -81,6 +82,7 @@ class ShardMeter:
         busy = sum(self._seconds.values())
         widest = max(self._k_rows, default=-1)
         return ShardRecord(
+            run_id=run_id,
             shard=shard,
             attempt=attempt,
             epoch=epoch,

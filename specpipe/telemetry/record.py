@@ -35,6 +35,8 @@ _ARROW: dict[Any, pa.DataType] = {
 class ShardRecord:
     """What one published shard did and cost. Seconds are attributed by rows where shards share a round."""
 
+    run_id: str
+    """The manifest's: digest of identity and shards."""
     shard: int
     attempt: int
     """1 for the first."""

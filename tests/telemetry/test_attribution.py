@@ -49,6 +49,7 @@ def test_seconds_of_all_shards_sum_to_those_of_the_engine() -> None:
     plan = SpeculationPlan(ks=(3,), proposer="draft", queue_depth=4.5, reason="fixed: K=3")
     records = [
         meter.record(
+            run_id="r",
             shard=shard,
             attempt=1,
             epoch=1,
@@ -79,7 +80,16 @@ def test_counts_add_up_per_position() -> None:
         meter.add_round(report, report.shards[1])
     plan = SpeculationPlan(ks=(2,), proposer="ngram", queue_depth=0, reason="")
     record = meter.record(
-        shard=1, attempt=2, epoch=3, worker="w", plan=plan, synthetic=True, started_at=0, finished_at=1, load_s=0.5
+        run_id="r",
+        shard=1,
+        attempt=2,
+        epoch=3,
+        worker="w",
+        plan=plan,
+        synthetic=True,
+        started_at=0,
+        finished_at=1,
+        load_s=0.5,
     )
     assert record.verified == counts + counts + counts
     assert (record.emitted_accepted_tokens, record.load_s, record.synthetic) == (3, 0.5, True)

@@ -9,6 +9,7 @@ from specpipe.telemetry.record import ShardRecord, shard_schema, shard_table
 
 def record(shard: int, **changes: object) -> ShardRecord:
     base = {
+        "run_id": "r",
         "shard": shard, "attempt": 1, "epoch": 1, "worker": "worker-0", "started_at": 10.0, "finished_at": 12.5,
         "rows": 3, "accepted_per_position": (4, 2), "ttft": LogHistogram([0.1, 0.2]),
     }  # fmt: skip

@@ -8,6 +8,7 @@ from specpipe.telemetry.record import ShardRecord
 from specpipe.telemetry.summary import RunFacts, covered_seconds, summarise
 
 FIRST = ShardRecord(
+    run_id="r",
     shard=0, attempt=1, epoch=1, worker="worker-0", started_at=100.0, finished_at=110.0, rows=4, failed_rows=1,
     input_tokens=40, output_tokens=60, drafts=20, draft_tokens=60, accepted_tokens=30, recovered_tokens=15,
     bonus_tokens=5, proposed_per_position=(20, 20, 20), reached_per_position=(20, 15, 10),

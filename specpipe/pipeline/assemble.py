@@ -1,0 +1,133 @@
+"""A worker's parts, from the job: tokenizer, request builder and engine. Torch is imported here, on the worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Literal
+
+from specpipe import __version__
+from specpipe.data.files import InputFile
+from specpipe.data.requests import PromptEncoder as Encoder
+from specpipe.data.requests import RequestBuilder
+from specpipe.errors import MachineError, ModelError
+from specpipe.job import JobSpec
+from specpipe.models.source import ModelSource, Role, resolve
+from specpipe.pipeline.engine_loop import Engine
+from specpipe.pipeline.folder import RunFolder
+
+DeviceName = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assembly:
+    """What a worker runs on."""
+
+    engine: Engine
+    builder: RequestBuilder
+    facts: Mapping[str, Any]
+    """device, model_load_s, versions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerConfig:
+    """What every worker of a start is told, once."""
+
+    job: JobSpec
+    folder: RunFolder
+    run_id: str
+    epoch: int
+    probe: str
+    files: Mapping[str, InputFile]
+    """By path, as shards name them."""
+    kept_schema: Any
+    """pyarrow.Schema of the columns to keep; None for none."""
+    target: ModelSource
+    draft: ModelSource | None
+    device: DeviceName
+    threads: int
+    """CPU threads of torch."""
+    timeline_interval_s: int = 1
+    assemble: Callable[[WorkerConfig], Assembly] | None = None
+    """Builds the worker's parts; None for the real ones."""
+
+
+def assemble(config: WorkerConfig) -> Assembly:
+    """Load the pair onto this worker's device. Raises ModelError or MachineError."""
+    import torch
+
+    from specpipe.engine.build import EngineSpec, build_engine
+    from specpipe.models.loader import load_config
+    from specpipe.models.support import context_length
+    from specpipe.models.tokenizer import PromptEncoder, load_tokenizer
+
+    began = time.perf_counter()
+    torch.set_num_threads(config.threads)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise MachineError(
+            f"Ray gave a GPU to the worker on {socket.gethostname()}, but torch {torch.__version__} cannot use it. "
+            "Install a torch with CUDA support that fits the driver, or set model.device: cpu"
+        )
+    model, trust = config.job.model, config.job.model.trust_remote_code
+    target = _here(config.target, "target", trust)
+    draft = _here(config.draft, "draft", trust) if config.draft is not None else None
+    tokenizer = load_tokenizer(target, trust_remote_code=trust, chat_template=model.chat_template)
+    encoder = PromptEncoder(tokenizer, system_prompt=config.job.data.system_prompt, name=target.name)
+    lengths = [context_length(load_config(source, trust_remote_code=trust)) for source in (target, draft) if source]
+    max_model_len = model.max_model_len or min(lengths)
+    dtype = model.dtype if model.dtype != "auto" else ("bfloat16" if config.device == "cuda" else "float32")
+    engine = build_engine(
+        EngineSpec(
+            target=target,
+            draft=draft,
+            device=config.device,
+            dtype=dtype,
+            config=config.job.engine_config(max_model_len),
+            trust_remote_code=trust,
+        )
+    )
+    builder = make_builder(config.job, encoder, max_model_len=max_model_len, vocab_size=len(tokenizer))
+    name = torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {config.threads} threads"
+    facts = {"device": name, "dtype": dtype, "model_load_s": time.perf_counter() - began, "versions": versions()}
+    return Assembly(engine=engine, builder=builder, facts=facts)
+
+
+def make_builder(job: JobSpec, encoder: Encoder, *, max_model_len: int, vocab_size: int) -> RequestBuilder:
+    return RequestBuilder(
+        encoder=encoder,
+        sampling=job.sampling_params(),
+        job_seed=job.seed,
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        prompt_column=job.data.prompt,
+    )
+
+
+def _here(source: ModelSource, role: Role, trust_remote_code: bool) -> ModelSource:
+    """The same model on this machine. Raises ModelError when it is another one here."""
+    name = source.name
+    if not name.startswith("builtin:") and name.count("/") == 1 and name[0] not in "./~" and "@" not in name:
+        name = f"{name}@{source.revision}" if len(source.revision) == 40 else name
+    found = resolve(name, role, trust_remote_code=trust_remote_code)
+    if found.revision != source.revision:
+        raise ModelError(
+            f"model {source.name} is revision {found.revision} on {socket.gethostname()} and {source.revision} where "
+            "the run was started; expected the same files on every machine"
+        )
+    return dataclasses.replace(found, name=source.name)
+
+
+def versions() -> dict[str, str]:
+    """Of what makes the numbers, without importing it."""
+    found = {"specpipe": __version__, "python": platform.python_version()}
+    for package in ("torch", "triton", "transformers", "ray", "pyarrow"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,110 @@
+"""Ray: a quiet cluster in this machine by default, or the one that RAY_ADDRESS names."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from specpipe.errors import MachineError
+from specpipe.job import JobSpec
+from specpipe.pipeline.assemble import DeviceName
+
+log = logging.getLogger(__name__)
+_OBJECT_STORE = 100 * 2**20  # only small messages cross Ray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """How many workers, and what each gets."""
+
+    workers: int
+    device: DeviceName
+    cpus: float
+    """CPUs that Ray sets aside for a worker."""
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of torch in a worker."""
+        return max(1, int(self.cpus))
+
+    @property
+    def gpus(self) -> int:
+        return int(self.device == "cuda")
+
+
+def place(job: JobSpec, *, cpus: float, gpus: float, elastic: bool) -> Placement:
+    """Workers for a cluster of so many CPUs and GPUs. `elastic`: it may grow, so asking for more than it has is fine.
+
+    Raises MachineError for what the cluster can never give.
+    """
+    wanted = job.workers.count
+    if job.model.device == "cuda" and not gpus and not elastic:
+        raise MachineError("model.device is cuda and Ray sees no GPU here; set model.device: cpu, or mend the driver")
+    device: DeviceName = "cuda" if job.model.device != "cpu" and (gpus or job.model.device == "cuda") else "cpu"
+    if device == "cuda":
+        workers = max(1, int(gpus)) if wanted == "auto" else wanted
+        if workers > gpus and not elastic:
+            raise MachineError(
+                f"workers.count is {workers} and this machine has {int(gpus)} GPU(s); a worker needs one of its own. "
+                "Set workers.count: auto"
+            )
+        share = 1.0
+    else:
+        workers = 1 if wanted == "auto" else wanted
+        share = max(1.0, cpus // workers) if workers <= cpus else cpus / workers
+    per_worker = share if job.workers.cpus_per_worker == "auto" else job.workers.cpus_per_worker
+    if not elastic and per_worker * workers > cpus:
+        raise MachineError(
+            f"{workers} worker(s) with {per_worker:g} CPUs each need more than the {cpus:g} of this machine. Lower "
+            "workers.count or workers.cpus_per_worker"
+        )
+    return Placement(workers=workers, device=device, cpus=per_worker)
+
+
+@contextmanager
+def connected(job: JobSpec, *, verbose: bool) -> Iterator[Placement]:
+    """Ray, for as long as the block lasts; one that is there already is used and left alone.
+
+    Nothing of the environment goes into a runtime_env: a dashboard would show the secrets in it.
+    """
+    import ray
+
+    ours = not ray.is_initialized()
+    address = os.environ.get("RAY_ADDRESS")
+    if ours:
+        _start(address, verbose=verbose)
+    try:
+        have = ray.cluster_resources()
+        yield place(job, cpus=have.get("CPU", 1.0), gpus=have.get("GPU", 0.0), elastic=bool(address))
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _start(address: str | None, *, verbose: bool) -> None:
+    import ray
+
+    # A worker that gets no GPU keeps seeing the machine's environment as it is.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    level = logging.INFO if verbose else logging.ERROR
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if address:
+                ray.init(address=address, log_to_driver=verbose, logging_level=level)
+                return
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=verbose,
+                logging_level=level,
+                object_store_memory=_OBJECT_STORE,
+            )
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            where = f"RAY_ADDRESS={address}" if address else "this machine"
+            raise MachineError(f"Ray cannot be reached or started ({where}): {error}") from error

@@ -1,0 +1,94 @@
+"""Workers as Ray actors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from specpipe.core import ShardReport
+from specpipe.errors import SpecpipeError
+from specpipe.pipeline.assemble import WorkerConfig
+from specpipe.pipeline.cluster import Placement
+from specpipe.pipeline.engine_loop import LoopStatus
+from specpipe.pipeline.failures import EngineError
+from specpipe.pipeline.handles import ShardOrder, WorkerInfo
+from specpipe.pipeline.worker import Worker
+
+_THREADS = 8  # shards in flight, status, and room
+
+
+class RayPool:
+    """Spawns actors; the configuration is stored once, whatever the number of workers."""
+
+    def __init__(self, config: WorkerConfig, placement: Placement) -> None:
+        self._config = ray.put(config)
+        self._actor_class = ray.remote(Worker).options(
+            num_cpus=placement.cpus,
+            num_gpus=placement.gpus,
+            max_concurrency=_THREADS,
+            max_restarts=0,  # a replacement gets a new name, so that late messages of the dead are told apart
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+        )
+
+    def spawn(self, name: str) -> ActorHandle:
+        return ActorHandle(name, self._actor_class.remote(name, self._config))
+
+
+class ActorHandle:
+    """A worker actor from afar."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self._name, self._actor = name, actor
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def start(self, warm_up: ShardOrder | None) -> Future[WorkerInfo]:
+        return self._call(self._actor.start, warm_up)
+
+    def run_shard(self, order: ShardOrder) -> Future[ShardReport]:
+        return self._call(self._actor.run_shard, order)
+
+    def status(self, after: int) -> Future[LoopStatus]:
+        return self._call(self._actor.status, after)
+
+    def stop(self) -> None:
+        with suppress(RayError, ValueError):
+            ray.kill(self._actor, no_restart=True)
+
+    def _call(self, method: Any, *arguments: object) -> Future[Any]:
+        out: Future[Any] = Future()
+        try:
+            inner: Future[Any] = method.remote(*arguments).future()
+        except RayError as error:
+            out.set_exception(_ours(error))
+            return out
+        inner.add_done_callback(_settle(out))
+        return out
+
+
+def _settle(out: Future[Any]) -> Callable[[Future[Any]], None]:
+    def settle(inner: Future[Any]) -> None:
+        error = inner.exception()
+        if error is None:
+            out.set_result(inner.result())
+        else:
+            out.set_exception(_ours(error))
+
+    return settle
+
+
+def _ours(error: BaseException) -> SpecpipeError:
+    """What the worker raised, as it raised it; EngineError when there is no worker any more."""
+    cause = getattr(error, "cause", None)
+    if isinstance(error, RayTaskError):
+        return cause if isinstance(cause, SpecpipeError) else SpecpipeError(f"{type(cause).__name__}: {cause}")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return EngineError(f"the worker's process died ({type(error).__name__}: {' '.join(lines[:3])})")

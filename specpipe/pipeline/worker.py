@@ -1,0 +1,156 @@
+"""A worker: reads the rows of a shard, runs them through its engine, publishes the part, reports.
+
+A plain class, which the Ray pool wraps in an actor with several threads: shards run side by side, so that the slots
+stay full across shard borders.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from specpipe.core import Completion, Request, Shard, ShardReport
+from specpipe.data.output import to_table
+from specpipe.data.publish import publish_part
+from specpipe.data.rows import RowHasher, read_kept, read_rows
+from specpipe.errors import SpecpipeError
+from specpipe.pipeline.assemble import Assembly, WorkerConfig, assemble
+from specpipe.pipeline.engine_loop import WARM_UP_SHARD, EngineLoop, LoopStatus
+from specpipe.pipeline.failures import ShardError
+from specpipe.pipeline.handles import ShardOrder, WorkerInfo
+from specpipe.telemetry.record import ShardRecord
+from specpipe.telemetry.timeline import TimelineSampler
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def _as(wrap: Callable[[str], SpecpipeError]) -> Iterator[None]:
+    """Our own errors pass; others become `wrap(their text)`, which pickles whatever they were."""
+    try:
+        yield
+    except SpecpipeError:
+        raise
+    except Exception as error:
+        log.error("%s", traceback.format_exc())
+        raise wrap(f"{type(error).__name__}: {error}") from None
+
+
+class Worker:
+    """Owns one engine. `start` first; then `run_shard` and `status` from any thread."""
+
+    def __init__(self, name: str, config: WorkerConfig) -> None:
+        self._name, self._config = name, config
+        self._refused_rows = 0
+        self._lock = threading.Lock()
+        self._loop: EngineLoop
+        self._parts: Assembly
+
+    def start(self, warm_up: ShardOrder | None) -> WorkerInfo:
+        """Check the output folder, load the models, run the first rows of `warm_up` and throw them away."""
+        with _as(SpecpipeError):
+            host = socket.gethostname()
+            self._config.folder.check_probe(self._config.probe, host)
+            self._parts = (self._config.assemble or assemble)(self._config)
+            sampler = TimelineSampler(
+                worker=self._name, epoch=self._config.epoch, interval_s=self._config.timeline_interval_s
+            )
+            self._loop = EngineLoop(self._parts.engine, sampler)
+            began = time.perf_counter()
+            if warm_up is not None:
+                self._warm_up(warm_up)
+            facts = {**self._parts.facts, "host": host, "pid": os.getpid(), "warm_up_s": time.perf_counter() - began}
+            return WorkerInfo(facts=facts)
+
+    def _warm_up(self, order: ShardOrder) -> None:
+        shard = order.shard
+        stop = min(shard.stop, shard.start + self._config.job.data.warmup_rows)
+        requests, _, _ = self._read(dataclasses.replace(shard, index=WARM_UP_SHARD, stop=stop))
+        self._loop.run(WARM_UP_SHARD, requests, order.plan)
+
+    def run_shard(self, order: ShardOrder) -> ShardReport:
+        """Blocks until the shard's part is published.
+
+        Raises EngineError when the engine has died, StaleRunError when a newer start owns the folder, ShardError or
+        another SpecpipeError when this attempt has failed and nothing was published.
+        """
+        with _as(ShardError):
+            return self._run_shard(order)
+
+    def _run_shard(self, order: ShardOrder) -> ShardReport:
+        started_at, began = time.time(), time.perf_counter()
+        shard = order.shard
+        requests, refused, shard_hash = self._read(shard)
+        kept = self._read_kept(shard)
+        load_s = time.perf_counter() - began
+        completions, meter = self._loop.run(shard.index, requests, order.plan)
+        for completion in refused:
+            meter.add_completion(completion)
+        record = meter.record(
+            run_id=self._config.run_id,
+            shard=shard.index,
+            attempt=order.attempt,
+            epoch=self._config.epoch,
+            worker=self._name,
+            plan=order.plan,
+            synthetic=self._config.job.speculation.method == "synthetic",
+            started_at=started_at,
+            finished_at=time.time(),
+            load_s=load_s,
+        )
+        part = self._publish(shard, [*completions, *refused], kept, shard_hash, record)
+        with self._lock:
+            self._refused_rows += len(refused)
+        return ShardReport(
+            shard=shard.index,
+            attempt=order.attempt,
+            worker=self._name,
+            rows=record.rows,
+            failed_rows=record.failed_rows,
+            part=part,
+            telemetry=record.to_dict(),
+            verified=record.verified,
+        )
+
+    def _read(self, shard: Shard) -> tuple[list[Request], list[Completion], str]:
+        """Requests, the rows that cannot be one, and the hash of all rows as they were read."""
+        builder = self._parts.builder
+        hasher = RowHasher()
+        requests: list[Request] = []
+        refused: list[Completion] = []
+        for row in read_rows(self._config.files[shard.file], shard.start, shard.stop, builder.columns):
+            hasher.update(row)
+            built = builder.build(row, shard)
+            if isinstance(built, Request):
+                requests.append(built)
+            else:
+                refused.append(built)
+        return requests, refused, hasher.hexdigest()
+
+    def _read_kept(self, shard: Shard) -> Any:
+        if self._config.kept_schema is None:
+            return None
+        return read_kept(self._config.files[shard.file], shard.start, shard.stop, self._config.kept_schema)
+
+    def _publish(
+        self, shard: Shard, completions: list[Completion], kept: Any, shard_hash: str, record: ShardRecord
+    ) -> str:
+        table = to_table(completions, shard.rows, kept)
+        folder = self._config.folder
+        folder.check_epoch(self._config.epoch)
+        part = folder.part_name(shard.index)
+        publish_part(folder.file(part), table, shard_hash=shard_hash, telemetry=record.to_dict())
+        return part
+
+    def status(self, after: int) -> LoopStatus:
+        """Counters so far, and the timeline since Unix second `after`."""
+        status = self._loop.status(after=after)
+        return dataclasses.replace(status, rows_done=status.rows_done + self._refused_rows)
