@@ -1,8 +1,9 @@
 """Rows in, outputs out: formats, shards, requests and parts. Imports core, errors and pyarrow; never torch."""
 
-from specpipe.data.files import InputFile, kept_schema, list_files
+from specpipe.data.files import InputFile, list_files, require_unchanged
 from specpipe.data.output import output_schema, to_table
 from specpipe.data.planner import plan_shards
+from specpipe.data.preflight import kept_schema, require_prompt
 from specpipe.data.publish import PartFooter, publish_bytes, publish_part, read_part_footer
 from specpipe.data.requests import PromptEncoder, RequestBuilder, row_seed
 from specpipe.data.rows import Row, RowHasher, hash_rows, read_kept, read_rows
@@ -24,6 +25,8 @@ __all__ = [
     "read_kept",
     "read_part_footer",
     "read_rows",
+    "require_prompt",
+    "require_unchanged",
     "row_seed",
     "to_table",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -54,6 +53,18 @@ class InputFile:
         return {"path": self.path, "size": self.size, "mtime_ns": self.mtime_ns, "rows": self.rows}
 
 
+def require_unchanged(file: InputFile) -> None:
+    """Raises DataError when a file is no longer what it was when the run was planned."""
+    location = locate(file.path)
+    info = location.filesystem.get_file_info(location.path)
+    now = (info.size or 0, info.mtime_ns or 0)
+    if now != (file.size, file.mtime_ns):
+        raise DataError(
+            f"{file.path} has changed since the run was planned (size and time of change {now}, "
+            f"then {(file.size, file.mtime_ns)}); start a new run, or put the old file back"
+        )
+
+
 class _Found(NamedTuple):
     location: Location
     info: Any  # pyarrow.fs.FileInfo
@@ -67,6 +78,8 @@ def list_files(path: str, format: str = "auto", prompt: str | None = None) -> li
     DataSection's; `prompt` the prompt column's name where it is not a usual one. Raises DataError for nothing found,
     mixed or unknown formats, an unreadable file.
     """
+    if format == "sharegpt":
+        raise DataError(jsonl.array_advice(path))
     found = _find(path, format)
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(lambda file: _scan(file, prompt), found))
@@ -155,10 +168,10 @@ def _translate(pattern: str) -> re.Pattern[str]:
 def _kind_of(path: str, format: str) -> FileKind:
     """The format of a file that was named itself. Raises DataError with what to do about other formats."""
     extension = _extension(path)
-    if format == "sharegpt" or (format == "auto" and extension == "json"):
-        raise DataError(jsonl.array_advice(path))
     if format in get_args(FileKind):
         return cast(FileKind, format)
+    if extension == "json":
+        return "jsonl"  # lines, often enough; jsonl.scan refuses an array. In folders .json is rather metadata.
     if extension not in _EXTENSIONS:
         raise DataError(f"{path} ends in none of {_known_extensions()}; say what it is with data.format")
     return _EXTENSIONS[extension]
@@ -170,8 +183,3 @@ def _extension(path: str) -> str:
 
 def _known_extensions() -> str:
     return ", ".join(f".{name}" for name in _EXTENSIONS)
-
-
-def kept_schema(files: Sequence[InputFile], names: Sequence[str]) -> Any:
-    """pyarrow.Schema of output.keep_columns over these files; see tables.kept_schema."""
-    return tables.kept_schema([(locate(file.path), file.kind) for file in files], names)

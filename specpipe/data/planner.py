@@ -8,7 +8,7 @@ from specpipe.core import Shard
 from specpipe.data.files import InputFile
 
 BYTES_PER_TOKEN = 4  # English text in common vocabularies; shards need no better estimate
-_SMALLEST = 16  # the last shards are not smaller than this part of a full one
+_SMALLEST = 16  # the last shards are not smaller than this part of the first
 
 
 def plan_shards(
@@ -29,7 +29,7 @@ def plan_shards(
     ranges = _limited(files, limit)
     costs = [_tokens_per_row(file, max_new_tokens, max_prompt_tokens) for file, _ in ranges]
     left = sum(cost * rows for cost, (_, rows) in zip(costs, ranges, strict=True))
-    smallest = max(1, shard_tokens // _SMALLEST)
+    smallest = max(1, min(shard_tokens, left // (2 * workers)) // _SMALLEST)
     shards: list[Shard] = []
     first_row = 0
     for (file, rows), cost in zip(ranges, costs, strict=True):

@@ -28,13 +28,13 @@ because an answer to something else than was asked is worse than none."""
 
 
 class Prompt(NamedTuple):
-    """Exactly one of `text`, `token_ids` and `messages` is set."""
+    """Token ids where they are set, else `text` where it is set, else a chat."""
 
     shown: str
-    """What the output's `prompt` column holds: for chats the last user turn."""
+    """What an error row's `prompt` column holds: for chats the last user turn."""
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
-    messages: tuple[Message, ...] | None = None
+    messages: tuple[Message, ...] = ()
 
 
 def find_prompt(values: Mapping[str, object], column: str | None) -> Prompt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,17 +13,24 @@ from specpipe.core import Completion, Request, SamplingParams, Shard
 from specpipe.data.columns import ID_COLUMNS, PROMPT_COLUMNS
 from specpipe.data.prompts import Message, Prompt, find_prompt, request_body
 from specpipe.data.rows import Row, utf8
-from specpipe.errors import InputError
+from specpipe.errors import InputError, SpecpipeError
+
+
+class Encoded(Protocol):
+    """A prompt as the model reads it: its text, chat template applied, and its token ids."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
 
 
 class PromptEncoder(Protocol):
-    """Text to token ids. May raise InputError for a prompt that it cannot encode."""
+    """Text or chat messages to token ids; adds the job's system prompt. The target's own is in specpipe.models."""
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """A plain prompt, with the special tokens that the model expects at its start."""
-
-    def encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
-        """A chat through the model's template, ready for the assistant's turn."""
+    def encode(self, prompt: str | Sequence[Message]) -> Encoded:
+        """Raises InputError for a prompt that cannot be encoded."""
 
 
 def row_seed(job_seed: int, row: int) -> int:
@@ -44,7 +51,6 @@ class RequestBuilder:
     """Longest prompt + output in tokens. A row's max_new_tokens is cut to what its prompt leaves."""
     vocab_size: int
     prompt_column: str | None = None
-    system_prompt: str | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -53,7 +59,10 @@ class RequestBuilder:
         return tuple(dict.fromkeys((*own, *PROMPT_COLUMNS, *ID_COLUMNS, *_OVERRIDES)))
 
     def build(self, row: Row, shard: Shard) -> Request | Completion:
-        """A Request, or a Completion with finish_reason "error" that says what is wrong and where."""
+        """A Request, or a Completion with finish_reason "error" that says what is wrong and where.
+
+        Raises ModelError where the job asks of the model what it cannot do at all, such as chats without a template.
+        """
         position = row.index_in_file - shard.start
         request = Request(
             request_id=str(shard.first_row + position),
@@ -72,42 +81,32 @@ class RequestBuilder:
             request = dataclasses.replace(request, prompt=utf8(prompt.shown))
             sampling = self._sampling(request_body(row.values, self.prompt_column))
             seed = request.seed if sampling.seed is None else sampling.seed
-            token_ids = self._encode(prompt)
+            text, token_ids = self._encode(prompt)
+            request = dataclasses.replace(request, prompt=text)
             sampling = self._fit(sampling, len(token_ids))
             return dataclasses.replace(request, prompt_token_ids=token_ids, sampling=sampling, seed=seed)
         except InputError as error:
             message = utf8(f"{shard.file}, row {row.index_in_file}: {error}")
             return Completion(request=request, finish_reason="error", error=message)
 
-    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
-        token_ids = prompt.token_ids if prompt.token_ids is not None else tuple(self._encoded(prompt))
+    def _encode(self, prompt: Prompt) -> tuple[str, tuple[int, ...]]:
+        text, token_ids = prompt.shown, prompt.token_ids
+        if token_ids is None:
+            encoded = self._encoded(prompt.messages if prompt.text is None else prompt.text)
+            text, token_ids = utf8(encoded.text), encoded.token_ids
         if not token_ids:
-            raise InputError("the prompt has no tokens")
+            raise InputError("the prompt has no tokens; expected at least one")
         if outside := [t for t in token_ids if not 0 <= t < self.vocab_size]:
             raise InputError(f"token id {outside[0]} in the prompt; expected 0 to {self.vocab_size - 1}")
-        return token_ids
+        return text, token_ids
 
-    def _encoded(self, prompt: Prompt) -> list[int]:
-        messages = self._messages(prompt)
+    def _encoded(self, prompt: str | Sequence[Message]) -> Encoded:
         try:
-            if messages is None:
-                return self.encoder.encode_prompt(prompt.shown)
-            return self.encoder.encode_messages(messages)
-        except InputError:
+            return self.encoder.encode(prompt)
+        except SpecpipeError:
             raise
         except Exception as error:  # a template or tokenizer that fails on this row must not cost the others
             raise InputError(f"the prompt cannot be encoded: {type(error).__name__}: {error}") from error
-
-    def _messages(self, prompt: Prompt) -> list[Message] | None:
-        """The chat to encode; None for a plain prompt, which a system prompt makes the user turn of a chat."""
-        if prompt.messages is None:
-            if self.system_prompt is None:
-                return None
-            return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": prompt.text}]
-        messages = list(prompt.messages)
-        if self.system_prompt is not None and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": self.system_prompt})
-        return messages
 
     def _sampling(self, values: Mapping[str, object]) -> SamplingParams:
         own: dict[str, Any] = {}

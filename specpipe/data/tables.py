@@ -11,8 +11,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from specpipe.data.locations import Location
-from specpipe.errors import DataError
 
+_BUFFER = 1 << 20
 BATCH_ROWS = 256
 """Rows turned into Python objects at once."""
 _IPC_FILE_MAGIC = b"ARROW1"
@@ -63,7 +63,7 @@ def read_batches(location: Location, kind: str, start: int, stop: int, columns: 
 
 def _parquet_batches(source: Any, start: int, stop: int, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
     """Batches with the position of their first row; row groups before and after the range are not touched."""
-    file = pq.ParquetFile(source, pre_buffer=False)
+    file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)  # else whole column chunks are read
     first = 0
     for group in range(file.num_row_groups):
         rows = file.metadata.row_group(group).num_rows
@@ -108,25 +108,3 @@ def _is_file(reader: Any) -> bool:
 
 def _present(schema: Any, columns: Sequence[str] | None) -> list[str] | None:
     return None if columns is None else [name for name in schema.names if name in columns]
-
-
-def kept_schema(locations: Sequence[tuple[Location, str]], names: Sequence[str]) -> Any:
-    """Types of the columns to keep, the same in every file (pairs of location and kind).
-
-    JSON lines have no types: there a kept column is text. Raises DataError for a column that a file lacks or types
-    that differ, before any row is read.
-    """
-    fields: dict[str, Any] = {}
-    for location, kind in locations if names else ():
-        schema = None if kind == "jsonl" else schema_of(location, kind)
-        for name in names:
-            if schema is not None and name not in schema.names:
-                has = ", ".join(schema.names)
-                raise DataError(f"output.keep_columns names {name!r}, which {location.text()} lacks; it has {has}")
-            kept = pa.string() if schema is None else schema.field(name).type
-            if fields.setdefault(name, kept) != kept:
-                raise DataError(
-                    f"column {name!r} is {kept} in {location.text()} and {fields[name]} in files before it; "
-                    "expected one type, to keep it in the output"
-                )
-    return pa.schema([pa.field(name, fields[name]) for name in names if name in fields])

@@ -24,7 +24,7 @@ class Problem(NamedTuple):
 
 
 def describe(annotation: Any, metadata: Iterable[object] = ()) -> str:
-    """What a field takes, in words: "a whole number, 1 or more"."""
+    """What a field takes, in words: "a whole number (1 or more)"."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return describe(args[0], args[1:])
@@ -37,7 +37,8 @@ def describe(annotation: Any, metadata: Iterable[object] = ()) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         needed = [name for name, field in annotation.model_fields.items() if field.is_required()]
         return f"a section with {_either(needed)}" if needed else "a section with keys and values"
-    return ", ".join([_PLAIN[annotation], *_bounds(metadata)])
+    bounds = ", ".join(_bounds(metadata))
+    return f"{_PLAIN[annotation]} ({bounds})" if bounds else _PLAIN[annotation]
 
 
 def _bounds(metadata: Iterable[object]) -> list[str]:

@@ -47,7 +47,8 @@ class DataSection(Section):
     """A file, a folder or a glob (`data/*.parquet`), local or a URI (`s3://bucket/folder`). Relative paths start at
     the working directory."""
     format: DataFormat = "auto"
-    """`auto` goes by the file's extension."""
+    """`auto` goes by the file's extension. A ShareGPT file that is one JSON array (`sharegpt`) must be converted first;
+    the message says how."""
     prompt: Text | None = None
     """Column that holds the prompt, where it has none of the usual names (`prompt`, `messages`, `conversations`,
     `prompt_token_ids`, `body`)."""

@@ -1,0 +1,70 @@
+"""What can be said about a dataset's columns before a model is loaded."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from specpipe.data.columns import PROMPT_COLUMNS
+from specpipe.data.files import InputFile
+from specpipe.data.locations import locate
+from specpipe.data.rows import read_rows
+from specpipe.data.tables import schema_of
+from specpipe.errors import DataError
+
+_SAMPLE = 20  # JSON lines have no schema: the first rows speak for the file
+
+
+def require_prompt(files: Sequence[InputFile], column: str | None = None) -> None:
+    """Raises DataError for a file that has no prompt column at all, so that a wrong name is not found row by row.
+
+    `column` is data.prompt; None expects one of the usual names.
+    """
+    wanted = PROMPT_COLUMNS if column is None else (column,)
+    for file in files:
+        names = _column_names(file)
+        if not names or any(name in names for name in wanted):
+            continue
+        has = f"{file.path} has the columns {', '.join(names)}"
+        if column is None:
+            raise DataError(f"{has}; expected one of {', '.join(PROMPT_COLUMNS)}, or its name as data.prompt")
+        close = difflib.get_close_matches(column, names, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise DataError(f"data.prompt is {column!r}, but {has}{hint}")
+
+
+def kept_schema(files: Sequence[InputFile], names: Sequence[str]) -> Any:
+    """The pyarrow.Schema of the columns to keep, the same in every file.
+
+    JSON lines have no types: there a kept column is text. Raises DataError for a column that a file lacks or types
+    that differ, before any row is read.
+    """
+    fields: dict[str, Any] = {}
+    for file in files if names else ():
+        schema = None if file.kind == "jsonl" else schema_of(locate(file.path), file.kind)
+        for name in names:
+            kept = pa.string() if schema is None else _type_in(file, schema, name)
+            if fields.setdefault(name, kept) != kept:
+                raise DataError(
+                    f"column {name!r} is {kept} in {file.path} and {fields[name]} in files before it; "
+                    "expected one type, to keep it in the output"
+                )
+    return pa.schema([pa.field(name, fields[name]) for name in names if name in fields])
+
+
+def _type_in(file: InputFile, schema: Any, name: str) -> Any:
+    if name not in schema.names:
+        has = ", ".join(schema.names)
+        raise DataError(f"output.keep_columns names {name!r}, which {file.path} lacks; it has {has}")
+    return schema.field(name).type
+
+
+def _column_names(file: InputFile) -> list[str]:
+    """Columns of a table; of JSON lines every key of the first rows, none where they cannot be read."""
+    if file.kind != "jsonl":
+        return list(schema_of(locate(file.path), file.kind).names)
+    rows = read_rows(file, 0, min(_SAMPLE, file.rows))
+    return list(dict.fromkeys(key for row in rows for key in row.values or {}))

@@ -1,0 +1,71 @@
+"""The output has one schema, whatever became of the rows, and keeps the input's order."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from specpipe.core import Completion, Request, SamplingParams
+from specpipe.data import output_schema, to_table
+from specpipe.data.columns import OUTPUT_COLUMNS
+
+
+def completion(row: int, error: str = "") -> Completion:
+    request = Request(
+        request_id=f"r{row}",
+        shard=0,
+        row=row,
+        prompt="hi",
+        prompt_token_ids=(1, 2, 3),
+        sampling=SamplingParams(),
+        seed=2**63 - 1,
+    )
+    if error:
+        return Completion(request=request, finish_reason="error", error=error)
+    return Completion(
+        request=request, token_ids=(7, 8), text="yo", finish_reason="stop", draft_tokens=6, accepted_tokens=1
+    )
+
+
+def test_rows_stand_in_input_order_with_their_counts() -> None:
+    table = to_table([completion(2), completion(0), completion(1, "bad")], 3)
+    assert table.column_names == list(OUTPUT_COLUMNS)
+    assert table["request_id"].to_pylist() == ["r0", "r1", "r2"]
+    assert table.slice(1, 2).to_pylist() == [
+        {
+            "request_id": "r1", "prompt": "hi", "generated_text": "", "generated_token_ids": [], "num_input_tokens": 3,
+            "num_generated_tokens": 0, "finish_reason": "error", "error": "bad", "draft_tokens": 0,
+            "accepted_tokens": 0, "seed": 2**63 - 1,
+        },
+        {
+            "request_id": "r2", "prompt": "hi", "generated_text": "yo", "generated_token_ids": [7, 8],
+            "num_input_tokens": 3, "num_generated_tokens": 2, "finish_reason": "stop", "error": "", "draft_tokens": 6,
+            "accepted_tokens": 1, "seed": 2**63 - 1,
+        },
+    ]  # fmt: skip
+
+
+def test_good_bad_and_empty_shards_have_the_same_schema() -> None:
+    tables = [to_table([completion(0)], 1), to_table([completion(0, "bad")], 1), to_table([], 0)]
+    assert {table.schema for table in tables} == {output_schema()}
+    assert pa.types.is_string(tables[2].schema.field("error").type)
+
+
+def test_kept_columns_follow_with_their_types() -> None:
+    kept = pa.table({"label": pa.array([None, {"a": [1]}]), "at": pa.array([1, 2], pa.timestamp("ns"))})
+    table = to_table([completion(1), completion(0)], 2, kept)
+    assert table.schema == output_schema(kept.schema)
+    assert table["label"].to_pylist() == [None, {"a": [1]}]
+    assert table.schema.field("at").type == pa.timestamp("ns")
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    assert pq.read_table(pa.BufferReader(sink.getvalue())).equals(table)
+
+
+@pytest.mark.parametrize("rows", [[0], [0, 0], [0, 1, 2], [1, 2]])
+def test_a_missing_or_doubled_row_is_never_written(rows: list[int]) -> None:
+    with pytest.raises(ValueError, match="missing or there twice"):
+        to_table([completion(row) for row in rows], 2)
+
+
+def test_half_a_surrogate_pair_in_an_error_does_not_cost_the_shard() -> None:
+    assert to_table([completion(0, "bad \ud800")], 1)["error"].to_pylist() == ["bad ?"]

@@ -1,0 +1,101 @@
+"""A part is there whole or not at all."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from specpipe.data import PartFooter, publish_bytes, publish_part, read_part_footer
+from specpipe.data.locations import locate
+
+TABLE = pa.table({"prompt": ["a", "b"], "n": [1, 2]})
+
+
+def publish(path: str, rows: int = 2) -> int:
+    return publish_part(path, TABLE.slice(0, rows), shard_hash="abc", telemetry={"k": [1, 2], "s": 0.5})
+
+
+def test_a_part_carries_its_rows_hash_and_telemetry(tmp_path: Path) -> None:
+    path = str(tmp_path / "outputs" / "part-00000.parquet")
+    assert publish(path) == os.path.getsize(path)
+    assert read_part_footer(path) == PartFooter(rows=2, shard_hash="abc", telemetry={"k": [1, 2], "s": 0.5})
+    assert pq.read_table(path).equals(TABLE)
+    assert os.listdir(tmp_path / "outputs") == ["part-00000.parquet"]
+
+
+def test_publishing_again_replaces_the_part(tmp_path: Path) -> None:
+    path = str(tmp_path / "part.parquet")
+    publish(path)
+    publish(path, rows=1)
+    footer = read_part_footer(path)
+    assert footer is not None and footer.rows == 1
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_umask_decides_who_may_read(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        publish_bytes(str(tmp_path / "summary.json"), b"{}")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "summary.json").stat().st_mode) == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_writer_that_raises_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    path = tmp_path / "manifest.json"
+    publish_bytes(str(path), b"old")
+
+    def fail(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(OSError, match="no space left"):
+        publish_bytes(str(path), b"new")
+    assert os.listdir(tmp_path) == ["manifest.json"] and path.read_bytes() == b"old"
+
+
+def test_a_process_that_dies_while_writing_leaves_only_an_attempt(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        os.fsync = lambda _: os._exit(9)  # dies with the bytes written and nothing renamed
+        publish(str(tmp_path / "part.parquet"))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    (left,) = os.listdir(tmp_path)
+    assert left.startswith(".attempt-")
+    assert read_part_footer(str(tmp_path / "part.parquet")) is None
+    publish(str(tmp_path / "part.parquet"))
+    assert read_part_footer(str(tmp_path / "part.parquet")) is not None
+
+
+def test_telemetry_that_is_no_json_publishes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        publish_part(str(tmp_path / "part.parquet"), TABLE, shard_hash="", telemetry={"x": object()})
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_object_store_gets_one_put() -> None:
+    path = "mock:///run/outputs/part-00000.parquet"
+    locate(path).filesystem.create_dir("run/outputs")
+    publish(path)
+    footer = read_part_footer(path)
+    assert footer is not None and footer.rows == 2
+    names = [i.base_name for i in locate(path).filesystem.get_file_info(pa.fs.FileSelector("run/outputs"))]
+    assert names == ["part-00000.parquet"]
+
+
+def test_only_a_whole_part_of_ours_has_a_footer(tmp_path: Path) -> None:
+    path = tmp_path / "part.parquet"
+    assert read_part_footer(str(path)) is None
+    pq.write_table(TABLE, path)
+    assert read_part_footer(str(path)) is None
+    publish(str(path))
+    whole = path.read_bytes()
+    for cut in (0, 4, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        assert read_part_footer(str(path)) is None

@@ -1,0 +1,199 @@
+"""Rows become requests; a row that cannot says where and why."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from specpipe.core import Completion, Request, SamplingParams, Shard
+from specpipe.data import RequestBuilder, Row, row_seed
+from specpipe.data.prompts import Message
+from specpipe.errors import InputError, ModelError
+
+SHARD = Shard(index=4, file="data/a.jsonl", start=100, stop=200, first_row=1100)
+
+
+@dataclass
+class Bytes:
+    """One token a byte; a chat is written as lines of role and content."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class ByteEncoder:
+    def encode(self, prompt: str | Sequence[Message]) -> Bytes:
+        if prompt == "crash":
+            raise RuntimeError("tokenizer panic")
+        if prompt == "no template":
+            raise ModelError("the target has no chat template")
+        text = prompt if isinstance(prompt, str) else "".join(f"{m['role']}: {m['content']}\n" for m in prompt)
+        return Bytes(text, tuple(text.encode()))
+
+
+def builder(**changes: object) -> RequestBuilder:
+    settings = {"sampling": SamplingParams(), "job_seed": 0, "max_model_len": 1000, "vocab_size": 256, **changes}
+    return RequestBuilder(encoder=ByteEncoder(), **settings)  # type: ignore[arg-type]
+
+
+def build(values: dict[str, object], **changes: object) -> Request:
+    request = builder(**changes).build(Row(index_in_file=107, values=values), SHARD)
+    assert isinstance(request, Request), request
+    return request
+
+
+def refused(values: dict[str, object] | None, error: str = "", **changes: object) -> Completion:
+    completion = builder(**changes).build(Row(index_in_file=107, values=values, error=error), SHARD)
+    assert isinstance(completion, Completion) and completion.finish_reason == "error"
+    return completion
+
+
+def test_a_plain_prompt_is_encoded_as_it_stands() -> None:
+    request = build({"prompt": "hé"})
+    assert request.prompt == "hé" and request.prompt_token_ids == tuple("hé".encode())
+    assert (request.request_id, request.shard, request.row) == ("1107", 4, 7)
+    assert request.sampling == SamplingParams() and request.seed == row_seed(0, 1107)
+
+
+def turns(*pairs: tuple[str, object]) -> dict[str, object]:
+    return {"conversations": [{"from": who, "value": value} for who, value in pairs]}
+
+
+def chat(*pairs: tuple[object, object]) -> dict[str, object]:
+    return {"messages": [{"role": role, "content": content, "name": None} for role, content in pairs]}
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (turns(("human", "hi"), ("gpt", "yo"), ("human", "more")), "user: hi\n"),
+        (turns(("system", "be kind"), ("user", "hi"), ("gpt", "yo")), "system: be kind\nuser: hi\n"),
+        (chat(("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c")), "system: s\nuser: a\nassistant: b\nuser: c\n"),
+        (chat(("user", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])), "user: ab\n"),
+        ({"custom_id": "q", "body": {"messages": [{"role": "user", "content": "x"}], "model": "m", "n": 1}}, "user: x\n"),
+        ({"custom_id": "q", "body": {"prompt": "x"}, "prompt": "not this"}, "x"),
+    ],
+)  # fmt: skip
+def test_chats_conversations_and_batch_lines_are_prompts(values: dict[str, object], text: str) -> None:
+    assert build(values).prompt == text
+
+
+def test_token_ids_are_taken_as_they_are() -> None:
+    request = build({"prompt_token_ids": [1, 2, 255], "prompt": "shown"})
+    assert (request.prompt_token_ids, request.prompt) == ((1, 2, 255), "shown")
+
+
+def test_a_named_column_goes_before_the_usual_ones() -> None:
+    assert build({"question": "this", "prompt": "not this"}, prompt_column="question").prompt == "this"
+    assert "column question: no value" in refused({"question": None, "prompt": "x"}, prompt_column="question").error
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "request_id"),
+    [("request_id", "a", "a"), ("custom_id", "b", "b"), ("id", 12, "12"), ("id", None, "1107"), ("id", "\ud800", "?")],
+)
+def test_a_row_may_name_itself(column: str, value: object, request_id: str) -> None:
+    assert build({"prompt": "x", column: value}).request_id == request_id
+
+
+def test_a_row_brings_its_own_sampling_values() -> None:
+    own = {"temperature": 1, "top_p": 0.5, "top_k": 3.0, "max_tokens": 9, "stop": "END", "seed": 5, "min_p": None}
+    expected = SamplingParams(temperature=1.0, top_p=0.5, top_k=3, max_new_tokens=9, stop=("END",), seed=5)
+    request = build({"prompt": "x", **own})
+    assert request.sampling == expected and request.seed == 5
+    batch_line = {"body": {"prompt": "x", **own, "stop": ["END"]}, "temperature": "not looked at"}
+    assert build(batch_line).sampling == expected
+
+
+def test_the_seed_of_the_output_column_gives_the_same_draws_as_a_rows_own() -> None:
+    derived = build({"prompt": "x"}).seed
+    assert build({"prompt": "x", "seed": derived}, job_seed=99).seed == derived
+
+
+def test_row_seeds_are_63_bits_and_depend_on_job_and_row() -> None:
+    seeds = {row_seed(job, row) for job in range(20) for row in range(50)}
+    assert len(seeds) == 1000 and min(seeds) >= 0 and 2**62 < max(seeds) < 2**63
+
+
+def test_new_tokens_are_cut_to_the_room_that_the_prompt_leaves() -> None:
+    assert build({"prompt": "x" * 999}).sampling.max_new_tokens == 1
+    assert build({"prompt": "x" * 990}, sampling=SamplingParams(max_new_tokens=10)).sampling.max_new_tokens == 10
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({}, "no prompt: expected a value in one of the columns body, prompt_token_ids"),
+        ({"prompt": None}, "no prompt"),
+        ({"prompt": ""}, "column prompt: empty"),
+        ({"prompt": 3}, "column prompt: 3; expected text, token ids or chat messages"),
+        ({"prompt": b"x"}, "column prompt: b'x'; expected text"),
+        ({"prompt": "a\ud800"}, "column prompt: half a surrogate pair (\\ud800) at 1"),
+        ({"prompt": "x" * 1000}, "the prompt has 1000 tokens; expected at most 999 (max_model_len 1000"),
+        ({"prompt": "crash"}, "cannot be encoded: RuntimeError: tokenizer panic"),
+        ({"prompt_token_ids": []}, "column prompt_token_ids: an empty list"),
+        ({"prompt_token_ids": [1, None]}, "column prompt_token_ids: holds [1, None]"),
+        ({"prompt_token_ids": [1, True]}, "column prompt_token_ids: holds [1, True]"),
+        ({"prompt_token_ids": [1, 256]}, "token id 256 in the prompt; expected 0 to 255"),
+        ({"prompt_token_ids": [-1]}, "token id -1"),
+        (turns(("human", "hi")), "column conversations: 1 turn(s); expected the human turn and an answer"),
+        (turns(("gpt", "hi"), ("human", "x")), "column conversations: begins with gpt, human; expected a human turn"),
+        (turns(("system", "s"), ("gpt", "x")), "begins with system, gpt"),
+        (turns(("human", None), ("gpt", "x")), "column conversations[0].value: no value; expected text"),
+        (turns(("human", "\udfff"), ("gpt", "x")), "column conversations[0].value: half a surrogate pair"),
+        ({"messages": ["hi"]}, "column messages: holds ['hi']"),
+        (chat((None, "x")), "column messages[0].role: no value; expected user"),
+        (chat(("user", None)), "column messages[0].content: no value; expected text"),
+        (chat(("user", [{"type": "image_url", "image_url": "x"}])), "expected parts of type text"),
+        ({"body": {"input": "embed"}}, "column body: neither messages nor prompt"),
+        ({"body": {"prompt": "x", "n": 2}}, "column body.n: 2 is not served"),
+        ({"body": {"prompt": "x", "frequency_penalty": 0.5}}, "column body.frequency_penalty: 0.5 is not served"),
+        ({"body": {"prompt": ["a", "b"]}}, "column body.prompt: holds ['a', 'b']"),
+        ({"prompt": "x", "id": 1.5}, "column id: 1.5; expected text or a whole number"),
+        ({"prompt": "x", "temperature": "hot"}, "column temperature: 'hot'; expected a number"),
+        ({"prompt": "x", "temperature": math.nan}, "column temperature: nan; expected a number"),
+        ({"prompt": "x", "temperature": -1}, "temperature is -1.0; expected 0 or more"),
+        ({"prompt": "x", "top_k": 1.5}, "column top_k: 1.5; expected a whole number"),
+        ({"prompt": "x", "max_tokens": True}, "column max_tokens: True; expected a number"),
+        ({"prompt": "x", "max_tokens": 0}, "max_new_tokens is 0; expected 1 or more"),
+        ({"prompt": "x", "ignore_eos": "yes"}, "column ignore_eos: 'yes'; expected true or false"),
+        ({"prompt": "x", "stop": [1]}, "column stop: [1]; expected text or a list of texts"),
+        ({"prompt": "x", "stop_token_ids": [300]}, "column stop_token_ids: 300; expected 0 to 255"),
+        ({"prompt": "x", "seed": -1}, "seed is -1; expected between 0"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)  # fmt: skip
+def test_a_bad_row_says_where_and_why(values: dict[str, object], error: str) -> None:
+    completion = refused(values)
+    assert completion.error.startswith("data/a.jsonl, row 107: ") and error in completion.error
+    assert (completion.request.request_id, completion.request.row) == (
+        str(values.get("id") or 1107) if values.get("id") != 1.5 else "1107",
+        7,
+    )
+
+
+def test_a_row_that_could_not_be_read_keeps_its_place() -> None:
+    completion = refused(None, error="the line is not JSON")
+    assert completion.error == "data/a.jsonl, row 107: the line is not JSON"
+    assert completion.request.row == 7
+
+
+def test_an_error_row_keeps_its_id_and_prompt() -> None:
+    completion = refused({"id": "mine", "prompt": "hello", "temperature": "hot"})
+    assert (completion.request.request_id, completion.request.prompt) == ("mine", "hello")
+
+
+def test_what_the_model_cannot_do_at_all_is_no_row_error() -> None:
+    with pytest.raises(ModelError):
+        build({"prompt": "no template"})
+
+
+def test_every_column_that_is_looked_at_is_read() -> None:
+    columns = builder(prompt_column="question").columns
+    assert {"question", "prompt", "messages", "conversations", "body", "id", "temperature", "seed"} <= set(columns)
+    assert len(set(columns)) == len(columns)
+
+
+def test_input_errors_are_value_errors() -> None:
+    assert issubclass(InputError, ValueError)
