@@ -12,13 +12,24 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 import torch
-from specpipe_kernels import paged_attention, store_kv
 from torch import Tensor, nn
+
+from specpipe_kernels import paged_attention, store_kv
 
 ATTENTION_NAME = "specpipe"
 
 # Keywords that transformers passes along and that carry nothing for attention over our own KV memory.
-_IGNORED = frozenset({"dropout", "position_ids", "is_causal", "use_cache", "output_attentions", "output_hidden_states"})
+_IGNORED = frozenset(
+    {
+        "dropout",
+        "is_causal",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "use_cache",
+    }
+)
 
 
 class AttentionBatch(NamedTuple):

@@ -237,7 +237,9 @@ class Engine:
         if self._device.type != "cpu":
             return self.config.pages_per_row
         unread = sum(flight.k + 1 for flight in self._in_flight)
-        return min((max(row.length for row in rows) + unread + k) // self.config.page_size + 1, self.config.pages_per_row)
+        return min(
+            (max(row.length for row in rows) + unread + k) // self.config.page_size + 1, self.config.pages_per_row
+        )
 
     def _collect(self, flight: InFlight, tally: dict[int, _ShardTally]) -> list[Completion]:
         if flight.done is not None:

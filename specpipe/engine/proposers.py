@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import torch
-from specpipe_kernels import Purpose, SamplingTensors, sample
 from torch import Tensor
 
 from specpipe.core import EngineConfig, Method
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.slots import NO_TOKEN, SlotState
+from specpipe_kernels import Purpose, SamplingTensors, sample
 
 
 class RoundRows(NamedTuple):

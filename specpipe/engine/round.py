@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from specpipe_kernels import RejectionOutput, rejection_sample
 from torch import Tensor
 
 from specpipe.core import Method
@@ -18,6 +17,7 @@ from specpipe.engine.proposers import Proposal, Proposer, RoundRows
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.slots import NO_TOKEN, SlotState
 from specpipe.engine.timing import PhaseClock
+from specpipe_kernels import RejectionOutput, rejection_sample
 
 
 class RoundKey(NamedTuple):

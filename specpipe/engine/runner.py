@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from specpipe_kernels import write_index
 from torch import Tensor, nn
 
 from specpipe.engine.attention import AttentionBatch, KVShape, probe_kv_shapes
 from specpipe.engine.pages import allocate_pages, page_bytes
+from specpipe_kernels import write_index
 
 
 class ModelRunner:

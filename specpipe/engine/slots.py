@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from specpipe_kernels import SamplingTensors
 from torch import Tensor
 
 from specpipe.core import EngineConfig, Request
+from specpipe_kernels import SamplingTensors
 
 NO_TOKEN = -1
 MAX_STOP_TOKENS = 16  # stop ids a row may name beside the model's own

@@ -1,0 +1,70 @@
+"""A round is capturable: nothing in it reads a device value back or makes a shape depend on one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.engines import make_engine, make_requests, plan
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SYNCING = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "lift_fresh",
+    "is_nonzero",
+    "repeat_interleave",
+}
+
+
+class NoSync(TorchDispatchMode):
+    """Raises on every operation that waits for the device or whose shape depends on its values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        masks = name in ("index", "index_put", "index_put_") and any(
+            t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]
+        )
+        # A repeat_interleave with a known output size reads nothing back.
+        sized = name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None
+        if masks or (name in SYNCING and not sized):
+            raise AssertionError(f"{name} makes the host wait for the device")
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_guard_sees_a_sync() -> None:
+    values = torch.arange(3)
+    for syncing in (lambda: values[values > 1], lambda: values.sum().item(), lambda: torch.nonzero(values)):
+        with pytest.raises(AssertionError, match="wait for the device"), NoSync():
+            syncing()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("method", ["standard", "block", "invariant", "synthetic"])
+@pytest.mark.parametrize(("proposer", "k"), [("draft", 3), ("ngram", 3), ("none", 0)])
+def test_round(small_pair, temperature: float, method: str, proposer: str, k: int) -> None:
+    pair = small_pair("llama")
+    rates = (0.9, 0.6, 0.3) if method == "synthetic" else ()
+    engine = make_engine(pair.target, pair.draft, max_k=k, proposer=proposer, method=method, synthetic_rates=rates)
+    truncation = {"top_k": 20, "top_p": 0.9, "min_p": 0.01} if temperature else {}
+    requests = make_requests(3, vocab_size=pair.vocab_size, temperature=temperature, **truncation)
+    engine.submit(requests, plan(k, proposer=proposer))
+    while engine.step().running == 0:
+        pass
+    round_ = engine._round
+
+    def guarded(*args: Any) -> Any:
+        with NoSync():
+            return round_(*args)
+
+    guarded.proposer = round_.proposer
+    engine._round = guarded
+    for _ in range(3):
+        assert engine.step().running == 3

@@ -1,0 +1,125 @@
+"""Sampled output: the target's distribution for every method, and the same tokens for `invariant` whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from support.engines import make_engine, make_requests, perturbed, run
+
+from specpipe.core import Request, SamplingParams
+
+PROMPT = (3, 1, 4)
+NEW_TOKENS = 4
+
+
+def joint(model: torch.nn.Module, vocab_size: int, temperature: float, top_k: int) -> torch.Tensor:
+    """Exact probability of the first two tokens after PROMPT: [V, V]."""
+
+    def distribution(prefixes: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            logits = model(prefixes).logits[:, -1].double() / temperature
+        cut = logits.topk(top_k).values[:, -1:]
+        return logits.masked_fill(logits < cut, -torch.inf).softmax(-1)
+
+    prompt = torch.tensor([PROMPT])
+    first = distribution(prompt)[0]
+    prefixes = torch.cat([prompt.expand(vocab_size, -1), torch.arange(vocab_size)[:, None]], dim=1)
+    return first[:, None] * distribution(prefixes)
+
+
+def same_prompt(count: int, **sampling: object) -> list[Request]:
+    params = SamplingParams(max_new_tokens=NEW_TOKENS, **sampling)
+    return [
+        Request(request_id=str(i), shard=0, row=i, prompt="", prompt_token_ids=PROMPT, sampling=params, seed=i)
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("method", ["standard", "block", "invariant"])
+@pytest.mark.parametrize(("proposer", "k"), [("draft", 1), ("draft", 3), ("ngram", 2), ("none", 0)])
+def test_the_joint_of_two_tokens_is_the_targets(small_pair, method: str, proposer: str, k: int) -> None:
+    pair = small_pair("llama", vocab_size=16)
+    temperature, top_k, rows = 0.7, 11, 4000
+    requests = same_prompt(rows, temperature=temperature, top_k=top_k)
+    engine = make_engine(
+        pair.target,
+        pair.draft,
+        slots=500,
+        max_k=k,
+        proposer=proposer,
+        method=method,
+        max_model_len=16,
+        prefill_budget=4096,
+    )
+
+    completions = run(engine, requests, k)
+
+    expected = joint(pair.reference, 16, temperature, top_k).flatten()
+    pairs = torch.tensor([c.token_ids[:2] for c in completions])
+    counts = torch.bincount(pairs[:, 0] * 16 + pairs[:, 1], minlength=256)
+    assert counts[expected == 0].sum() == 0
+    rare = expected * rows < 5
+    observed = torch.cat([counts[~rare], counts[rare].sum()[None]])
+    wanted = torch.cat([expected[~rare], expected[rare].sum()[None]]) * rows
+    assert chisquare(observed.numpy(), wanted.numpy()).pvalue > 1e-4
+    if k:
+        accepted, drafted = (sum(getattr(c, n) for c in completions) for n in ("accepted_tokens", "draft_tokens"))
+        assert 0 < accepted < drafted
+
+
+def test_invariant_tokens_depend_on_nothing_but_seed_and_prefix(small_pair) -> None:
+    pair = small_pair("llama")
+    requests = make_requests(7, vocab_size=pair.vocab_size, temperature=0.9, top_p=0.95)
+    useless = perturbed(small_pair("llama", seed=5).draft, pair.target, noise=9.0)
+    variants = [
+        (None, {"proposer": "none", "max_k": 0}),
+        (pair.draft, {}),
+        (pair.draft, {"slots": 1, "rounds_behind": 1}),
+        (useless, {"max_k": 7}),
+        (None, {"proposer": "ngram", "slots": 2, "prefill_budget": 5}),
+    ]
+
+    outputs = []
+    for draft, options in variants:  # one engine at a time: KV pages hang on the models
+        engine = make_engine(pair.target, draft, method="invariant", **options)
+        outputs.append([c.token_ids for c in run(engine, requests, engine.config.max_k)])
+
+    assert all(output == outputs[0] for output in outputs)
+    assert len(set(outputs[0])) == len(requests)
+
+
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_fixed_k_draws_the_same_tokens_in_any_batch(small_pair, method: str) -> None:
+    pair = small_pair("llama")
+    requests = make_requests(7, vocab_size=pair.vocab_size, temperature=0.9)
+
+    together = run(make_engine(pair.target, pair.draft, slots=7, method=method), requests, 3)
+    alone = run(make_engine(pair.target, pair.draft, slots=1, method=method), requests, 3)
+
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+
+
+def test_greedy_and_sampled_rows_share_a_batch(small_pair) -> None:
+    pair = small_pair("llama")
+    greedy = make_requests(6, vocab_size=pair.vocab_size)
+    sampled = make_requests(6, vocab_size=pair.vocab_size, temperature=1.1)
+    mixed = [pair_[row % 2] for row, pair_ in enumerate(zip(greedy, sampled, strict=True))]
+
+    apart = [run(make_engine(pair.target, pair.draft), rows, 3) for rows in (greedy, sampled)]
+    together = run(make_engine(pair.target, pair.draft), mixed, 3)
+
+    assert [c.token_ids for c in together] == [apart[row % 2][row].token_ids for row in range(6)]
+
+
+def test_synthetic_acceptance_meets_its_rates(small_pair) -> None:
+    pair = small_pair("llama")
+    rates = (0.9, 0.6, 0.3)
+    engine = make_engine(pair.target, pair.draft, slots=50, method="synthetic", synthetic_rates=rates)
+    requests = make_requests(200, vocab_size=pair.vocab_size, max_new_tokens=40)
+
+    completions = run(engine, requests, 3)
+
+    rounds = sum(c.draft_tokens for c in completions) / 3
+    accepted = sum(c.accepted_tokens for c in completions)
+    assert accepted / rounds == pytest.approx(sum(rates), rel=0.05)
