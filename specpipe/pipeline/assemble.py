@@ -31,7 +31,7 @@ class Assembly:
     engine: Engine
     builder: RequestBuilder
     facts: Mapping[str, Any]
-    """device, model_load_s, versions."""
+    """device, dtype, model_load_s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +62,6 @@ def assemble(config: WorkerConfig) -> Assembly:
     import torch
 
     from specpipe.engine.build import EngineSpec, build_engine
-    from specpipe.models.loader import load_config
-    from specpipe.models.support import context_length
     from specpipe.models.tokenizer import PromptEncoder, load_tokenizer
 
     began = time.perf_counter()
@@ -78,8 +76,6 @@ def assemble(config: WorkerConfig) -> Assembly:
     draft = _here(config.draft, "draft", trust) if config.draft is not None else None
     tokenizer = load_tokenizer(target, trust_remote_code=trust, chat_template=model.chat_template)
     encoder = PromptEncoder(tokenizer, system_prompt=config.job.data.system_prompt, name=target.name)
-    lengths = [context_length(load_config(source, trust_remote_code=trust)) for source in (target, draft) if source]
-    max_model_len = model.max_model_len or min(lengths)
     dtype = model.dtype if model.dtype != "auto" else ("bfloat16" if config.device == "cuda" else "float32")
     engine = build_engine(
         EngineSpec(
@@ -87,13 +83,14 @@ def assemble(config: WorkerConfig) -> Assembly:
             draft=draft,
             device=config.device,
             dtype=dtype,
-            config=config.job.engine_config(max_model_len),
+            config=config.job.engine_config(model.max_model_len or 0),
             trust_remote_code=trust,
         )
     )
-    builder = make_builder(config.job, encoder, max_model_len=max_model_len, vocab_size=len(tokenizer))
+    max_model_len = engine.config.max_model_len
+    builder = make_builder(config.job, encoder, max_model_len=max_model_len, vocab_size=engine.target.vocab_size)
     name = torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {config.threads} threads"
-    facts = {"device": name, "dtype": dtype, "model_load_s": time.perf_counter() - began, "versions": versions()}
+    facts = {"device": name, "dtype": dtype, "model_load_s": time.perf_counter() - began}
     return Assembly(engine=engine, builder=builder, facts=facts)
 
 

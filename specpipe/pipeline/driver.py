@@ -24,6 +24,7 @@ from specpipe.speculation.policy import Policy, Situation
 from specpipe.telemetry.timeline import Sample
 
 log = logging.getLogger(__name__)
+_LAST_WORDS_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +81,7 @@ class Driver:
         self._hungry: dict[str, Member] = {}
         self._draining = False
         self._deaths = self._failures = 0
-        self.outcome = Outcome()
+        self.outcome = Outcome(workers=self._fleet.infos)
 
     def drain(self) -> None:
         """Hand out nothing more; let the running shards finish and publish."""
@@ -103,11 +104,10 @@ class Driver:
                     self._poll()
                     next_poll = time.monotonic() + self._config.poll_s
                 self._feed()
+            self.outcome.interrupted = self._draining and bool(self._tasks)
+            self._hear_last_words()
         finally:
             self._fleet.stop()
-        self.outcome.workers = self._fleet.infos
-        self.outcome.interrupted = self._draining and bool(self._tasks)
-        self._show()
         return self.outcome
 
     def _busy(self) -> bool:
@@ -237,8 +237,19 @@ class Driver:
     def _poll(self) -> None:
         for member, why in self._fleet.stalled(self._config.stall_s):
             self._lost(member, why)
-        for member, future in self._fleet.poll():
+        self._ask(final=False)
+        self._show()
+
+    def _ask(self, *, final: bool) -> None:
+        for member, future in self._fleet.poll(final=final):
             self._when_done(future, partial(self._heard, member))
+
+    def _hear_last_words(self) -> None:
+        """The end of every worker's timeline; those that say nothing in time are not waited for."""
+        limit = time.monotonic() + _LAST_WORDS_S
+        self._ask(final=True)
+        while any(member.asked_at is not None for member in self._fleet.ready.values()) and time.monotonic() < limit:
+            self._handle_events(until=min(limit, time.monotonic() + 0.1))
         self._show()
 
     def _show(self) -> None:

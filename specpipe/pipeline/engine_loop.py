@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import traceback
@@ -108,8 +109,8 @@ class EngineLoop:
             self._submissions += 1
         self._wake.set()
 
-    def status(self, *, after: int) -> LoopStatus:
-        """Counters so far, and the timeline's finished intervals that began after Unix second `after`."""
+    def status(self, *, after: int, final: bool = False) -> LoopStatus:
+        """Counters so far, and the timeline's intervals that began after Unix second `after` and are over, or all."""
         with self._lock:
             return LoopStatus(
                 running=self._engine.running,
@@ -120,7 +121,7 @@ class EngineLoop:
                 drafts=self._drafts,
                 accepted_tokens=self._accepted,
                 in_step_s=time.monotonic() - self._step_began if self._step_began else 0.0,
-                samples=tuple(self._sampler.since(after, now=time.time())),
+                samples=tuple(self._sampler.since(after, now=math.inf if final else time.time())),
             )
 
     def close(self) -> None:

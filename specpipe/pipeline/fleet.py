@@ -107,15 +107,16 @@ class Fleet:
         """Rows running and waiting in this worker, and its share of the rows that no worker has yet."""
         return member.open_rows + undispatched_rows / max(1, len(self.ready))
 
-    def poll(self) -> list[tuple[Member, Future[LoopStatus]]]:
-        """Ask those workers for their status that were asked longest ago."""
-        silent = [member for member in self.ready.values() if member.asked_at is None]
-        asked = len(self.ready) - len(silent)
+    def poll(self, *, final: bool = False) -> list[tuple[Member, Future[LoopStatus]]]:
+        """Ask for the status of those that were asked longest ago; `final`: of all, with unfinished intervals."""
+        members = list(self.ready.values())
+        silent = members if final else [member for member in members if member.asked_at is None]
+        asked = len(members) - len(silent)
         out = []
-        for member in silent[: max(0, _POLLED_AT_ONCE - asked)]:
+        for member in silent[: len(silent) if final else max(0, _POLLED_AT_ONCE - asked)]:
             member.asked_at = time.monotonic()
             self.ready[member.name] = self.ready.pop(member.name)  # to the end of the line
-            out.append((member, member.handle.status(member.second)))
+            out.append((member, member.handle.status(member.second, final)))
         return out
 
     def stalled(self, limit_s: float) -> list[tuple[Member, str]]:

@@ -26,7 +26,7 @@ class WorkerInfo:
     """What a worker says once it is ready."""
 
     facts: Mapping[str, Any]
-    """device, host, pid, model_load_s, warm_up_s, versions."""
+    """device, dtype, host, pid, model_load_s, warm_up_s."""
 
 
 class WorkerHandle(Protocol):
@@ -40,8 +40,8 @@ class WorkerHandle(Protocol):
 
     def run_shard(self, order: ShardOrder) -> Future[ShardReport]: ...
 
-    def status(self, after: int) -> Future[LoopStatus]:
-        """Counters, and the timeline since Unix second `after`."""
+    def status(self, after: int, final: bool) -> Future[LoopStatus]:
+        """Counters, and the timeline since Unix second `after`; `final`: with the interval that is not over."""
 
     def stop(self) -> None:
         """End it now, whatever it is doing. Never raises."""

@@ -56,8 +56,8 @@ class ActorHandle:
     def run_shard(self, order: ShardOrder) -> Future[ShardReport]:
         return self._call(self._actor.run_shard, order)
 
-    def status(self, after: int) -> Future[LoopStatus]:
-        return self._call(self._actor.status, after)
+    def status(self, after: int, final: bool) -> Future[LoopStatus]:
+        return self._call(self._actor.status, after, final)
 
     def stop(self) -> None:
         with suppress(RayError, ValueError):

@@ -18,9 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from specpipe.core import Completion, Request, Shard, ShardReport
-from specpipe.data.output import to_table
-from specpipe.data.publish import publish_part
-from specpipe.data.rows import RowHasher, read_kept, read_rows
+from specpipe.data import RowHasher, publish_part, read_kept, read_rows, require_unchanged, to_table
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.assemble import Assembly, WorkerConfig, assemble
 from specpipe.pipeline.engine_loop import WARM_UP_SHARD, EngineLoop, LoopStatus
@@ -126,7 +124,9 @@ class Worker:
         hasher = RowHasher()
         requests: list[Request] = []
         refused: list[Completion] = []
-        for row in read_rows(self._config.files[shard.file], shard.start, shard.stop, builder.columns):
+        file = self._config.files[shard.file]
+        require_unchanged(file)
+        for row in read_rows(file, shard.start, shard.stop, builder.columns):
             hasher.update(row)
             built = builder.build(row, shard)
             if isinstance(built, Request):
@@ -150,7 +150,7 @@ class Worker:
         publish_part(folder.file(part), table, shard_hash=shard_hash, telemetry=record.to_dict())
         return part
 
-    def status(self, after: int) -> LoopStatus:
-        """Counters so far, and the timeline since Unix second `after`."""
-        status = self._loop.status(after=after)
+    def status(self, after: int, final: bool = False) -> LoopStatus:
+        """Counters so far, and the timeline since Unix second `after`; `final`: with the interval that is not over."""
+        status = self._loop.status(after=after, final=final)
         return dataclasses.replace(status, rows_done=status.rows_done + self._refused_rows)

@@ -53,7 +53,7 @@ class FakeWorker:
         finally:
             self.in_flight.remove(order.shard.index)
 
-    def status(self, after: int) -> Future[LoopStatus]:
+    def status(self, after: int, final: bool) -> Future[LoopStatus]:
         future: Future[LoopStatus] = Future()
         if (status := self._pool.on_status(self)) is not None:
             future.set_result(status)

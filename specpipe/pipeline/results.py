@@ -1,0 +1,49 @@
+"""What a run leaves beside its parts: telemetry/shards.parquet and summary.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specpipe.errors import EXIT_COMPLETE, EXIT_INCOMPLETE
+from specpipe.pipeline.folder import SHARDS, SUMMARY, RunFolder
+from specpipe.pipeline.manifest import Manifest
+from specpipe.pipeline.timeline_log import parquet_bytes, peak_of
+from specpipe.telemetry.record import ShardRecord, shard_table
+from specpipe.telemetry.summary import RunFacts, summarise
+
+
+def build_summary(
+    folder: RunFolder,
+    manifest: Manifest,
+    records: Sequence[ShardRecord],
+    *,
+    failed_shards: Mapping[int, str],
+    workers: Mapping[str, Mapping[str, Any]],
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """The summary of all published parts, as they are now."""
+    facts = RunFacts(
+        total_rows=manifest.rows,
+        total_shards=len(manifest.shards),
+        failed_shards=failed_shards,
+        starts=folder.epoch(),
+        synthetic=manifest.synthetic,
+        peak_output_throughput=peak_of(folder),
+        workers=workers,
+        versions=versions,
+    )
+    return {"name": manifest.tuning.get("name", "job"), "run_id": manifest.run_id, **summarise(records, facts)}
+
+
+def publish_results(folder: RunFolder, records: Sequence[ShardRecord], summary: Mapping[str, Any]) -> None:
+    """Compact the footers, then the summary: whoever sees it sees the telemetry too."""
+    folder.publish(SHARDS, parquet_bytes(shard_table(records)))
+    folder.publish(SUMMARY, (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def exit_code_of(summary: Mapping[str, Any], max_failed_rows: int) -> int:
+    """Of a run that went to its end."""
+    fine = summary["complete"] and summary["failed"] <= max_failed_rows
+    return EXIT_COMPLETE if fine else EXIT_INCOMPLETE

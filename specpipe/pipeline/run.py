@@ -1,0 +1,199 @@
+"""One start of a run, from a job to its exit code."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from specpipe.core import AcceptanceCounts, Shard
+from specpipe.data.locations import locate
+from specpipe.data.publish import ATTEMPT_PREFIX
+from specpipe.errors import EXIT_INTERRUPTED
+from specpipe.job import JobSpec
+from specpipe.pipeline.assemble import WorkerConfig, versions
+from specpipe.pipeline.cluster import Placement, connected
+from specpipe.pipeline.driver import Driver, DriverConfig, Observers, Outcome
+from specpipe.pipeline.failures import StaleRunError
+from specpipe.pipeline.folder import MANIFEST, RunFolder
+from specpipe.pipeline.interrupts import drain_on_interrupt
+from specpipe.pipeline.ledger import read_ledger
+from specpipe.pipeline.manifest import Manifest, check_identity, new_manifest, read_manifest
+from specpipe.pipeline.prepare import Prepared, prepare
+from specpipe.pipeline.progress import Progress
+from specpipe.pipeline.results import build_summary, exit_code_of, publish_results
+from specpipe.pipeline.scoreboard import Earlier
+from specpipe.pipeline.timeline_log import TimelineLog
+from specpipe.speculation.make import make_policy
+from specpipe.telemetry.record import ShardRecord
+
+log = logging.getLogger(__name__)
+_TIMELINE_WORKERS = 100  # with more workers the timeline's intervals grow, so that its rows per second do not
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """What a start came to."""
+
+    folder: str
+    state: Literal["complete", "already complete", "incomplete", "interrupted"]
+    exit_code: int
+    summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Opened:
+    """A folder that is ours to write, and what is done in it."""
+
+    prepared: Prepared
+    folder: RunFolder
+    manifest: Manifest | None
+    done: dict[int, ShardRecord]
+
+    @property
+    def is_complete(self) -> bool:
+        return self.manifest is not None and len(self.done) == len(self.manifest.shards)
+
+
+def execute(
+    job: JobSpec, *, show: Callable[[Progress], None] = lambda progress: None, verbose: bool = False
+) -> RunResult:
+    """Run a job, or what is left of it. Blocks.
+
+    Raises SpecpipeError for what the user must mend, KeyboardInterrupt when interrupted twice; what was published
+    stays, and a later start goes on from there.
+    """
+    folder = RunFolder.at(job.output.path)
+    folder.claim()
+    prepared = prepare(job)
+    with folder.lock() or nullcontext():
+        opened = _open(prepared, folder)
+        if opened.manifest is not None and opened.is_complete:
+            return _finished(opened, opened.manifest, Outcome(), state="already complete")
+        with connected(job, verbose=verbose) as placement:
+            return _start(opened, placement, show)
+
+
+def _open(prepared: Prepared, folder: RunFolder) -> _Opened:
+    """Under the lock: compare identities, see what is done, sweep up what a crash left."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return _Opened(prepared=prepared, folder=folder, manifest=None, done={})
+    check_identity(manifest.identity, prepared.identity, folder)
+    done = read_ledger(folder, manifest.shards, manifest.run_id)
+    _sweep(folder)
+    return _Opened(prepared=prepared, folder=folder, manifest=manifest, done=done)
+
+
+def _sweep(folder: RunFolder) -> None:
+    """Delete unfinished files of dead workers. A worker that still lives belongs to an older start and must fail."""
+    for name in folder.names("outputs"):
+        if name.startswith(ATTEMPT_PREFIX):
+            location = locate(folder.file(f"outputs/{name}"))
+            with suppress(OSError):
+                location.filesystem.delete_file(location.path)
+
+
+def _start(opened: _Opened, placement: Placement, show: Callable[[Progress], None]) -> RunResult:
+    prepared, folder, job = opened.prepared, opened.folder, opened.prepared.job
+    if opened.manifest is None:
+        shards = prepared.shards(workers=placement.workers, device=placement.device)
+        synthetic = job.speculation.method == "synthetic"
+        manifest = new_manifest(prepared.identity, prepared.tuning, shards, synthetic=synthetic)
+    else:
+        manifest = replace(opened.manifest, tuning=prepared.tuning)
+    epoch = folder.begin_epoch()
+    folder.publish(MANIFEST, manifest.to_json().encode())
+    config = _worker_config(prepared, folder, manifest, placement, epoch)
+    timeline = TimelineLog(folder, epoch)
+    driver = _driver(opened, manifest, config, placement, Observers(progress=show, samples=timeline.add))
+    try:
+        with drain_on_interrupt(driver.drain):
+            driver.run()
+    except StaleRunError:
+        raise
+    except BaseException:
+        timeline.publish()
+        _finished(opened, manifest, driver.outcome, state="interrupted")
+        raise
+    timeline.publish()
+    return _finished(opened, manifest, driver.outcome, state="interrupted" if driver.outcome.interrupted else None)
+
+
+def _worker_config(
+    prepared: Prepared, folder: RunFolder, manifest: Manifest, placement: Placement, epoch: int
+) -> WorkerConfig:
+    return WorkerConfig(
+        job=prepared.job,
+        folder=folder,
+        run_id=manifest.run_id,
+        epoch=epoch,
+        probe=folder.write_probe(),
+        files={file.path: file for file in prepared.files},
+        kept_schema=prepared.kept,
+        target=prepared.target,
+        draft=prepared.draft,
+        device=placement.device,
+        threads=placement.threads,
+        timeline_interval_s=max(1, placement.workers // _TIMELINE_WORKERS),
+    )
+
+
+def _driver(
+    opened: _Opened, manifest: Manifest, config: WorkerConfig, placement: Placement, observers: Observers
+) -> Driver:
+    from specpipe.pipeline.ray_pool import RayPool
+
+    job, done = config.job, opened.done
+    policy = make_policy(
+        job.speculation.policy,
+        k=job.speculation.num_speculative_tokens,
+        max_running=job.speculation.max_running,
+        proposer=job.speculation.active_proposer,
+    )
+    earlier = Earlier(
+        shards=len(done),
+        rows=sum(record.rows for record in done.values()),
+        failed_rows=sum(record.failed_rows for record in done.values()),
+        acceptance=sum((record.verified for record in done.values()), AcceptanceCounts()),
+    )
+    driver_config = DriverConfig(
+        workers=placement.workers,
+        slots=job.workers.slots,
+        max_attempts=job.workers.max_attempts,
+        warm_up=job.data.warmup_rows > 0,
+    )
+    pending: list[Shard] = [shard for shard in manifest.shards if shard.index not in done]
+    return Driver(pending, RayPool(config, placement), policy, driver_config, earlier=earlier, observers=observers)
+
+
+def _finished(
+    opened: _Opened,
+    manifest: Manifest,
+    outcome: Outcome,
+    *,
+    state: Literal["already complete", "interrupted"] | None,
+) -> RunResult:
+    """Write what the run leaves, and say how it ended."""
+    records = {**opened.done, **{report.shard: ShardRecord.from_dict(report.telemetry) for report in outcome.reports}}
+    summary = build_summary(
+        opened.folder,
+        manifest,
+        list(records.values()),
+        failed_shards=outcome.failed,
+        workers={name: info.facts for name, info in outcome.workers.items()},
+        versions=versions(),
+    )
+    if state != "already complete":
+        publish_results(opened.folder, list(records.values()), summary)
+    code = exit_code_of(summary, opened.prepared.job.output.max_failed_rows)
+    if state == "interrupted" and not summary["complete"]:
+        code = EXIT_INTERRUPTED
+    return RunResult(
+        folder=opened.folder.path,
+        state=state or ("complete" if summary["complete"] else "incomplete"),
+        exit_code=code,
+        summary=summary,
+    )

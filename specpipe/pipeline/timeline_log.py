@@ -1,0 +1,58 @@
+"""The timeline's segment of one start, published whole again and again as it grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specpipe.errors import OutputError
+from specpipe.pipeline.folder import RunFolder
+from specpipe.telemetry.timeline import Sample, peak_tokens_per_s, timeline_batch, timeline_schema
+
+_FIRST_FLUSH_S = 30.0
+_GROWTH = 1.25  # each flush rewrites the segment: waiting in proportion to its age keeps the sum linear
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return bytes(sink.getvalue())
+
+
+class TimelineLog:
+    """Collects the samples of all workers. What a crash loses is the last quarter of a segment at most."""
+
+    def __init__(self, folder: RunFolder, epoch: int) -> None:
+        self._folder = folder
+        self._name = folder.timeline_name(epoch)
+        self._batches: list[pa.RecordBatch] = []
+        self._began = time.monotonic()
+        self._next_flush = self._began + _FIRST_FLUSH_S
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        self._batches.append(timeline_batch(samples))
+        now = time.monotonic()
+        if now >= self._next_flush:
+            self._next_flush = self._began + (now - self._began) * _GROWTH
+            self.publish()
+
+    def publish(self) -> None:
+        """Write all that is known; nothing at all if no worker has said anything."""
+        if self._batches:
+            table = pa.Table.from_batches(self._batches, schema=timeline_schema())
+            self._folder.publish(self._name, parquet_bytes(table))
+
+
+def peak_of(folder: RunFolder) -> float:
+    """Best output tokens/s of any interval of any start, over all workers."""
+    tables = []
+    for name in folder.names("telemetry"):
+        if name.startswith("timeline-") and (data := folder.read(f"telemetry/{name}")) is not None:
+            try:
+                tables.append(pq.read_table(pa.BufferReader(data), columns=["second", "tokens_per_s"]))
+            except (pa.ArrowInvalid, KeyError) as error:
+                raise OutputError(f"{folder.file(f'telemetry/{name}')} is no timeline: {error}") from error
+    return peak_tokens_per_s(tables)
