@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -44,9 +45,25 @@ def find_prompt(values: Mapping[str, object], column: str | None) -> Prompt:
             raise InputError(f"column {column}: no value; expected a prompt (data.prompt names this column)")
         return _prompt_of(column, values[column], values)
     for name in PROMPT_COLUMNS:
-        if values.get(name) is not None:
-            return _prompt_of(name, values[name], values)
+        value = values.get(name)
+        if value is not None:
+            return _prompt_of(name, _unpacked(name, value), values)
     raise InputError(f"no prompt: expected a value in one of the columns {', '.join(PROMPT_COLUMNS)}")
+
+
+def _unpacked(name: str, value: object) -> object:
+    """Chats stored as JSON text, as databases export them, become chats; a plain prompt is not what they are."""
+    if not isinstance(value, str) or name not in ("body", "messages", "conversations"):
+        return value
+    if name == "body":
+        raise InputError(f"column body: {_show(value)}; expected an object with messages or prompt")
+    try:
+        turns = json.loads(value)
+    except (ValueError, RecursionError):
+        raise InputError(f"column {name}: text that is not JSON: {_show(value)}; expected a list of turns") from None
+    if not isinstance(turns, list):
+        raise InputError(f"column {name}: {_show(turns)}; expected a list of turns")
+    return turns
 
 
 def request_body(values: Mapping[str, object], column: str | None) -> Mapping[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -149,7 +148,7 @@ def _identifier(values: Mapping[str, object]) -> str:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_HUGE < value < _HUGE:
         raise InputError("a number")
     return float(value)
 
@@ -181,6 +180,7 @@ def _integers(value: object) -> tuple[int, ...]:
     return tuple(_integer(item) for item in value)
 
 
+_HUGE = 2.0**64  # beyond every parameter's range; NaN fails the comparison too
 _OVERRIDES: Mapping[str, tuple[str, Callable[[object], object]]] = {
     "temperature": ("temperature", _number),
     "top_k": ("top_k", _integer),

@@ -19,21 +19,23 @@ _IPC_FILE_MAGIC = b"ARROW1"
 
 
 @contextmanager
-def _opened(location: Location) -> Iterator[Any]:
-    source = pa.memory_map(location.path) if location.is_local else location.filesystem.open_input_file(location.path)
+def _opened(location: Location, kind: str) -> Iterator[Any]:
+    """IPC is mapped where it is local: its batches then cost nothing until they are looked at."""
+    mapped = location.is_local and kind == "arrow"
+    source = pa.memory_map(location.path) if mapped else location.filesystem.open_input_file(location.path)
     with source:
         yield source
 
 
 def schema_of(location: Location, kind: str) -> Any:
     """The pyarrow.Schema of a file of kind "parquet" or "arrow"."""
-    with _opened(location) as source:
+    with _opened(location, kind) as source:
         return pq.read_schema(source) if kind == "parquet" else _ipc_reader(source, None).schema
 
 
 def scan_parquet(location: Location, prompt_columns: Sequence[str]) -> tuple[int, int]:
     """Rows, and mean bytes of a row in the prompt columns (all columns, where it has none of them)."""
-    with _opened(location) as source:
+    with _opened(location, "parquet") as source:
         metadata = pq.read_metadata(source)
         sizes: dict[bool, int] = {True: 0, False: 0}
         for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
@@ -46,14 +48,14 @@ def scan_parquet(location: Location, prompt_columns: Sequence[str]) -> tuple[int
 
 def scan_ipc(location: Location) -> int:
     """Rows of an IPC file (from its metadata) or stream (read through; a memory map where it is local)."""
-    with _opened(location) as source:
+    with _opened(location, "arrow") as source:
         reader = _ipc_reader(source, None)
         return int(reader.count_rows()) if _is_file(reader) else sum(batch.num_rows for batch in reader)
 
 
 def read_batches(location: Location, kind: str, start: int, stop: int, columns: Sequence[str] | None) -> Iterator[Any]:
     """pyarrow.RecordBatches that hold exactly rows [start, stop), of those `columns` that the file has (None: all)."""
-    with _opened(location) as source:
+    with _opened(location, kind) as source:
         batches = _parquet_batches if kind == "parquet" else _ipc_batches
         for first, batch in batches(source, start, stop, columns):
             begin, end = max(0, start - first), min(batch.num_rows, stop - first)

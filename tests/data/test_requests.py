@@ -69,10 +69,12 @@ def chat(*pairs: tuple[object, object]) -> dict[str, object]:
     [
         (turns(("human", "hi"), ("gpt", "yo"), ("human", "more")), "user: hi\n"),
         (turns(("system", "be kind"), ("user", "hi"), ("gpt", "yo")), "system: be kind\nuser: hi\n"),
-        (chat(("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c")), "system: s\nuser: a\nassistant: b\nuser: c\n"),
+        (chat(("system", "s"), ("user", "a"), ("tool", "b")), "system: s\nuser: a\ntool: b\n"),
         (chat(("user", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])), "user: ab\n"),
-        ({"custom_id": "q", "body": {"messages": [{"role": "user", "content": "x"}], "model": "m", "n": 1}}, "user: x\n"),
+        ({"custom_id": "q", "body": {"model": "m", "n": 1, **chat(("user", "x"))}}, "user: x\n"),
         ({"custom_id": "q", "body": {"prompt": "x"}, "prompt": "not this"}, "x"),
+        ({"messages": '[{"role": "user", "content": "x"}]'}, "user: x\n"),
+        ({"conversations": '[{"from": "human", "value": "x"}, {"from": "gpt"}]', "prompt": None}, "user: x\n"),
     ],
 )  # fmt: skip
 def test_chats_conversations_and_batch_lines_are_prompts(values: dict[str, object], text: str) -> None:
@@ -160,6 +162,12 @@ def test_new_tokens_are_cut_to_the_room_that_the_prompt_leaves() -> None:
         ({"prompt": "x", "ignore_eos": "yes"}, "column ignore_eos: 'yes'; expected true or false"),
         ({"prompt": "x", "stop": [1]}, "column stop: [1]; expected text or a list of texts"),
         ({"prompt": "x", "stop_token_ids": [300]}, "column stop_token_ids: 300; expected 0 to 255"),
+        ({"prompt": "x", "top_k": 10**400}, "column top_k: 1000"),
+        ({"prompt": "x", "temperature": math.inf}, "column temperature: inf; expected a number"),
+        ({"prompt": "x", "seed": 2**63}, f"seed is {2**63}; expected between 0"),
+        ({"messages": "[1"}, "column messages: text that is not JSON"),
+        ({"conversations": "3"}, "column conversations: 3; expected a list of turns"),
+        ({"body": "{}"}, "column body: '{}'; expected an object with messages or prompt"),
         ({"prompt": "x", "seed": -1}, "seed is -1; expected between 0"),
     ],
     ids=lambda value: repr(value)[:40],
@@ -167,10 +175,7 @@ def test_new_tokens_are_cut_to_the_room_that_the_prompt_leaves() -> None:
 def test_a_bad_row_says_where_and_why(values: dict[str, object], error: str) -> None:
     completion = refused(values)
     assert completion.error.startswith("data/a.jsonl, row 107: ") and error in completion.error
-    assert (completion.request.request_id, completion.request.row) == (
-        str(values.get("id") or 1107) if values.get("id") != 1.5 else "1107",
-        7,
-    )
+    assert completion.request.row == 7
 
 
 def test_a_row_that_could_not_be_read_keeps_its_place() -> None:

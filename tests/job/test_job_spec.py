@@ -1,0 +1,109 @@
+"""What a job means to the parts that run it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specpipe.core import EngineConfig, SamplingParams
+from specpipe.job import JobSpec, load_job, parse_job
+from specpipe.job.reference import reference
+
+ROOT = Path(__file__).parents[2]
+
+
+def job(**sections: object) -> JobSpec:
+    base = {"model": {"target": "big", "draft": "small"}, "data": {"path": "rows"}, "output": {"path": "out"}}
+    return parse_job({**base, **sections}, source="test")
+
+
+def test_the_shipped_job_is_the_fields_benchmark() -> None:
+    spec = load_job(ROOT / "jobs" / "sharegpt.yaml")
+    expected = SamplingParams(temperature=0.0, max_new_tokens=300, ignore_eos=True)
+    assert spec.name == "sharegpt" and spec.sampling_params() == expected
+    assert (spec.speculation.max_k, spec.workers.slots, spec.data.warmup_rows > 0) == (3, 16, True)
+    assert (spec.model.target, spec.draft_model) == ("builtin:tiny", "builtin:tiny")
+
+
+def test_defaults_are_those_of_the_vocabulary() -> None:
+    assert job().sampling_params() == SamplingParams()
+    assert job(speculation={"policy": "off"}).engine_config(512) == EngineConfig(max_model_len=512)
+
+
+def test_the_engine_gets_the_jobs_numbers() -> None:
+    spec = job(
+        workers={"slots": 4, "prefill_budget": 99},
+        speculation={"method": "invariant", "proposer": "ngram", "num_speculative_tokens": 5, "ngram_max": 6},
+    )
+    assert spec.engine_config(64) == EngineConfig(
+        slots=4, max_model_len=64, max_k=5, proposer="ngram", method="invariant", ngram_max=6, prefill_budget=99
+    )
+
+
+@pytest.mark.parametrize(("policy", "proposer"), [("off", "draft"), ("fixed", "none"), ("off", "none")])
+def test_where_nothing_is_drafted_the_engine_is_told_so(policy: str, proposer: str) -> None:
+    speculation = job(speculation={"policy": policy, "proposer": proposer}).speculation
+    assert (speculation.max_k, speculation.active_proposer) == (0, "none")
+
+
+@pytest.mark.parametrize(
+    ("length", "k", "rates"),
+    [(1, 2, (0.0, 0.0)), (2.75, 3, (1.0, 0.75, 0.0)), (4, 3, (1.0, 1.0, 1.0)), (1.5, 1, (0.5,))],
+)
+def test_an_acceptance_length_becomes_rates_that_sum_to_it_less_one(
+    length: float, k: int, rates: tuple[float, ...]
+) -> None:
+    spec = job(speculation={"method": "synthetic", "synthetic_acceptance_length": length, "num_speculative_tokens": k})
+    assert spec.speculation.rates == spec.engine_config(64).synthetic_rates == rates
+
+
+def test_given_rates_are_taken_as_they_are() -> None:
+    assert job(speculation={"method": "synthetic", "synthetic_rates": [0.9, 0.5, 0]}).speculation.rates == (0.9, 0.5, 0)
+    assert job().speculation.rates == ()
+
+
+def test_identity_and_tuning_are_every_field_once_and_json() -> None:
+    spec = job()
+    identity, tuning = spec.identity(), spec.tuning()
+    dumped = spec.model_dump()
+    places = {f"{name}.{key}" for name, value in dumped.items() if isinstance(value, dict) for key in value}
+    places |= {name for name, value in dumped.items() if not isinstance(value, dict)}
+    assert identity.keys() | tuning.keys() == places and not identity.keys() & tuning.keys()
+    assert json.loads(json.dumps(identity)) == identity and json.loads(json.dumps(tuning)) == tuning
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "is_identity"),
+    [
+        ("seed", 3, True),
+        ("model", {"target": "other", "draft": "small"}, True),
+        ("model", {"target": "big", "draft": "small", "dtype": "float32"}, True),
+        ("data", {"path": "rows", "limit": 5}, True),
+        ("data", {"path": "rows", "system_prompt": "be kind"}, True),
+        ("sampling", {"top_k": 3}, True),
+        ("speculation", {"method": "block"}, True),
+        ("output", {"path": "out", "keep_columns": ["label"]}, True),
+        ("name", "x", False),
+        ("model", {"target": "big", "draft": "small", "device": "cpu"}, False),
+        ("data", {"path": "rows", "warmup_rows": 5}, False),
+        ("speculation", {"policy": "off"}, False),
+        ("speculation", {"num_speculative_tokens": 5, "max_running": 2, "proposer": "ngram"}, False),
+        ("workers", {"count": 4, "slots": 64, "shard_tokens": 1000}, False),
+        ("output", {"path": "elsewhere", "max_failed_rows": 9}, False),
+    ],
+)
+def test_identity_changes_with_what_makes_the_outputs_alone(section: str, values: object, is_identity: bool) -> None:
+    changed = job(**{section: values})
+    assert (changed.identity() != job().identity()) is is_identity
+    assert (changed.tuning() != job().tuning()) is not is_identity
+
+
+def test_the_reference_page_is_current() -> None:
+    page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    assert page == reference(), "run `python -m specpipe.job.reference > docs/jobs.md`"
+
+
+def test_every_field_is_documented() -> None:
+    rows = [line for line in reference().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(job().identity()) + len(job().tuning())
+    assert all(row.rsplit("|", 2)[1].strip() for row in rows)

@@ -1,0 +1,197 @@
+"""Job files: what they may hold, YAML's traps, and everything that is wrong in one message."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from specpipe.errors import JobError
+from specpipe.job import JobSpec, load_job, parse_job
+
+MINIMAL = "model: {target: big, draft: small}\ndata: {path: rows.jsonl}\noutput: {path: runs/a}\n"
+
+
+def job(text: str = "", *overrides: str, base: str = MINIMAL) -> JobSpec:
+    path = Path("nightly.yaml")
+    path.write_text(base + text, encoding="utf-8")
+    return load_job(path, overrides)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def problem(text: str, *overrides: str, base: str = MINIMAL) -> str:
+    with pytest.raises(JobError) as caught:
+        job(text, *overrides, base=base)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_three_sections_are_enough_and_the_file_names_the_job() -> None:
+    spec = job()
+    assert (spec.name, spec.seed, spec.model.draft, spec.output.max_failed_rows) == ("nightly", 0, "small", 0)
+    assert job("name: mine\n").name == "mine"
+
+
+def test_a_job_is_frozen_and_hashable() -> None:
+    spec = job("sampling: {stop: [a]}\n")
+    assert hash(spec) == hash(job("sampling: {stop: [a]}\n"))
+    with pytest.raises(ValidationError, match="frozen"):
+        spec.seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "value"),
+    [
+        ("speculation: {policy: off}", "speculation.policy", "off"),
+        ("speculation: {policy: 'off'}", "speculation.policy", "off"),
+        ("speculation:\n  # policy: off", "speculation.policy", "queue_threshold"),
+        ("sampling: {temperature: 1e-1}", "sampling.temperature", 0.1),
+        ("sampling: {stop: END}", "sampling.stop", ("END",)),
+        ("sampling: {stop_token_ids: 7}", "sampling.stop_token_ids", (7,)),
+        ("workers: {count: auto}", "workers.count", "auto"),
+        ("workers: {count: 3, slots: 16.0}", "workers.slots", 16),
+        ("workers: {shard_tokens: none}", "workers.shard_tokens", None),
+        ("workers: {shard_tokens: }", "workers.shard_tokens", None),
+        ("speculation: {proposer: none}", "speculation.proposer", "none"),
+        ("sampling: &s {top_k: 4}", "sampling.top_k", 4),
+    ],
+)
+def test_values_mean_what_they_look_like(text: str, place: str, value: object) -> None:
+    section, key = place.split(".")
+    assert getattr(getattr(job(text), section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("speculation: {polcy: off}", "line 4: speculation.polcy is no key of a job file; did you mean speculation."),
+        ("specualtion: {policy: off}", "line 4: specualtion is no key of a job file; did you mean speculation?"),
+        ("slots: 4", "line 4: slots is no key of a job file; did you mean workers.slots?"),
+        ("sampling:\n  xyzzy: 4", "line 5: sampling.xyzzy is no key of a job file; expected one of temperature, top_k"),
+        ("speculation: {policy: on}", 'speculation.policy is true; expected off, fixed or queue_threshold'),
+        ("speculation: {policy: goodish}", 'speculation.policy is "goodish"; expected off, fixed'),
+        ("speculation: {num_speculative_tokens: 33}", "is 33; expected a whole number (1 or more, at most 32)"),
+        ("workers: {slots: yes}", "workers.slots is true; expected a whole number (1 or more)"),
+        ("workers: {slots: 1.5}", "workers.slots is 1.5; expected a whole number"),
+        ("workers: {slots: }", "workers.slots is empty; expected a whole number"),
+        ("workers: {count: many}", 'workers.count is "many"; expected a whole number (1 or more) or auto'),
+        ("workers: {count: true}", "workers.count is true; expected a whole number (1 or more) or auto"),
+        ("workers: {gpus_per_worker: 2}", "workers.gpus_per_worker is 2; expected 1: a pair lives on one GPU"),
+        ("workers: {cpus_per_worker: 0}", "workers.cpus_per_worker is 0; expected a number (above 0) or auto"),
+        ("workers: 3", "workers is 3; expected a section with keys and values"),
+        ("name: 2024", "name is 2024; expected text; put it in quotes"),
+        ("name: 2024-01-01", 'name is "2024-01-01"; expected text; put it in quotes'),
+        ("seed: -1", "seed is -1; expected a whole number (0 or more)"),
+        ("sampling: {stop: [no]}", "sampling.stop is [false]; expected a list of: text"),
+        ("sampling: {stop: ['']}", "sampling.stop is ('',); expected strings that are not empty"),
+        ("sampling: {temperature: .nan}", "sampling.temperature is nan; expected 0 or more"),
+        ("sampling: {top_p: 0}", "sampling.top_p is 0.0; expected above 0 and at most 1"),
+        ("sampling: {max_new_tokens: 0}", "sampling.max_new_tokens is 0; expected 1 or more"),
+        ("speculation: {ngram_min: 4}", "speculation.ngram_min is 4; expected at most ngram_max (3)"),
+        ("speculation: {method: synthetic}", "method is synthetic; expected exactly one of synthetic_rates and"),
+        ("speculation: {synthetic_acceptance_length: 2}", "is set; expected that only with method: synthetic"),
+        ("speculation: {method: synthetic, synthetic_rates: [1]}", "has 1 entries; expected 3, one for each"),
+        ("speculation: {method: synthetic, synthetic_rates: [0.1, 0.2, 0]}", "expected rates that never rise"),
+        ("speculation: {method: synthetic, synthetic_rates: [2, 1, 0]}", "a number (0 or more, at most 1)"),
+        ("speculation: {method: synthetic, synthetic_acceptance_length: 5}", "expected at most 4 (num_speculative_"),
+        ("model: {target: x}", "model stands twice, in line 1 and line 4; keep one"),
+        ("seed: 1\nworkers:\n  slots: 4\n  slots: 8", "workers.slots stands twice, in line 6 and line 7"),
+        ("seed: [1", "nightly.yaml is not YAML: while parsing a flow sequence"),
+        ("seed: !!python/object:os.system x", "nightly.yaml is not YAML: could not determine a constructor"),
+    ],
+    ids=lambda value: value[:40],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_place_and_what_is_expected(text: str, message: str) -> None:
+    assert message in problem(text)
+
+
+@pytest.mark.parametrize("name", ["prompt", "error", "seed"])
+def test_kept_columns_may_not_be_the_outputs_own(name: str) -> None:
+    assert f"output.keep_columns names '{name}', which the output has anyway" in problem(
+        "", f"output.keep_columns=[label, {name}]"
+    )
+    assert "names 'label' twice" in problem("", "output.keep_columns=[label, label]")
+
+
+def test_every_problem_of_a_file_is_in_one_message() -> None:
+    text = "speculation:\n  polcy: off\n  ngram_min: 9\nsampling:\n  top_k: x\n  top_p: 3\n"
+    assert problem(text, base="output:\nmodel: {draft: 1}\n").splitlines() == [
+        "nightly.yaml: 8 problems",
+        "  line 2: model.target is missing; expected text",
+        "  line 2: model.draft is 1; expected text or nothing; put it in quotes",
+        "  data is missing; expected a section with path",
+        '  line 7: sampling.top_k is "x"; expected a whole number',
+        "  line 4: speculation.polcy is no key of a job file; did you mean speculation.policy?",
+        "  line 1: output.path is missing; expected text",
+        "  line 8: sampling.top_p is 3.0; expected above 0 and at most 1",
+        "  line 5: speculation.ngram_min is 9; expected at most ngram_max (3)",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just words", "3"])
+def test_a_file_that_is_no_job_says_what_a_job_is(text: str) -> None:
+    message = problem("", base=text)
+    assert "model is missing" in message or "expected sections such as model, data and output" in message
+
+
+def test_a_missing_or_binary_file_is_no_traceback() -> None:
+    with pytest.raises(JobError, match=r"job file no\.yaml is not there \(working directory"):
+        load_job("no.yaml")
+    Path("bin.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(JobError, match=r"bin\.yaml cannot be read"):
+        load_job("bin.yaml")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key() -> None:
+    assert job(base="\ufeff" + MINIMAL).model.target == "big"
+
+
+def test_a_draft_is_needed_only_where_one_is_used() -> None:
+    base = MINIMAL.replace(", draft: small", "")
+    assert "model.draft is missing; name a draft model there, or set speculation.proposer: ngram" in problem(
+        "", base=base
+    )
+    for override in ("speculation.policy=off", "speculation.proposer=ngram", "speculation.proposer=none"):
+        assert job("", override, base=base).draft_model is None
+    assert job().draft_model == "small"
+    assert job("", "speculation.policy=off").draft_model is None
+
+
+class TestOverrides:
+    def test_values_are_yaml_and_go_before_the_file(self) -> None:
+        spec = job(
+            "sampling: {top_k: 5, top_p: 0.5}\n",
+            "speculation.policy=off",
+            "sampling.top_k=7",
+            "output.keep_columns=[a, b]",
+            "model.draft=none",
+            "name=x=y",
+        )
+        assert (spec.speculation.policy, spec.sampling.top_k, spec.sampling.top_p) == ("off", 7, 0.5)
+        assert (spec.output.keep_columns, spec.model.draft, spec.name) == (("a", "b"), None, "x=y")
+
+    def test_a_whole_section_may_be_given(self) -> None:
+        assert job("workers: {slots: 4}\n", "workers={count: 2}").workers.slots == 16
+
+    @pytest.mark.parametrize(
+        ("override", "message"),
+        [
+            ("speculation.methd=block", "--set: speculation.methd is no key of a job file; did you mean speculation."),
+            ("speculation.policy", "--set speculation.policy: expected section.key=value"),
+            ("a.b.c=1", "--set a.b.c=1: expected section.key=value"),
+            ("=1", "--set =1: expected section.key=value"),
+            ("workers.slots=[", "--set workers.slots=[: the value is not YAML"),
+            ("workers.slots=x", '--set: workers.slots is "x"; expected a whole number'),
+        ],
+    )  # fmt: skip
+    def test_a_mistake_names_the_override(self, override: str, message: str) -> None:
+        assert message in problem("", override)
+
+    def test_the_mapping_that_was_given_is_not_changed(self) -> None:
+        values = {"model": {"target": "a"}, "data": {"path": "b"}, "output": {"path": "c"}}
+        spec = parse_job(values, ["speculation.policy=off", "data.limit=4"], source="command line")
+        assert (spec.name, spec.data.limit) == ("job", 4)
+        assert values == {"model": {"target": "a"}, "data": {"path": "b"}, "output": {"path": "c"}}
