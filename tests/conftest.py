@@ -1,8 +1,0 @@
-"""Makes `support` importable from every test (importlib mode adds nothing to sys.path)."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
