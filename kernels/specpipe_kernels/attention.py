@@ -1,8 +1,9 @@
 """Attention over paged KV memory: the contracts, and the choice of the implementation.
 
 N query tokens of all rows flattened, R rows, Hq query heads, Hkv KV heads (Hq a multiple of it), D head size, W blocks
-in a row's table. Pages are [num_pages, Hkv, page_size, D]. Page 0 is the trash page: padding is written there and no
-live row reads it, so padding is data and not a branch. A row's unused table entries are 0.
+in a row's table. Pages are [num_pages, Hkv, page_size, D], contiguous; values may have another D than keys. Page 0 is
+the trash page: padding is written there and no live row reads it, so padding is data and not a branch. Unused entries
+of a row's table are 0.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend query [N, Hq, D] (any strides) to each row's own pages; returns [N, Hq, D] in its dtype, contiguous.
+    """Attend query [N, Hq, D] (any strides) to each row's own pages; returns [N, Hq, D of the values], contiguous.
 
     Row r (block_tables [R, W] int32) owns the tokens cu_queries[r]:cu_queries[r+1] (int32 [R+1]), none or at most
     max_queries. Its j-th token stands at position starts[r] + j (int64 [R]) and sees the positions up to its own; its

@@ -37,7 +37,7 @@ def paged_attention(
     owned = index < cu_queries[row + 1][:, None]
     position = torch.where(owned, starts[row][:, None] + index - cu_queries[row][:, None], -1)
     index = torch.where(owned, index, tokens)
-    out = query.new_zeros(tokens + 1, q_heads, head_dim)  # the last one takes what belongs to no row
+    out = query.new_zeros(tokens + 1, q_heads, v_pages.shape[3])  # the last one takes what belongs to no row
     span = block_tables.shape[1] * k_pages.shape[2]
     group = max(1, GROUP_ELEMENTS // (span * (tile * q_heads + 2 * k_pages.shape[1] * head_dim)))
     for begin in range(0, row.shape[0], group):
@@ -111,5 +111,5 @@ def _attend(
         scores = torch.cat((scores, logit), dim=-1)
     weights = scores.softmax(-1)[..., :span].reshape(tiles, kv_heads, rows, blocks, page_size)
     out = torch.matmul(weights.permute(0, 3, 1, 2, 4), v).sum(1)
-    out = out.view(tiles, kv_heads, -1, width, head_dim).permute(0, 3, 1, 2, 4).reshape(tiles, width, q_heads, head_dim)
+    out = out.view(tiles, kv_heads, -1, width, v.shape[-1]).permute(0, 3, 1, 2, 4).reshape(tiles, width, q_heads, -1)
     return out * (position >= 0)[..., None, None]
