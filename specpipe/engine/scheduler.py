@@ -53,10 +53,11 @@ class Scheduler:
                 f"prompt of {prompt} tokens + max_new_tokens {sampling.max_new_tokens} is over the limit of "
                 f"{config.max_model_len}; shorten the prompt or lower max_new_tokens"
             )
-        if self._pages_for(request) > self.pages.num_pages - 1:
+        wanted, there = self._pages_for(request), self.pages.num_pages - 1
+        if wanted > there:
             return (
-                f"prompt of {prompt} tokens + max_new_tokens {sampling.max_new_tokens} needs {self._pages_for(request)} "
-                f"KV pages of {config.page_size} tokens; this worker has {self.pages.num_pages - 1}; lower max_new_tokens"
+                f"prompt of {prompt} tokens + max_new_tokens {sampling.max_new_tokens} needs {wanted} KV pages of "
+                f"{config.page_size} tokens; this worker has {there}; lower max_new_tokens"
             )
         if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
             return f"{len(sampling.stop_token_ids)} stop_token_ids given; expected at most {MAX_STOP_TOKENS}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from support.engines import drain, make_engine, make_requests, plan
 
 
@@ -47,9 +48,11 @@ def test_catching_up_obeys_the_prefill_budget(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft, prefill_budget=8)
     fed: list[int] = []
-    hook = pair.draft.register_forward_pre_hook(
-        lambda _m, _a, kw: fed.append(kw["input_ids"].shape[1]), with_kwargs=True
-    )
+
+    def note(_module: object, _args: object, kwargs: dict[str, torch.Tensor]) -> None:
+        fed.append(kwargs["input_ids"].shape[1])
+
+    hook = pair.draft.register_forward_pre_hook(note, with_kwargs=True)
     engine.submit(make_requests(3, vocab_size=pair.vocab_size, max_new_tokens=30), plan(0))
     for _ in range(25):
         engine.step()
