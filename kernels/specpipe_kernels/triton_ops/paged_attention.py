@@ -5,8 +5,8 @@ that share a KV head, so that a decode step of few tokens still fills a matrix t
 over the row's pages by the length on the device: nothing about the context is frozen into a launch or a CUDA graph.
 
 Few rows cannot fill a GPU. Then SPLITS programs share a row's pages, each writes its part of the online softmax
-(maximum, sum, accumulator), and a second kernel combines them (Flash-Decoding). SPLITS depends on shapes alone; how many
-pages a split takes is computed on the device.
+(maximum, sum, accumulator), and a second kernel combines them (Flash-Decoding). SPLITS depends on shapes alone; how
+many pages a split takes is computed on the device.
 """
 
 from __future__ import annotations
