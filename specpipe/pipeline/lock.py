@@ -44,6 +44,19 @@ class RunLock:
         file.flush()
         self._file = file
 
+    def holder(self) -> str | None:
+        """Who holds it now: a live run; None when nobody does. Changes nothing."""
+        try:
+            file = open(self._path, encoding="utf-8")  # noqa: SIM115  closed below
+        except OSError:
+            return None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return self._owner(file)
+            return None
+
     def release(self) -> None:
         if self._file is not None:
             self._file.close()

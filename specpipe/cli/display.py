@@ -1,0 +1,93 @@
+"""A run as it goes: a live display on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from specpipe.pipeline.progress import Progress
+
+_LINE_EVERY_S = 5.0
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3:07 or 1:02:03."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class RunDisplay:
+    """Shows Progress snapshots on stdout. A context manager; says nothing until it is shown something."""
+
+    def __init__(self, name: str, console: Console | None = None) -> None:
+        self._name = name
+        self._console = console or Console()
+        self._live: Live | None = None
+        self._next_line = 0.0
+
+    def __enter__(self) -> RunDisplay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, progress: Progress) -> None:
+        if self._console.is_terminal:
+            if self._live is None:
+                self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+                self._live.start()
+            self._live.update(self._panel(progress))
+        elif (now := time.monotonic()) >= self._next_line:
+            self._next_line = now + _LINE_EVERY_S
+            self._console.print(self._line(progress), soft_wrap=True, highlight=False)
+
+    def _panel(self, progress: Progress) -> Group:
+        head = Table.grid(padding=(0, 1), expand=True)
+        head.add_column(no_wrap=True)
+        head.add_column(ratio=1)
+        head.add_column(justify="right", no_wrap=True)
+        share = progress.done_rows / max(1, progress.total_rows)
+        head.add_row(
+            Text(self._name, style="bold"),
+            ProgressBar(total=max(1, progress.total_rows), completed=progress.done_rows),
+            f"{progress.done_rows:,}/{progress.total_rows:,} rows {share:4.0%}",
+        )
+        return Group(head, Text(" · ".join(_facts(progress)), style="dim"))
+
+    def _line(self, progress: Progress) -> str:
+        rows = f"{progress.done_rows}/{progress.total_rows} rows"
+        return f"[{duration(progress.elapsed_s)}] {rows} · {' · '.join(_facts(progress))}"
+
+
+def _facts(progress: Progress) -> list[str]:
+    if not progress.workers and progress.starting:
+        return [f"starting {progress.starting} worker{'s' if progress.starting > 1 else ''}"]
+    facts = [
+        f"{progress.tokens_per_s:,.0f} tok/s",
+        f"acceptance length {progress.acceptance_length:.2f}",
+        f"K {progress.k:.1f}",
+        f"queue depth {progress.queue_depth:,.0f}",
+    ]
+    if progress.workers != 1 or progress.starting:
+        facts.append(f"{progress.workers} workers" + (f" (+{progress.starting})" if progress.starting else ""))
+    if progress.failed_rows:
+        facts.append(f"{progress.failed_rows:,} failed rows")
+    if progress.failed_shards:
+        facts.append(f"{progress.failed_shards} failed shards")
+    if progress.draining:
+        facts.append("finishing running shards, Ctrl-C again stops now")
+    elif progress.eta_s is not None and progress.done_rows < progress.total_rows:
+        facts.append(f"ETA {duration(progress.eta_s)}")
+    return facts

@@ -1,0 +1,50 @@
+"""`specpipe`: the command group, and how errors and interrupts end it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from specpipe import __version__
+from specpipe.cli.run import run
+from specpipe.cli.show import show
+from specpipe.errors import EXIT_INTERRUPTED, SpecpipeError
+
+
+class _Group(click.Group):
+    """One message for a user's mistake, no traceback; the exit code is the error's own."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SpecpipeError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("Aborted. What is published stays; the same command goes on from there.", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="specpipe")
+def main() -> None:
+    """Generate text for whole datasets, with speculative decoding.
+
+    \b
+      specpipe run jobs/sharegpt.yaml             generate; a second start goes on where the first one ended
+      specpipe run jobs/sharegpt.yaml --dry-run   what it would do, without doing it
+      specpipe show runs/sharegpt                 how a run went, or goes
+
+    \b
+    Exit codes:
+      0    complete
+      1    failed
+      2    bad usage, job file, model, dataset or output folder
+      3    complete, with more failed rows or shards than the job allows
+      130  interrupted; start it again to resume
+    """
+
+
+main.add_command(run)
+main.add_command(show)

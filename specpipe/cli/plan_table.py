@@ -1,0 +1,45 @@
+"""`specpipe run --dry-run`: the plan as a table."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from specpipe.pipeline.plan import RunPlan
+
+_WIDTH = 80
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    amount, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if amount >= 100 or unit == "B" else f"{amount:.1f} {unit}"
+
+
+def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None:
+    console = console or Console()
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, width=min(_WIDTH, console.width), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1, overflow="fold")
+    draft = f", drafts by {plan.draft}" if plan.draft else ""
+    speculation = f"{plan.policy}, K up to {plan.k}" if plan.k else "off: plain decoding"
+    done = f", {plan.done_shards:,} of them done" if plan.done_shards else ""
+    for left, right in (
+        ("rows", f"{plan.rows:,} in {plan.files:,} file(s)"),
+        ("shards", f"{plan.shards:,}{done}"),
+        ("workers", f"{plan.workers:,} on {plan.device}, {plan.slots} slots each"),
+        ("models", f"{plan.target}{draft} ({plan.dtype})"),
+        ("speculation", speculation),
+        ("memory a worker", f"{size(plan.weight_bytes)} weights, up to {size(plan.kv_bytes)} KV pages"),
+        ("longest row", f"{plan.max_model_len:,} tokens, prompt and output"),
+        ("output", plan.output),
+    ):
+        table.add_row(Text(left, style="dim"), right)
+    console.print(Text.assemble((name, "bold"), "  ", ("dry run: nothing was started", "yellow")))
+    console.print(table)

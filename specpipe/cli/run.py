@@ -1,0 +1,46 @@
+"""`specpipe run`."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(short_help="Run a job, or what is left of it.")
+@click.argument("job", type=click.Path())
+@click.option("--dry-run", is_flag=True, help="Check the job, its models and data; print the plan; start nothing.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N rows (data.limit).")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a field of the job, any number.")
+@click.option("-v", "--verbose", is_flag=True, help="Log what the driver and the workers do.")
+@click.pass_context
+def run(
+    ctx: click.Context, job: str, dry_run: bool, limit: int | None, overrides: tuple[str, ...], verbose: bool
+) -> None:
+    """Run JOB, a YAML file, and write outputs and telemetry to its output.path.
+
+    Start it again to go on after an interruption or a crash: published shards are not run again. Ctrl-C once lets the
+    running shards finish; twice stops at once. Either way nothing that was published is lost.
+
+    \b
+      specpipe run jobs/sharegpt.yaml --limit 20 --set output.path=runs/try
+      specpipe run jobs/sharegpt.yaml --set speculation.policy=off --set workers.slots=32
+    """
+    from specpipe.cli.quiet import quiet
+    from specpipe.job import load_job
+
+    quiet(verbose=verbose)
+    limits = () if limit is None else (f"data.limit={limit}",)
+    spec = load_job(job, (*overrides, *limits))
+    if dry_run:
+        from specpipe.cli.plan_table import print_plan
+        from specpipe.pipeline.plan import plan_run
+
+        print_plan(spec.name, plan_run(spec))
+        return
+    from specpipe.cli.display import RunDisplay
+    from specpipe.cli.summary_table import print_result
+    from specpipe.pipeline.run import execute
+
+    with RunDisplay(spec.name) as display:
+        result = execute(spec, show=display.show, verbose=verbose)
+    print_result(result, job, spec.output.max_failed_rows)
+    ctx.exit(result.exit_code)

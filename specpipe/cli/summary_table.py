@@ -1,0 +1,131 @@
+"""The end of a run, and `specpipe show`: totals as one table that fits 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from specpipe.cli.display import duration
+
+if TYPE_CHECKING:
+    from specpipe.pipeline.run import RunResult
+
+_WIDTH = 80
+
+
+def print_result(result: RunResult, job: str, max_failed_rows: int, console: Console | None = None) -> None:
+    """The table, and one line on what to do next."""
+    console = console or Console()
+    print_summary({**result.summary, "state": result.state}, title=result.folder, console=console)
+    failed = result.summary["failed"]
+    if result.state == "already complete":
+        console.print("This run was complete already; nothing was run.", highlight=False)
+    if not result.summary["complete"]:
+        console.print(f"Go on with: specpipe run {job}", highlight=False, soft_wrap=True)
+    if failed > max_failed_rows:
+        console.print(
+            f"{failed:,} rows failed and output.max_failed_rows is {max_failed_rows:,}; the error column says why.",
+            highlight=False,
+        )
+
+
+def print_summary(summary: Mapping[str, Any], *, title: str, console: Console | None = None) -> None:
+    """summary.json for people."""
+    console = console or Console()
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, width=min(_WIDTH, console.width), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    for section in (_rows(summary), _speed(summary), _speculation(summary), _time(summary)):
+        for name, value in section:
+            table.add_row(Text(name, style="dim"), value)
+        table.add_section()
+    heading = Text.assemble((title, "bold"), "  ", (str(summary["state"]), _style(summary)))
+    if summary["synthetic"]:
+        heading.append("  SYNTHETIC ACCEPTANCE: outputs are no text to use", style="bold red")
+    console.print(heading, soft_wrap=True)
+    console.print(table)
+
+
+def _style(summary: Mapping[str, Any]) -> str:
+    return "green" if summary["complete"] else "yellow"
+
+
+def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    done = summary["completed"] + summary["failed"]
+    rows = [
+        ("rows", f"{done:,} of {summary['total_rows']:,}" + _if(summary["failed"], ", {:,} failed")),
+        ("shards", f"{summary['published_shards']:,} of {summary['total_shards']:,}" + _starts(summary)),
+        ("tokens", f"{summary['total_input_tokens']:,} in, {summary['total_output_tokens']:,} out"),
+    ]
+    for shard, why in list(summary["failed_shards"].items())[:3]:
+        rows.append((f"shard {shard} failed", str(why).splitlines()[0]))
+    return rows
+
+
+def _starts(summary: Mapping[str, Any]) -> str:
+    return f", in {summary['starts']} starts" if summary["starts"] > 1 else ""
+
+
+def _if(count: int, text: str) -> str:
+    return text.format(count) if count else ""
+
+
+def _speed(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (
+            "throughput",
+            f"{summary['output_throughput']:,.1f} output tok/s (peak {summary['peak_output_throughput']:,.0f}), "
+            f"{summary['request_throughput']:,.2f} rows/s",
+        ),
+        ("time to first token", _latency(summary, "ttft")),
+        ("time per output token", _latency(summary, "tpot")),
+        ("inter-token latency", _latency(summary, "itl")),
+    ]
+
+
+def _latency(summary: Mapping[str, Any], name: str) -> str:
+    mean, median, p99 = (summary[f"{kind}_{name}_ms"] for kind in ("mean", "median", "p99"))
+    return f"{mean:,.1f} ms mean, {median:,.1f} median, {p99:,.1f} P99"
+
+
+def _speculation(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    drafts = summary["spec_decode_num_drafts"]
+    if not drafts:
+        return [("speculation", "none: plain decoding")]
+    return [
+        (
+            "acceptance length",
+            f"{summary['spec_decode_acceptance_length']:.2f} "
+            f"({summary['spec_decode_acceptance_rate']:.1%} of {summary['spec_decode_draft_tokens']:,} draft tokens)",
+        ),
+        ("  by position", _rates(summary["spec_decode_per_position_acceptance_rates"])),
+        ("  if reached", _rates(summary["spec_decode_per_position_conditional_rates"])),
+        ("K of row-rounds", _histogram(summary["k_histogram"])),
+    ]
+
+
+def _rates(rates: Sequence[float]) -> str:
+    shown = " ".join(f"{rate:.2f}" for rate in rates[:10])
+    return shown + (" …" if len(rates) > 10 else "")
+
+
+def _histogram(rows: Mapping[str, int]) -> str:
+    total = sum(rows.values())
+    return ", ".join(f"K={k} {count / total:.0%}" for k, count in rows.items())
+
+
+def _time(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    phases = {phase: seconds for phase, seconds in summary["phase_seconds"].items() if phase != "load"}
+    busy = sum(phases.values())
+    split = ", ".join(f"{phase} {seconds / busy:.0%}" for phase, seconds in phases.items() if busy and seconds)
+    rows = [("time", duration(summary["duration_s"]) + (f" ({split})" if split else ""))]
+    devices = ", ".join(summary["devices"])
+    count = len([worker for worker in summary["workers"].values() if worker["shards"]])
+    if devices:
+        rows.append(("workers", f"{count} on {devices}"))
+    return rows
