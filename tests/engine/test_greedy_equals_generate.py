@@ -2,32 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
-import torch
-from support.engines import make_engine, make_requests, perturbed, run
-
-from specpipe.core import Request
+from support.engines import generate, make_engine, make_requests, perturbed, run
 
 KINDS = ["llama", "qwen3", "gpt2", "mistral", "gemma2", "gpt_oss"]
-
-
-def generate(model: torch.nn.Module, requests: Sequence[Request], eos_ids: Sequence[int] = ()) -> list[list[int]]:
-    """What transformers generates for each prompt alone, without padding."""
-    outputs = []
-    for request in requests:
-        prompt = torch.tensor([request.prompt_token_ids])
-        out = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            max_new_tokens=request.sampling.max_new_tokens,
-            eos_token_id=list(eos_ids) or None,
-            pad_token_id=0,
-        )
-        outputs.append(out[0, prompt.shape[1] :].tolist())
-    return outputs
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -125,3 +125,20 @@ def drain(engine: Engine, limit: int = 5000) -> list[Completion]:
 def run(engine: Engine, requests: Sequence[Request], *ks: int) -> list[Completion]:
     engine.submit(requests, plan(*ks))
     return drain(engine)
+
+
+def generate(model: torch.nn.Module, requests: Sequence[Request], eos_ids: Sequence[int] = ()) -> list[list[int]]:
+    """What transformers generates for each prompt alone, without padding."""
+    outputs = []
+    for request in requests:
+        prompt = torch.tensor([request.prompt_token_ids], device=model.device)
+        out = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=request.sampling.max_new_tokens,
+            eos_token_id=list(eos_ids) or None,
+            pad_token_id=0,
+        )
+        outputs.append(out[0, prompt.shape[1] :].tolist())
+    return outputs

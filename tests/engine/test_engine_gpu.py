@@ -1,0 +1,76 @@
+"""The same promises on a CUDA device, through the Triton kernels."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from support.engines import generate, make_engine, make_requests, run
+
+pytestmark = pytest.mark.gpu
+
+
+def on_cuda(pair, dtype: torch.dtype = torch.float32):
+    """Copies, so that the pair that other tests share stays where it is."""
+    moved = [copy.deepcopy(model).to("cuda", dtype) for model in (pair.target, pair.draft, pair.reference)]
+    return pair._replace(target=moved[0], draft=moved[1], reference=moved[2])
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "mistral", "gemma2"])
+@pytest.mark.parametrize(("k", "proposer"), [(0, "none"), (1, "draft"), (3, "draft"), (7, "draft"), (3, "ngram")])
+def test_greedy_equals_generate_in_fp32(small_pair, kind: str, k: int, proposer: str) -> None:
+    pair = on_cuda(small_pair(kind))
+    requests = make_requests(7, vocab_size=pair.vocab_size)
+
+    completions = run(make_engine(pair.target, pair.draft, max_k=k, proposer=proposer), requests, k)
+
+    assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests)
+
+
+@pytest.mark.parametrize("rounds_behind", [0, 1, 2])
+def test_k_that_changes_with_occupancy(small_pair, rounds_behind: int) -> None:
+    pair = on_cuda(small_pair("llama"))
+    requests = make_requests(8, vocab_size=pair.vocab_size)
+    engine = make_engine(pair.target, pair.draft, slots=4, max_k=7, rounds_behind=rounds_behind)
+
+    completions = run(engine, requests, 0, 1, 7, 3, 0)
+
+    assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests)
+
+
+def test_invariant_tokens_do_not_depend_on_k(small_pair) -> None:
+    pair = on_cuda(small_pair("llama"))
+    requests = make_requests(7, vocab_size=pair.vocab_size, temperature=0.9, top_p=0.95)
+
+    outputs = []
+    for k, proposer in ((0, "none"), (3, "draft"), (7, "draft"), (3, "ngram")):
+        engine = make_engine(pair.target, pair.draft, max_k=k, proposer=proposer, method="invariant")
+        outputs.append([c.token_ids for c in run(engine, requests, k)])
+
+    assert all(output == outputs[0] for output in outputs)
+
+
+@pytest.mark.parametrize("method", ["standard", "block", "invariant", "synthetic"])
+def test_every_method_in_bf16(small_pair, method: str) -> None:
+    pair = on_cuda(small_pair("llama"), torch.bfloat16)
+    rates = (0.9, 0.6, 0.3) if method == "synthetic" else ()
+    requests = make_requests(40, vocab_size=pair.vocab_size, temperature=0.8, top_k=50)
+    engine = make_engine(pair.target, pair.draft, slots=16, method=method, synthetic_rates=rates)
+
+    completions = run(engine, requests, 3)
+
+    assert {len(c.token_ids) for c in completions} == {20}
+    assert 0 < sum(c.accepted_tokens for c in completions) < sum(c.draft_tokens for c in completions)
+
+
+def test_steps_account_for_their_seconds(small_pair) -> None:
+    pair = on_cuda(small_pair("llama"))
+    engine = make_engine(pair.target, pair.draft)
+    assert run(engine, make_requests(5, vocab_size=pair.vocab_size), 3)
+    engine.submit(make_requests(5, vocab_size=pair.vocab_size), engine._scheduler.plan)
+    measured = 0.0
+    while (report := engine.step()) is not None:
+        measured += report.phases.get("verify", 0.0)
+        assert all(seconds >= 0 for seconds in report.phases.values())
+    assert measured > 0
