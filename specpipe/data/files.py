@@ -45,6 +45,8 @@ class InputFile:
     rows: int
     prompt_bytes: int
     """Mean bytes of a row's prompt columns: an estimate, to plan shards by."""
+    columns: tuple[str, ...] = ()
+    """Column names; empty for JSON lines, which have none to speak of."""
     offsets: tuple[int, ...] = ()
     """JSON lines: byte offset of every jsonl.STRIDE-th row, so that a shard seeks."""
 
@@ -87,13 +89,14 @@ def list_files(path: str, format: str = "auto", prompt: str | None = None) -> li
 
 def _scan(file: _Found, prompt: str | None) -> InputFile:
     location, info, kind = file
+    columns: tuple[str, ...] = ()
     offsets: tuple[int, ...] = ()
     prompt_bytes = None
     try:
         if kind == "parquet":
-            rows, prompt_bytes = tables.scan_parquet(location, (prompt,) if prompt else PROMPT_COLUMNS)
+            rows, prompt_bytes, columns = tables.scan_parquet(location, (prompt,) if prompt else PROMPT_COLUMNS)
         elif kind == "arrow":
-            rows = tables.scan_ipc(location)
+            rows, columns = tables.scan_ipc(location)
         else:
             rows, offsets = jsonl.scan(location)
     except (pa.ArrowException, OSError) as error:
@@ -105,6 +108,7 @@ def _scan(file: _Found, prompt: str | None) -> InputFile:
         mtime_ns=info.mtime_ns or 0,
         rows=rows,
         prompt_bytes=(info.size or 0) // max(1, rows) if prompt_bytes is None else prompt_bytes,
+        columns=columns,
         offsets=offsets,
     )
 

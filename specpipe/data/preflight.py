@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from specpipe.data.rows import read_rows
 from specpipe.data.tables import schema_of
 from specpipe.errors import DataError
 
+_THREADS = 16
 _SAMPLE = 20  # JSON lines have no schema: the first rows speak for the file
 
 
@@ -43,8 +45,9 @@ def kept_schema(files: Sequence[InputFile], names: Sequence[str]) -> Any:
     that differ, before any row is read.
     """
     fields: dict[str, Any] = {}
-    for file in files if names else ():
-        schema = None if file.kind == "jsonl" else schema_of(locate(file.path), file.kind)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        schemas = list(pool.map(_schema, files if names else ()))
+    for file, schema in zip(files, schemas, strict=False):
         for name in names:
             kept = pa.string() if schema is None else _type_in(file, schema, name)
             if fields.setdefault(name, kept) != kept:
@@ -53,6 +56,10 @@ def kept_schema(files: Sequence[InputFile], names: Sequence[str]) -> Any:
                     "expected one type, to keep it in the output"
                 )
     return pa.schema([pa.field(name, fields[name]) for name in names if name in fields])
+
+
+def _schema(file: InputFile) -> Any:
+    return None if file.kind == "jsonl" else schema_of(locate(file.path), file.kind)
 
 
 def _type_in(file: InputFile, schema: Any, name: str) -> Any:
@@ -65,6 +72,6 @@ def _type_in(file: InputFile, schema: Any, name: str) -> Any:
 def _column_names(file: InputFile) -> list[str]:
     """Columns of a table; of JSON lines every key of the first rows, none where they cannot be read."""
     if file.kind != "jsonl":
-        return list(schema_of(locate(file.path), file.kind).names)
+        return list(file.columns)
     rows = read_rows(file, 0, min(_SAMPLE, file.rows))
     return list(dict.fromkeys(key for row in rows for key in row.values or {}))

@@ -33,8 +33,8 @@ def schema_of(location: Location, kind: str) -> Any:
         return pq.read_schema(source) if kind == "parquet" else _ipc_reader(source, None).schema
 
 
-def scan_parquet(location: Location, prompt_columns: Sequence[str]) -> tuple[int, int]:
-    """Rows, and mean bytes of a row in the prompt columns (all columns, where it has none of them)."""
+def scan_parquet(location: Location, prompt_columns: Sequence[str]) -> tuple[int, int, tuple[str, ...]]:
+    """Rows, mean bytes of a row in the prompt columns (all columns, where it has none of them), and column names."""
     with _opened(location, "parquet") as source:
         metadata = pq.read_metadata(source)
         sizes: dict[bool, int] = {True: 0, False: 0}
@@ -43,14 +43,16 @@ def scan_parquet(location: Location, prompt_columns: Sequence[str]) -> tuple[int
                 is_prompt = column.path_in_schema.split(".", 1)[0] in prompt_columns
                 sizes[is_prompt] += column.total_uncompressed_size
         total = sizes[True] or sizes[False]
-        return metadata.num_rows, total // max(1, metadata.num_rows)
+        names = tuple(metadata.schema.to_arrow_schema().names)
+        return metadata.num_rows, total // max(1, metadata.num_rows), names
 
 
-def scan_ipc(location: Location) -> int:
-    """Rows of an IPC file (from its metadata) or stream (read through; a memory map where it is local)."""
+def scan_ipc(location: Location) -> tuple[int, tuple[str, ...]]:
+    """Rows of an IPC file (from its metadata) or stream (read through), and column names."""
     with _opened(location, "arrow") as source:
         reader = _ipc_reader(source, None)
-        return int(reader.count_rows()) if _is_file(reader) else sum(batch.num_rows for batch in reader)
+        rows = int(reader.count_rows()) if _is_file(reader) else sum(batch.num_rows for batch in reader)
+        return rows, tuple(reader.schema.names)
 
 
 def read_batches(location: Location, kind: str, start: int, stop: int, columns: Sequence[str] | None) -> Iterator[Any]:
@@ -88,7 +90,7 @@ def _ipc_batches(source: Any, start: int, stop: int, columns: Sequence[str] | No
         if first >= stop:
             return
         if first + batch.num_rows > start:
-            yield first, batch
+            yield first, batch if columns is None else batch.select(_present(batch.schema, columns))
         first += batch.num_rows
 
 

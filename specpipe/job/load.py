@@ -45,7 +45,9 @@ def parse_job(
     if isinstance(values, dict):
         values = {"name": name, **values}
         for override in overrides:
-            where[_override(values, override)] = "--set"
+            place = _override(values, override)
+            where[place] = "--set"
+            where.setdefault(place[:1], "--set")
     try:
         return JobSpec.model_validate(values)
     except ValidationError as error:

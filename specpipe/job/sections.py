@@ -204,7 +204,7 @@ class OutputSection(Section):
     path: Text
     """Folder of the run, local or a URI. Relative paths start at the working directory. A second start with the same
     job resumes what is there."""
-    keep_columns: tuple[Text, ...] = ()
+    keep_columns: Annotated[tuple[Text, ...], OneIsAList] = ()
     """Input columns to copy into the output."""
     max_failed_rows: Annotated[Int, Field(ge=0)] = 0
     """More failed rows than this end the run with exit code 3. The other rows are written either way."""

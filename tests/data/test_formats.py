@@ -73,6 +73,7 @@ def test_the_hash_is_the_same_in_every_format_and_changes_with_a_row(files: dict
 def test_only_the_wanted_columns_are_read(files: dict[str, InputFile], name: str) -> None:
     (row,) = read_rows(files[name], 5, 6, ["id", "absent"])
     assert row.values == {"id": "r5"}
+    assert [row.values for row in read_rows(files[name], 5, 8, ["absent"])] == [{}, {}, {}]
 
 
 @pytest.mark.parametrize("name", FILES)

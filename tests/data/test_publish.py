@@ -89,6 +89,17 @@ def test_an_object_store_gets_one_put() -> None:
     assert names == ["part-00000.parquet"]
 
 
+def test_where_a_rename_does_not_replace_the_old_part_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specpipe.data.publish._RENAMES", ("mock",))
+    path = "mock:///hdfs/part.parquet"
+    publish(path)
+    publish(path, rows=1)
+    footer = read_part_footer(path)
+    assert footer is not None and footer.rows == 1
+    names = [i.base_name for i in locate(path).filesystem.get_file_info(pa.fs.FileSelector("hdfs"))]
+    assert names == ["part.parquet"]
+
+
 def test_only_a_whole_part_of_ours_has_a_footer(tmp_path: Path) -> None:
     path = tmp_path / "part.parquet"
     assert read_part_footer(str(path)) is None

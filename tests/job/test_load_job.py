@@ -173,6 +173,9 @@ class TestOverrides:
         assert (spec.speculation.policy, spec.sampling.top_k, spec.sampling.top_p) == ("off", 7, 0.5)
         assert (spec.output.keep_columns, spec.model.draft, spec.name) == (("a", "b"), None, "x=y")
 
+    def test_one_value_may_stand_for_a_list(self) -> None:
+        assert job("", "output.keep_columns=label").output.keep_columns == ("label",)
+
     def test_a_whole_section_may_be_given(self) -> None:
         assert job("workers: {slots: 4}\n", "workers={count: 2}").workers.slots == 16
 
@@ -180,6 +183,7 @@ class TestOverrides:
         ("override", "message"),
         [
             ("speculation.methd=block", "--set: speculation.methd is no key of a job file; did you mean speculation."),
+            ("specualtion.policy=off", "--set: specualtion is no key of a job file; did you mean speculation?"),
             ("speculation.policy", "--set speculation.policy: expected section.key=value"),
             ("a.b.c=1", "--set a.b.c=1: expected section.key=value"),
             ("=1", "--set =1: expected section.key=value"),
