@@ -12,7 +12,8 @@ class Detokenizer:
 
     A token's text depends on what stands before it (spaces, characters of several bytes). So a window of few tokens is
     decoded twice, without and with the new one, and the difference is the new text (prefix and read offsets, as in
-    Hugging Face's text-generation-inference). `text` never holds part of a character.
+    Hugging Face's text-generation-inference). `text` never holds part of a character; whenever
+    the ids end with a whole one, it equals `finish()`.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -29,35 +30,31 @@ class Detokenizer:
         """Text so far, without the bytes of a character that is not complete."""
 
     def push(self, token_id: int) -> str:
-        """Takes the next token; returns what it added to `text`."""
+        """Takes the next token; returns what it added to `text`, or all of `text` where that changed before its end."""
         before = len(self.text)
         self._ids.append(token_id)
         window = self._decode(self._ids[self._window :])
-        if not window.startswith(self._known):
-            return self._resettle(before)
+        grown = window.startswith(self._known)
+        if window.endswith(_INCOMPLETE):
+            if grown:
+                self.text = self._settled + window[len(self._known) :].rstrip(_INCOMPLETE)
+            return self.text[before:]
+        if not grown:
+            # Decoders with byte fallback give up on a whole run of bytes when one of them fits no character.
+            self._settled = self._known = self.text = self._decode(self._ids)
+            self._window, self._read = 0, len(self._ids)
+            return self.text
         added = window[len(self._known) :]
-        complete = added.rstrip(_INCOMPLETE)
-        if added and complete == added:
+        if added:
             self._settled += added
             self._window, self._read = self._read, len(self._ids)
             self._known = self._decode(self._ids[self._window :])
-            self.text = self._settled
-        else:
-            self.text = self._settled + complete
+        self.text = self._settled
         return self.text[before:]
 
     def finish(self) -> str:
         """The whole text, as `tokenizer.decode(ids, skip_special_tokens=True)` gives it."""
         return self._decode(self._ids)
-
-    def _resettle(self, before: int) -> str:
-        """A byte changed how its predecessors read (sentencepiece gives up on a whole run of bytes): start over."""
-        text = self._decode(self._ids)
-        self.text = text.rstrip(_INCOMPLETE)
-        if self.text == text:
-            self._settled, self._known = text, text
-            self._window, self._read = 0, len(self._ids)
-        return self.text[before:]
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
