@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ _EXTENSIONS: dict[str, FileKind] = {
     "jsonl": "jsonl",
     "ndjson": "jsonl",
 }
+_GLOB = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _WILDCARD = re.compile(r"[*?\[]")
 _THREADS = 16  # footers of many files on an object store: latency, not work
 
@@ -159,13 +159,13 @@ def _below(location: Location, base: str, pattern: str, format: str) -> list[_Fo
 def _translate(pattern: str) -> re.Pattern[str]:
     """A glob as a regular expression: `*` stays within a folder, `**` does not."""
     parts = []
-    for token in re.split(r"(\*\*/?|\*|\?|\[[^\]]*\])", pattern):
-        if token.startswith("**"):
-            parts.append(r"(?:.*/)?" if token.endswith("/") else ".*")
-        elif token in ("*", "?"):
-            parts.append("[^/]*" if token == "*" else "[^/]")
+    for token in re.split(r"(\*\*/?|\*|\?|\[!?[^\]]+\])", pattern):
+        if token in _GLOB:
+            parts.append(_GLOB[token])
+        elif token.startswith("[") and token.endswith("]"):
+            parts.append(token.replace("[!", "[^", 1).replace("\\", r"\\"))
         else:
-            parts.append(fnmatch.translate(token).removeprefix("(?s:").removesuffix(r")\Z"))
+            parts.append(re.escape(token))
     return re.compile("".join(parts))
 
 

@@ -113,6 +113,7 @@ def test_a_folder_a_glob_and_a_uri_name_the_same_files_in_order(tmp_path: Path) 
     assert [file.path for file in list_files(f"{tmp_path}/*/[0-9].json?")] == expected
     assert [file.path for file in list_files(f"{tmp_path}/**/*.jsonl")] == expected
     assert [file.path for file in list_files(f"{tmp_path}/a/1.jsonl")] == expected[:1]
+    assert [file.path for file in list_files(f"{tmp_path}/[!b]/?.jsonl")] == expected[:1]
     uris = [file.path for file in list_files(f"file://{tmp_path}/**")]
     assert uris == [f"file://{path}" for path in expected]
     assert [locate(uri).path for uri in uris] == expected

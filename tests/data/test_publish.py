@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +62,13 @@ def test_a_writer_that_raises_leaves_what_was_there(tmp_path: Path, monkeypatch:
 
 
 def test_a_process_that_dies_while_writing_leaves_only_an_attempt(tmp_path: Path) -> None:
-    child = os.fork()
-    if child == 0:
-        os.fsync = lambda _: os._exit(9)  # dies with the bytes written and nothing renamed
-        publish(str(tmp_path / "part.parquet"))
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    dies = (
+        "import os, sys, pyarrow as pa\n"
+        "from specpipe.data import publish_part\n"
+        "os.fsync = lambda _: os._exit(9)\n"  # the bytes are written and nothing is renamed
+        "publish_part(sys.argv[1], pa.table({'a': [1]}), shard_hash='', telemetry={})\n"
+    )
+    assert subprocess.run([sys.executable, "-c", dies, str(tmp_path / "part.parquet")]).returncode == 9
     (left,) = os.listdir(tmp_path)
     assert left.startswith(".attempt-")
     assert read_part_footer(str(tmp_path / "part.parquet")) is None

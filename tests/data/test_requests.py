@@ -1,16 +1,20 @@
 """Rows become requests; a row that cannot says where and why."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specpipe.core import Completion, Request, SamplingParams, Shard
-from specpipe.data import RequestBuilder, Row, row_seed
+from specpipe.data import RequestBuilder, Row, row_seed, to_table
 from specpipe.data.prompts import Message
 from specpipe.errors import InputError, ModelError
 
+_KEYS = ("role", "content", "from", "value", "type", "text", "messages", "prompt", "human", "user")
 SHARD = Shard(index=4, file="data/a.jsonl", start=100, stop=200, first_row=1100)
 
 
@@ -176,6 +180,25 @@ def test_a_bad_row_says_where_and_why(values: dict[str, object], error: str) -> 
     completion = refused(values)
     assert completion.error.startswith("data/a.jsonl, row 107: ") and error in completion.error
     assert completion.request.row == 7
+
+
+_surrogates_too = st.text(st.characters(), max_size=8) | st.just("a\ud800")
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _surrogates_too | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS) | st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(values=st.dictionaries(st.sampled_from(builder().columns), _json, max_size=5))
+def test_whatever_a_row_holds_it_becomes_a_request_or_an_error_that_can_be_written(values: dict[str, object]) -> None:
+    shard = dataclasses.replace(SHARD, start=107)
+    built = builder().build(Row(index_in_file=107, values=values), shard)
+    if isinstance(built, Request):
+        assert built.prompt_token_ids and 1 <= built.sampling.max_new_tokens <= 999
+        built = Completion(request=built, finish_reason="length")
+    assert to_table([built], 1).num_rows == 1
 
 
 def test_a_row_that_could_not_be_read_keeps_its_place() -> None:
