@@ -49,7 +49,7 @@ def publish_part(path: str, table: Any, *, shard_hash: str, telemetry: Mapping[s
         _ROWS: str(table.num_rows).encode(),
     }
     sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd")
+    pq.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd", write_page_checksum=True)
     data = sink.getvalue()
     publish_bytes(path, data)
     return int(data.size)
@@ -67,20 +67,37 @@ def publish_bytes(path: str, data: Any) -> None:
 
 
 def read_part_footer(path: str) -> PartFooter | None:
-    """The footer of a published part; None where there is no file, or one that specpipe did not publish whole."""
+    """The footer of a published part; None where there is no file, or one that specpipe did not publish whole.
+
+    Raises OSError when the file is there and cannot be read: a store that is down must not look like a missing part.
+    """
     location = locate(path)
     try:
         with location.filesystem.open_input_file(location.path) as source:
-            parquet = pq.read_metadata(source)
+            tail = _footer_bytes(source)
+    except FileNotFoundError:
+        return None
+    try:
+        parquet = pq.read_metadata(pa.BufferReader(tail))
         metadata = parquet.metadata or {}
         rows = int(metadata[_ROWS])
         telemetry = json.loads(metadata[_TELEMETRY])
         shard_hash = metadata[_HASH].decode()
-    except (FileNotFoundError, pa.ArrowInvalid, KeyError, ValueError):
+    except (pa.ArrowException, OSError, KeyError, ValueError):  # pyarrow calls some broken footers OSError
         return None
     if rows != parquet.num_rows or not isinstance(telemetry, dict):
         return None
     return PartFooter(rows=rows, shard_hash=shard_hash, telemetry=telemetry)
+
+
+def _footer_bytes(source: Any) -> bytes:
+    """The end of a Parquet file that its metadata can be parsed from: footer, its length (4 bytes), magic (4 bytes)."""
+    size = source.size()
+    source.seek(max(0, size - 8))
+    ending = source.read(8)
+    length = min(size, int.from_bytes(ending[:4], "little") + 8)
+    source.seek(size - length)
+    return bytes(source.read(length))
 
 
 def _publish_local(path: str, data: Any) -> None:

@@ -103,6 +103,38 @@ def test_where_a_rename_does_not_replace_the_old_part_goes_first(monkeypatch: py
     assert names == ["part.parquet"]
 
 
+def test_a_broken_footer_is_no_part_and_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "part.parquet"
+    publish(str(path))
+    whole = path.read_bytes()
+    footer = int.from_bytes(whole[-8:-4], "little") + 8
+    for at in range(len(whole) - footer, len(whole), 7):
+        broken = bytearray(whole)
+        broken[at] ^= 0x5A
+        path.write_bytes(broken)
+        read_part_footer(str(path))
+    path.write_bytes(b"PAR1" + b"\xff" * 40 + b"PAR1")
+    assert read_part_footer(str(path)) is None
+
+
+def test_a_store_that_cannot_be_read_does_not_look_like_a_missing_part(tmp_path: Path) -> None:
+    (tmp_path / "part.parquet").mkdir()
+    with pytest.raises(OSError):
+        read_part_footer(str(tmp_path / "part.parquet"))
+
+
+def test_pages_carry_checksums_so_that_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "part.parquet"
+    table = pa.table({"text": [f"row {i}" for i in range(500)]})
+    publish_part(str(path), table, shard_hash="", telemetry={})
+    broken = bytearray(path.read_bytes())
+    broken[100] ^= 1  # within the first page
+    path.write_bytes(broken)
+    assert read_part_footer(str(path)) is not None
+    with pytest.raises(OSError, match="CRC checksum"):
+        pq.ParquetFile(path, page_checksum_verification=True).read()
+
+
 def test_only_a_whole_part_of_ours_has_a_footer(tmp_path: Path) -> None:
     path = tmp_path / "part.parquet"
     assert read_part_footer(str(path)) is None
