@@ -36,6 +36,7 @@ def load_model(
 
     Each call builds its own configuration: two models that share one change their attention together.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     config = load_config(source, trust_remote_code=trust_remote_code)
@@ -51,7 +52,7 @@ def load_model(
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model {source.name} cannot be loaded from {source.path}: {error}") from error
     _check_complete(source, info)
     check_class(type(model), source.name)

@@ -41,6 +41,11 @@ def check_support(
     """
     label = name or config.model_type
     _check_architecture(config, label)
+    model_class = _model_class(config)
+    if model_class is not None:
+        check_class(model_class, label)
+    elif not getattr(config, "auto_map", None):  # a model with its own code is checked once load_model has its class
+        raise ModelError(f"model {label} ({config.model_type}) is no causal language model that transformers knows")
     _check_layers(config, label)
     _check_positions(config, label, max_model_len)
     experts = max((getattr(config, field, None) or 0 for field in _EXPERTS), default=0)
@@ -68,18 +73,18 @@ def check_pair(target: Any, draft: Any, *, target_name: str = "the target", draf
 
 
 def _check_architecture(config: Any, label: str) -> None:
+    label = f"model {label} ({config.model_type})"
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"model {label} ({config.model_type}) has an encoder; expected a decoder-only language model")
+        raise ModelError(f"{label} has an encoder; expected a decoder-only language model")
+    if getattr(config, "is_decoder", None) is False and hasattr(config, "add_cross_attention"):
+        raise ModelError(f"{label} reads text in both directions; expected a decoder-only language model")
     if config.get_text_config() is not config:
+        raise ModelError(f"{label} is multimodal; expected a text-only language model of the family")
+    if getattr(config, "num_kv_shared_layers", None):
         raise ModelError(
-            f"model {label} ({config.model_type}) is multimodal; expected a text-only language model of the family"
+            f"{label} shares keys and values between layers, which specpipe cannot do yet; expected a model whose "
+            "layers keep their own"
         )
-    model_class = _model_class(config)
-    if model_class is None:
-        if getattr(config, "auto_map", None):
-            return  # comes with its own code, seen once it is loaded: load_model checks the class again
-        raise ModelError(f"model {label} ({config.model_type}) is no causal language model that transformers knows")
-    check_class(model_class, label)
 
 
 def check_class(model_class: type, label: str) -> None:

@@ -1,0 +1,85 @@
+"""load_model: real folders of every family, ready to generate, and never on weights that are not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.small_models import KINDS, make_small_model
+
+from specpipe.errors import ModelError
+from specpipe.models.loader import load_config, load_model
+from specpipe.models.source import ModelSource, resolve
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_small_model("llama", tmp_path_factory.mktemp("models") / "llama", seed=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loads_every_family_ready_to_generate(kind: str, tmp_path: Path) -> None:
+    source = resolve(str(make_small_model(kind, tmp_path / kind, seed=1)), "target")
+    model = load_model(source, "cpu", torch.float32, "eager")
+    assert not model.training and not any(p.requires_grad for p in model.parameters())
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    with torch.inference_mode():
+        logits = model(torch.tensor([[0, 7, 9]]), use_cache=False).logits
+    assert logits.shape == (1, 3, 320) and torch.isfinite(logits).all() and logits.std() > 0.1
+
+
+def test_two_models_of_one_folder_share_nothing(llama: Path) -> None:
+    source = resolve(str(llama), "target")
+    first = load_model(source, "cpu", torch.float32, "eager")
+    second = load_model(source, "cpu", torch.float32, "sdpa")
+    assert first.config._attn_implementation == "eager" and second.config._attn_implementation == "sdpa"
+    assert torch.equal(next(first.parameters()), next(second.parameters()))
+
+
+def test_loads_in_the_dtype_asked_for(llama: Path) -> None:
+    model = load_model(resolve(str(llama), "target"), "cpu", torch.bfloat16, "eager")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+def damaged(llama: Path, tmp_path: Path, change: str) -> ModelSource:
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    for name in ("config.json", "generation_config.json"):
+        (folder / name).write_bytes((llama / name).read_bytes())
+    weights = load_file(llama / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    if change == "missing":
+        del weights[name]
+    elif change == "shape":
+        weights[name] = weights[name][:-1].contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    if change == "truncated":
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+    return resolve(str(folder), "target")
+
+
+@pytest.mark.parametrize("change", ["missing", "shape", "truncated"])
+def test_damaged_weights_are_refused_and_never_made_up(llama: Path, tmp_path: Path, change: str) -> None:
+    with pytest.raises(ModelError, match="damaged"):
+        load_model(damaged(llama, tmp_path, change), "cpu", torch.float32, "eager")
+
+
+def test_a_config_of_an_unknown_kind_is_refused(llama: Path, tmp_path: Path) -> None:
+    source = damaged(llama, tmp_path, "none")
+    (Path(source.path) / "config.json").write_text(json.dumps({"model_type": "no-such-thing"}))
+    with pytest.raises(ModelError, match=r"config\.json cannot be used"):
+        load_config(source)
+
+
+def test_importing_the_package_imports_neither_torch_nor_transformers() -> None:
+    """`specpipe --help` must not wait seconds for them."""
+    code = "import sys, specpipe.models.source, specpipe.models.support, specpipe.models.tokenizer as t; "
+    code += "print(sorted({'torch', 'transformers', 'jinja2', 'huggingface_hub'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

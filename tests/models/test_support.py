@@ -1,0 +1,98 @@
+"""check_support, check_pair, context_length: what cannot be served is refused by name and reason, before weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import transformers
+from support.small_models import CONTEXT, KINDS, small_config, small_tokenizer
+
+from specpipe.errors import ModelError
+from specpipe.models.support import check_pair, check_support, context_length
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_supported_families_pass(kind: str) -> None:
+    config = small_config(kind)
+    check_support(config, name=kind, max_model_len=CONTEXT)
+    assert context_length(config) == CONTEXT
+
+
+REFUSED = {
+    "FalconConfig": "attention code",
+    "GPTJConfig": "attention code",
+    "BloomConfig": "attention code",
+    "MambaConfig": "recurrent state",
+    "Mamba2Config": "recurrent state",
+    "JambaConfig": "recurrent state",
+    "RwkvConfig": "recurrent state",
+    "Qwen3NextConfig": "recurrent state",
+    "MiniMaxConfig": "linear_attention",
+    "T5Config": "encoder",
+    "BertConfig": "both directions",
+    "Gemma3nTextConfig": "shares keys and values",
+    "Gemma3Config": "multimodal",
+    "ViTConfig": "no causal language model",
+}
+
+
+@pytest.mark.parametrize("config_class", REFUSED)
+def test_others_are_refused_with_the_reason(config_class: str) -> None:
+    config = getattr(transformers, config_class)()
+    with pytest.raises(ModelError, match=f"org/some-model.*{REFUSED[config_class]}"):
+        check_support(config, name="org/some-model")
+
+
+def test_layers_that_are_not_attention_are_refused() -> None:
+    config = small_config("qwen3", layer_types=["full_attention", "chunked_attention"])
+    with pytest.raises(ModelError, match="layers of type chunked_attention"):
+        check_support(config)
+
+
+def test_dynamic_rope_is_refused() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    with pytest.raises(ModelError, match="neighbours"):
+        check_support(small_config("llama", rope_parameters=rope))
+
+
+def longrope() -> Any:
+    factors = [1.0] * 8
+    rope = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "rope_theta": 10000.0}
+    rope |= {"original_max_position_embeddings": 128}
+    return small_config("llama", rope_parameters=rope, max_position_embeddings=1024)
+
+
+def test_longrope_serves_its_original_length_and_no_more() -> None:
+    assert context_length(longrope()) == 128
+    check_support(longrope(), max_model_len=128)
+    with pytest.raises(ModelError, match=r"at most 128 positions.*longrope.*set model.max_model_len to 128"):
+        check_support(longrope(), max_model_len=129)
+
+
+def test_positions_that_a_model_lacks_are_refused() -> None:
+    with pytest.raises(ModelError, match=f"max_model_len is {CONTEXT + 1}.*at most {CONTEXT}"):
+        check_support(small_config("gpt2"), max_model_len=CONTEXT + 1)
+
+
+def test_a_mixture_of_experts_needs_bfloat16_on_a_gpu() -> None:
+    config = small_config("gpt_oss")
+    check_support(config, device="cpu", dtype="float32")
+    check_support(config, device="cuda", dtype="bfloat16")
+    with pytest.raises(ModelError, match=r"set model\.dtype to bfloat16"):
+        check_support(config, device="cuda", dtype="float16")
+
+
+def test_equal_vocabularies_pass_whatever_the_rest_of_the_tokenizers() -> None:
+    other = small_tokenizer.__wrapped__()
+    other.chat_template = None
+    check_pair(small_tokenizer(), other)
+
+
+def test_the_first_different_token_is_named() -> None:
+    other = small_tokenizer.__wrapped__()
+    other.add_tokens(["<|extra|>"])
+    with pytest.raises(ModelError, match=r"a cannot draft for b: .* id 320, token '<\|extra\|>'.*not in b.*320 in a"):
+        check_pair(small_tokenizer(), other, target_name="b", draft_name="a")
+    with pytest.raises(ModelError, match="differ first at id"):
+        check_pair(small_tokenizer(), small_tokenizer(300))
