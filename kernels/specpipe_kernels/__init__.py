@@ -4,7 +4,7 @@ CUDA tensors run Triton, the rest runs plain torch (see `specpipe_kernels.backen
 """
 
 from specpipe_kernels.attention import paged_attention, store_kv, write_index
-from specpipe_kernels.sampling import rejection_sample, sample, synthetic_rates
+from specpipe_kernels.sampling import rejection_sample, sample, sample_recovered_tokens, synthetic_rates
 from specpipe_kernels.types import METHODS, Method, Purpose, RejectionOutput, Sampled, SamplingTensors, Status
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "paged_attention",
     "rejection_sample",
     "sample",
+    "sample_recovered_tokens",
     "store_kv",
     "synthetic_rates",
     "write_index",

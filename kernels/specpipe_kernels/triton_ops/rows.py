@@ -79,10 +79,11 @@ def count_drafts(draft_tokens, stride_draft, num_drafts, request, K_PAD: tl.cons
 def count_positions(draft_tokens, stride_draft, num_drafts, request, K_PAD: tl.constexpr, BONUS: tl.constexpr):
     """Positions of a request that are in use; 1 where nothing is drafted (K_PAD 0)."""
     if K_PAD == 0:
-        return 1
-    count = count_drafts(draft_tokens, stride_draft, num_drafts, request, K_PAD)
-    if BONUS:
-        count += 1
+        count = 1
+    else:
+        count = count_drafts(draft_tokens, stride_draft, num_drafts, request, K_PAD)
+        if BONUS:
+            count += 1
     return count
 
 
