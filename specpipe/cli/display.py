@@ -43,6 +43,9 @@ class RunDisplay:
         if self._live is not None:
             self._live.stop()
 
+    def announce(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+
     def show(self, progress: Progress) -> None:
         if self._console.is_terminal:
             if self._live is None:
@@ -51,7 +54,7 @@ class RunDisplay:
             self._live.update(self._panel(progress))
         elif (now := time.monotonic()) >= self._next_line:
             self._next_line = now + _LINE_EVERY_S
-            self._console.print(self._line(progress), soft_wrap=True, highlight=False)
+            self.announce(self._line(progress))
 
     def _panel(self, progress: Progress) -> Group:
         head = Table.grid(padding=(0, 1), expand=True)

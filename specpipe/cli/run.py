@@ -38,9 +38,11 @@ def run(
         return
     from specpipe.cli.display import RunDisplay
     from specpipe.cli.summary_table import print_result
-    from specpipe.pipeline.run import execute
+    from specpipe.pipeline.cluster import RayBackend
+    from specpipe.pipeline.run import Viewer, execute
 
     with RunDisplay(spec.name) as display:
-        result = execute(spec, show=display.show, verbose=verbose)
+        viewer = Viewer(announce=display.announce, progress=display.show)
+        result = execute(spec, viewer=viewer, backend=RayBackend(verbose=verbose))
     print_result(result, job, spec.output.max_failed_rows)
     ctx.exit(result.exit_code)

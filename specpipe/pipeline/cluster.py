@@ -6,14 +6,15 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from specpipe.errors import MachineError
 from specpipe.job import JobSpec
-from specpipe.pipeline.assemble import DeviceName
+from specpipe.pipeline.assemble import DeviceName, WorkerConfig
+from specpipe.pipeline.handles import Pool
 
-log = logging.getLogger(__name__)
 _OBJECT_STORE = 100 * 2**20  # only small messages cross Ray
 
 
@@ -63,6 +64,31 @@ def place(job: JobSpec, *, cpus: float, gpus: float, elastic: bool) -> Placement
             "workers.count or workers.cpus_per_worker"
         )
     return Placement(workers=workers, device=device, cpus=per_worker)
+
+
+class Backend(Protocol):
+    """Where workers run."""
+
+    def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
+        """Resources for this job, for as long as the block lasts."""
+
+    def pool(self, config: WorkerConfig, placement: Placement) -> Pool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RayBackend:
+    """Ray actors."""
+
+    verbose: bool = False
+    """Show the workers' and Ray's own logs."""
+
+    def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
+        return connected(job, verbose=self.verbose)
+
+    def pool(self, config: WorkerConfig, placement: Placement) -> Pool:
+        from specpipe.pipeline.ray_pool import RayPool
+
+        return RayPool(config, gpus=placement.gpus, cpus=placement.cpus)
 
 
 @contextmanager

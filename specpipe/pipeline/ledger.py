@@ -15,7 +15,10 @@ _READERS = 16  # footers are small reads, and on an object store each waits for 
 
 def done_record(folder: RunFolder, shard: Shard, run_id: str) -> ShardRecord | None:
     """The record of a shard's part; None unless the part is whole, has all of its rows, and belongs to this run."""
-    footer = read_part_footer(folder.file(folder.part_name(shard.index)))
+    try:
+        footer = read_part_footer(folder.file(folder.part_name(shard.index)))
+    except OSError:  # thrift that does not parse, or no file: to run it again costs time, to trust it costs rows
+        return None
     if footer is None or footer.rows != shard.rows or not footer.shard_hash:
         return None
     try:

@@ -27,8 +27,14 @@ class RunLock:
 
     def acquire(self) -> None:
         """Raises OutputError that names the owner when a live run holds it."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  held open for as long as the lock is held
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  open for as long as the lock is held
+        except OSError as error:
+            raise OutputError(
+                f"output.path {self._path.parent.parent} cannot be written: {error}. Choose another folder, or mend "
+                "its permissions"
+            ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

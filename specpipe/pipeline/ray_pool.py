@@ -13,7 +13,6 @@ from ray.exceptions import RayError, RayTaskError
 from specpipe.core import ShardReport
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.assemble import WorkerConfig
-from specpipe.pipeline.cluster import Placement
 from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.failures import EngineError
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
@@ -25,11 +24,11 @@ _THREADS = 8  # shards in flight, status, and room
 class RayPool:
     """Spawns actors; the configuration is stored once, whatever the number of workers."""
 
-    def __init__(self, config: WorkerConfig, placement: Placement) -> None:
+    def __init__(self, config: WorkerConfig, *, cpus: float, gpus: int) -> None:
         self._config = ray.put(config)
         self._actor_class = ray.remote(Worker).options(
-            num_cpus=placement.cpus,
-            num_gpus=placement.gpus,
+            num_cpus=cpus,
+            num_gpus=gpus,
             max_concurrency=_THREADS,
             max_restarts=0,  # a replacement gets a new name, so that late messages of the dead are told apart
             max_task_retries=0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -14,10 +13,11 @@ from specpipe.data.publish import ATTEMPT_PREFIX
 from specpipe.errors import EXIT_INTERRUPTED
 from specpipe.job import JobSpec
 from specpipe.pipeline.assemble import WorkerConfig, versions
-from specpipe.pipeline.cluster import Placement, connected
+from specpipe.pipeline.cluster import Backend, Placement, RayBackend
 from specpipe.pipeline.driver import Driver, DriverConfig, Observers, Outcome
 from specpipe.pipeline.failures import StaleRunError
 from specpipe.pipeline.folder import MANIFEST, RunFolder
+from specpipe.pipeline.handles import Pool
 from specpipe.pipeline.interrupts import drain_on_interrupt
 from specpipe.pipeline.ledger import read_ledger
 from specpipe.pipeline.manifest import Manifest, check_identity, new_manifest, read_manifest
@@ -29,7 +29,6 @@ from specpipe.pipeline.timeline_log import TimelineLog
 from specpipe.speculation.make import make_policy
 from specpipe.telemetry.record import ShardRecord
 
-log = logging.getLogger(__name__)
 _TIMELINE_WORKERS = 100  # with more workers the timeline's intervals grow, so that its rows per second do not
 
 
@@ -57,10 +56,17 @@ class _Opened:
         return self.manifest is not None and len(self.done) == len(self.manifest.shards)
 
 
-def execute(
-    job: JobSpec, *, show: Callable[[Progress], None] = lambda progress: None, verbose: bool = False
-) -> RunResult:
-    """Run a job, or what is left of it. Blocks.
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who watches a run. Called on the driver's thread."""
+
+    announce: Callable[[str], None] = lambda line: None
+    """One line, once a step before the workers run."""
+    progress: Callable[[Progress], None] = lambda progress: None
+
+
+def execute(job: JobSpec, *, viewer: Viewer | None = None, backend: Backend | None = None) -> RunResult:
+    """Run a job, or what is left of it. Blocks. Workers are Ray's unless another backend is given.
 
     Raises SpecpipeError for what the user must mend, KeyboardInterrupt when interrupted twice; what was published
     stays, and a later start goes on from there.
@@ -72,8 +78,18 @@ def execute(
         opened = _open(prepared, folder)
         if opened.manifest is not None and opened.is_complete:
             return _finished(opened, opened.manifest, Outcome(), state="already complete")
-        with connected(job, verbose=verbose) as placement:
-            return _start(opened, placement, show)
+        viewer, backend = viewer or Viewer(), backend or RayBackend()
+        viewer.announce(_headline(opened))
+        with backend.connect(job) as placement:
+            return _start(opened, placement, backend, viewer)
+
+
+def _headline(opened: _Opened) -> str:
+    files = opened.prepared.files
+    done = f", {len(opened.done)} of {len(opened.manifest.shards)} shards done" if opened.manifest else ""
+    rows = sum(file.rows for file in files)
+    limit = opened.prepared.job.data.limit or rows
+    return f"{opened.prepared.job.name}: {min(rows, limit):,} rows → {opened.folder.path}{done}"
 
 
 def _open(prepared: Prepared, folder: RunFolder) -> _Opened:
@@ -96,7 +112,7 @@ def _sweep(folder: RunFolder) -> None:
                 location.filesystem.delete_file(location.path)
 
 
-def _start(opened: _Opened, placement: Placement, show: Callable[[Progress], None]) -> RunResult:
+def _start(opened: _Opened, placement: Placement, backend: Backend, viewer: Viewer) -> RunResult:
     prepared, folder, job = opened.prepared, opened.folder, opened.prepared.job
     if opened.manifest is None:
         shards = prepared.shards(workers=placement.workers, device=placement.device)
@@ -108,7 +124,8 @@ def _start(opened: _Opened, placement: Placement, show: Callable[[Progress], Non
     folder.publish(MANIFEST, manifest.to_json().encode())
     config = _worker_config(prepared, folder, manifest, placement, epoch)
     timeline = TimelineLog(folder, epoch)
-    driver = _driver(opened, manifest, config, placement, Observers(progress=show, samples=timeline.add))
+    observers = Observers(progress=viewer.progress, samples=timeline.add)
+    driver = _driver(opened, manifest, config, placement, backend.pool(config, placement), observers)
     try:
         with drain_on_interrupt(driver.drain):
             driver.run()
@@ -142,10 +159,13 @@ def _worker_config(
 
 
 def _driver(
-    opened: _Opened, manifest: Manifest, config: WorkerConfig, placement: Placement, observers: Observers
+    opened: _Opened,
+    manifest: Manifest,
+    config: WorkerConfig,
+    placement: Placement,
+    pool: Pool,
+    observers: Observers,
 ) -> Driver:
-    from specpipe.pipeline.ray_pool import RayPool
-
     job, done = config.job, opened.done
     policy = make_policy(
         job.speculation.policy,
@@ -166,7 +186,7 @@ def _driver(
         warm_up=job.data.warmup_rows > 0,
     )
     pending: list[Shard] = [shard for shard in manifest.shards if shard.index not in done]
-    return Driver(pending, RayPool(config, placement), policy, driver_config, earlier=earlier, observers=observers)
+    return Driver(pending, pool, policy, driver_config, earlier=earlier, observers=observers)
 
 
 def _finished(

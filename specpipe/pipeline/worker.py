@@ -154,3 +154,8 @@ class Worker:
         """Counters so far, and the timeline since Unix second `after`; `final`: with the interval that is not over."""
         status = self._loop.status(after=after, final=final)
         return dataclasses.replace(status, rows_done=status.rows_done + self._refused_rows)
+
+    def close(self) -> None:
+        """Stop the engine's thread; shards in flight fail."""
+        if hasattr(self, "_loop"):
+            self._loop.close()

@@ -1,0 +1,160 @@
+"""Whole runs in this process: the real worker, driver and folder, over engines that need no model and no Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from support.fake_engine import FakeEngine
+
+from specpipe.core import EngineConfig, ShardReport
+from specpipe.data import list_files
+from specpipe.job import JobSpec, parse_job
+from specpipe.models.source import ModelSource
+from specpipe.pipeline.assemble import Assembly, WorkerConfig, make_builder
+from specpipe.pipeline.cluster import Placement
+from specpipe.pipeline.engine_loop import LoopStatus
+from specpipe.pipeline.folder import RunFolder
+from specpipe.pipeline.handles import ShardOrder, WorkerInfo
+from specpipe.pipeline.worker import Worker
+
+
+@dataclass(frozen=True)
+class Encoded:
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class BytesEncoder:
+    """One token a byte."""
+
+    def encode(self, prompt: str | Sequence[Any]) -> Encoded:
+        text = prompt if isinstance(prompt, str) else "".join(str(turn["content"]) for turn in prompt)
+        return Encoded(text, tuple(text.encode()))
+
+
+def write_rows(path: Path, count: int, **changes: Any) -> Path:
+    """A Parquet file of prompts; `changes` replace the prompt of single rows: r3=None, r5="BAD"."""
+    prompts = [f"prompt {i}" for i in range(count)]
+    for name, prompt in changes.items():
+        prompts[int(name[1:])] = prompt
+    pq.write_table(pa.table({"prompt": prompts, "tag": [f"t{i}" for i in range(count)]}), path)
+    return path
+
+
+def make_job(folder: Path, *overrides: str, rows: int = 24) -> JobSpec:
+    """A job over `rows` prompts in `folder`, four rows a shard."""
+    if not (folder / "rows.parquet").exists():
+        write_rows(folder / "rows.parquet", rows)
+    for model in ("target", "draft"):  # enough to be found; FakeEngine needs no weights
+        (folder / model).mkdir(exist_ok=True)
+        (folder / model / "config.json").write_text('{"max_position_embeddings": 200}')
+        (folder / model / "weights.safetensors").write_bytes(b"none")
+    values = {
+        "model": {"target": str(folder / "target"), "draft": str(folder / "draft")},
+        "data": {"path": str(folder / "rows.parquet")},
+        "sampling": {"max_new_tokens": 10},
+        "speculation": {"policy": "fixed"},
+        "workers": {"slots": 3, "shard_tokens": 50},
+        "output": {"path": str(folder / "out")},
+    }
+    return parse_job(values, overrides, source="test")
+
+
+SOURCE = ModelSource(path="", name="fake", revision="0" * 16)
+
+
+def fake_assembly(config: WorkerConfig, **engine: Any) -> Assembly:
+    job = config.job
+    engine_config: EngineConfig = job.engine_config(200)
+    builder = make_builder(job, BytesEncoder(), max_model_len=200, vocab_size=1000)
+    return Assembly(engine=FakeEngine(engine_config, **engine), builder=builder, facts={"device": "fake"})
+
+
+def worker_config(job: JobSpec, **changes: Any) -> WorkerConfig:
+    """What a start would tell its workers, in a fresh epoch of the job's output folder."""
+    folder = RunFolder.at(job.output.path)
+    values: dict[str, Any] = {
+        "job": job,
+        "folder": folder,
+        "run_id": "feedfeedfeedfeed",
+        "epoch": folder.begin_epoch(),
+        "probe": folder.write_probe(),
+        "files": {file.path: file for file in list_files(job.data.path)},
+        "kept_schema": None,
+        "target": SOURCE,
+        "draft": None,
+        "device": "cpu",
+        "threads": 1,
+        "assemble": fake_assembly,
+    }
+    return WorkerConfig(**(values | changes))
+
+
+class InProcessWorker:
+    """The real Worker on threads of this process."""
+
+    def __init__(self, name: str, config: WorkerConfig, threads: ThreadPoolExecutor) -> None:
+        self.name = name
+        self.worker = Worker(name, config)
+        self._threads = threads
+
+    def start(self, warm_up: ShardOrder | None) -> Future[WorkerInfo]:
+        return self._threads.submit(self.worker.start, warm_up)
+
+    def run_shard(self, order: ShardOrder) -> Future[ShardReport]:
+        return self._threads.submit(self.worker.run_shard, order)
+
+    def status(self, after: int, final: bool) -> Future[LoopStatus]:
+        return self._threads.submit(self.worker.status, after, final)
+
+    def stop(self) -> None:
+        self.worker.close()
+
+
+@dataclass
+class InProcessBackend:
+    """Runs workers here. `assemble(config)` builds each one's parts; `workers` counts them."""
+
+    assemble: Callable[[WorkerConfig], Assembly] = fake_assembly
+    workers: int = 1
+    spawned: list[InProcessWorker] = field(default_factory=list)
+    config: WorkerConfig | None = None
+
+    @contextmanager
+    def connect(self, job: JobSpec) -> Iterator[Placement]:
+        with ThreadPoolExecutor(32) as self.threads:  # waits for every worker to end
+            yield Placement(workers=self.workers, device="cpu", cpus=1.0)
+
+    def pool(self, config: WorkerConfig, placement: Placement) -> InProcessBackend:
+        import dataclasses
+
+        self.config = dataclasses.replace(config, assemble=self.assemble)
+        return self
+
+    def spawn(self, name: str) -> InProcessWorker:
+        assert self.config is not None
+        self.spawned.append(InProcessWorker(name, self.config, self.threads))
+        return self.spawned[-1]
+
+
+def outputs(folder: Path) -> pa.Table:
+    """All published rows, in order."""
+    parts = sorted((folder / "outputs").glob("part-*.parquet"))
+    return pa.concat_tables([pq.read_table(part) for part in parts])
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Raises TimeoutError unless the condition comes true."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > limit:
+            raise TimeoutError("the condition did not come true")
+        time.sleep(0.005)
