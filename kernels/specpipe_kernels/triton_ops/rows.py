@@ -41,8 +41,7 @@ class Rows(NamedTuple):
 
     @property
     def tile(self) -> int:
-        """Vocabulary entries that one program reads."""
-        return max(16, min(MAX_TILE, int(triton.next_power_of_2(self.vocab))))
+        return tile_of(self.vocab)
 
     @property
     def tiles(self) -> int:
@@ -56,6 +55,11 @@ class Rows(NamedTuple):
     def k_pad(self) -> int:
         """A power of 2 above K; 0 where nothing is drafted."""
         return 0 if self.draft_tokens is None else int(triton.next_power_of_2(self.draft_tokens.shape[1] + 1))
+
+
+def tile_of(vocab: int) -> int:
+    """Vocabulary entries that one program reads."""
+    return max(16, min(MAX_TILE, int(triton.next_power_of_2(vocab))))
 
 
 def floats(like: Tensor, *shape: int) -> Tensor:

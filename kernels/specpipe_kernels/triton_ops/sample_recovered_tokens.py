@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.triton_ops.philox import exponential_tile
-from specpipe_kernels.triton_ops.rows import MAX_TILE, NOWHERE, best_of, floats, int32s
+from specpipe_kernels.triton_ops.rows import NOWHERE, best_of, floats, int32s, tile_of
 from specpipe_kernels.types import Purpose
 
 _RECOVERED = tl.constexpr(int(Purpose.RECOVERED))
@@ -86,7 +86,7 @@ def sample_recovered_tokens(
 ) -> Tensor:
     """See `specpipe_kernels.sample_recovered_tokens`."""
     rows, vocab = target_probs.shape
-    block = max(16, min(MAX_TILE, int(triton.next_power_of_2(vocab))))
+    block = tile_of(vocab)
     tiles = -(-vocab // block)
     scores, tokens = floats(target_probs, rows, 2, tiles), int32s(target_probs, rows, 2, tiles)
     out = torch.empty(rows, dtype=torch.int64, device=target_probs.device)
