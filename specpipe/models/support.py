@@ -13,6 +13,14 @@ from specpipe.errors import ModelError
 
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "sparse", "dense"})
 _ARGUMENTS = ("input_ids", "position_ids", "use_cache", "logits_to_keep")
+_UNFIT = {
+    "diffllama": "calls attention twice in a layer, with different values",
+    "doge": "computes attention masks of its own",
+    "hrm_text": "runs its layers several times, each time with other keys and values",
+    "nemotron": "passes no arguments on to its attention",
+    "phimoe": "has its sliding window in attention masks alone",
+}
+"""Families that announce replaceable attention and give wrong text with it (tests/models/test_families.py)."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -80,6 +88,8 @@ def _check_architecture(config: Any, label: str) -> None:
         raise ModelError(f"{label} reads text in both directions; expected a decoder-only language model")
     if config.get_text_config() is not config:
         raise ModelError(f"{label} is multimodal; expected a text-only language model of the family")
+    if config.model_type in _UNFIT:
+        raise ModelError(f"{label} {_UNFIT[config.model_type]}, which specpipe cannot serve; expected another family")
     if getattr(config, "num_kv_shared_layers", None):
         raise ModelError(
             f"{label} shares keys and values between layers, which specpipe cannot do yet; expected a model whose "

@@ -31,6 +31,7 @@ REFUSED = {
     "MiniMaxConfig": "linear_attention",
     "T5Config": "encoder",
     "BertConfig": "both directions",
+    "DiffLlamaConfig": "calls attention twice",
     "Gemma3nTextConfig": "shares keys and values",
     "Gemma3Config": "multimodal",
     "ViTConfig": "no causal language model",
