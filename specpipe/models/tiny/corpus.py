@@ -1,7 +1,7 @@
 """Short chats and word problems in ShareGPT shape, generated from a seed.
 
-    python -m specpipe.models.tiny.corpus --sample jobs/data/sharegpt_sample.parquet   # the sample dataset
-    python -m specpipe.models.tiny.corpus --show 3                                      # conversations, to read
+python -m specpipe.models.tiny.corpus --sample jobs/data/sharegpt_sample.parquet   # the sample dataset
+python -m specpipe.models.tiny.corpus --show 3                                      # conversations, to read
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specpipe.models.tiny import knowledge, talk, tasks
+from specpipe.models.tiny.arithmetic import Family
 from specpipe.models.tiny.families import FAMILIES
+from specpipe.models.tiny.narrator import Narrator
 from specpipe.models.tiny.phrasing import Exchange, Split, split_of
-from specpipe.models.tiny.problems import Family, final_answer, problem
+from specpipe.models.tiny.problems import final_answer, problem
 
-Topic = Callable[[Random], list[Exchange]]
+Topic = Callable[[Narrator], list[Exchange]]
 Conversation = dict[str, object]
 
 SYSTEM_PROMPTS = (
@@ -37,10 +39,10 @@ SAMPLE_SCHEMA = pa.schema(
         ("answer", pa.string()),
     ]
 )
-_TRIES = 200
+_TRIES = 500
 
 
-def _solve(family: Family, rng: Random) -> list[Exchange]:
+def _solve(family: Family, rng: Narrator) -> list[Exchange]:
     found = family.draw(rng)
     return [(found.question, found.solution)]
 
@@ -51,9 +53,11 @@ CLOSINGS: tuple[Topic, ...] = (talk.thanks,)
 CHAT_TOPICS: tuple[Topic, ...] = tuple(
     topic for topic in (*talk.TOPICS, *knowledge.TOPICS, *tasks.TOPICS) if topic not in (*OPENINGS, *CLOSINGS)
 )
+_ALL = (*CHAT_TOPICS, *PROBLEM_TOPICS)
+CYCLE: tuple[Topic, ...] = tuple(Random("cycle").sample(_ALL, len(_ALL)))
 
 
-def exchanges(rng: Random, split: Split, topics: Sequence[Topic]) -> list[Exchange]:
+def exchanges(rng: Narrator, split: Split, topics: Sequence[Topic]) -> list[Exchange]:
     """One topic's exchanges, with a first question that belongs to the split."""
     for _ in range(_TRIES):
         found = rng.choice(topics)(rng)
@@ -62,15 +66,24 @@ def exchanges(rng: Random, split: Split, topics: Sequence[Topic]) -> list[Exchan
     raise AssertionError(f"none of {len(topics)} topics has an opening in the split {split}")
 
 
-def stream(rng: Random, split: Split) -> Iterator[list[Exchange]]:
-    """Conversations without end. A topic comes back only after all others: a model that learns this does not loop."""
+def stream(rng: Narrator, split: Split) -> Iterator[list[Exchange]]:
+    """Conversations without end. A topic comes back only after all others: a model that learns this does not loop.
+
+    Half of the time the topic that follows in CYCLE is next, so that greedy texts go on differently from each topic.
+    """
+    left: list[int] = []
+    at = rng.randrange(len(CYCLE))
     while True:
-        order = rng.sample([*CHAT_TOPICS, *PROBLEM_TOPICS], len(CHAT_TOPICS) + len(PROBLEM_TOPICS))
-        while order:
-            talked = exchanges(rng, split, OPENINGS) if rng.random() < 0.15 else []
-            for _ in range(min(rng.choice((1, 1, 2, 3, 4, 6, 8)), len(order))):
-                talked += exchanges(rng, split, [order.pop()])
-            yield talked + (exchanges(rng, split, CLOSINGS) if rng.random() < 0.3 else [])
+        rng.new_conversation()
+        talked = exchanges(rng, split, OPENINGS) if rng.random() < 0.15 else []
+        for _ in range(rng.choice((1, 1, 2, 3, 4, 6, 8))):
+            left = left or list(range(len(CYCLE)))
+            at = (at + 1) % len(CYCLE)
+            if at not in left or rng.random() < 0.5:
+                at = rng.choice(left)
+            left.remove(at)
+            talked += exchanges(rng, split, [CYCLE[at]])
+        yield talked + (exchanges(rng, split, CLOSINGS) if rng.random() < 0.3 else [])
 
 
 def sharegpt(name: str, talked: Sequence[Exchange], system: str = "") -> Conversation:
@@ -83,28 +96,30 @@ def sharegpt(name: str, talked: Sequence[Exchange], system: str = "") -> Convers
 
 def conversations(split: Split, n: int, seed: int = 0) -> Iterator[Conversation]:
     """n conversations of the split in ShareGPT shape; the same ones for the same seed."""
-    rng = Random(f"conversations:{split}:{seed}")
+    rng = Narrator(f"conversations:{split}:{seed}")
     source = stream(rng, split)
     for i in range(n):
         yield sharegpt(f"{split}-{seed}-{i:05d}", next(source), _system(rng))
 
 
-def _system(rng: Random) -> str:
+def _system(rng: Narrator) -> str:
     return rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.15 else ""
 
 
 def sample(n: int = 64, seed: int = 2024) -> list[Conversation]:
     """Held-out rows of the sample dataset: word problems, short chats and every eighth a long prompt."""
-    rng = Random(f"sample:{seed}")
+    rng = Narrator(f"sample:{seed}")
     rows: list[Conversation] = []
     for i in range(n):
+        rng.new_conversation()
         kinds: Sequence[Topic] = (*CHAT_TOPICS, talk.greeting)
         category = "problem" if i % 2 == 0 else ("long" if i % 8 == 3 else "chat")
         if category == "problem":
             found = problem(rng, "heldout", FAMILIES[i // 2 % len(FAMILIES)])
             talked = [(found.question, found.solution)]
         elif category == "long":
-            talked = exchanges(rng, "heldout", (tasks.note, tasks.summary))
+            drawn = [exchanges(rng, "heldout", (tasks.note, tasks.summary)) for _ in range(4)]
+            talked = max(drawn, key=lambda one: len(one[0][0]))
         else:
             talked = exchanges(rng, "heldout", kinds)
         for _ in range(rng.randint(0, 2)):

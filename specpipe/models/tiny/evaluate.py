@@ -1,7 +1,7 @@
 """How good a pair is: accuracy on held-out problems, acceptance length and repetition on the sample dataset.
 
-    python -m specpipe.models.tiny.evaluate            # the shipped pair
-    python -m specpipe.models.tiny.evaluate DIR        # DIR/target and DIR/draft
+python -m specpipe.models.tiny.evaluate            # the shipped pair
+python -m specpipe.models.tiny.evaluate DIR        # DIR/target and DIR/draft
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def agreement(draft: Any, ids: torch.Tensor, mask: torch.Tensor, new_tokens: int
     """[n, new_tokens]: whether the draft's greedy choice at each generated position is the target's token."""
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     logits = draft(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-    return logits[:, -new_tokens - 1 : -1].argmax(dim=-1) == ids[:, -new_tokens:]
+    choices: torch.Tensor = logits[:, -new_tokens - 1 : -1].argmax(dim=-1)
+    return choices == ids[:, -new_tokens:]
 
 
 def acceptance_length(agrees: torch.Tensor, k: int) -> float:

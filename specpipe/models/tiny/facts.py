@@ -12,15 +12,55 @@ PEOPLE: tuple[tuple[str, str, str], ...] = tuple(
 )
 """Name, pronoun, possessive."""
 
-COUNTABLE = tuple(
-    "apple book pencil marble card shell button coin sticker cookie lemon candle ribbon stamp bottle mug plate".split()
+COUNTABLE = (
+    "apple",
+    "book",
+    "pencil",
+    "marble",
+    "card",
+    "shell",
+    "button",
+    "coin",
+    "sticker",
+    "cookie",
+    "lemon",
+    "candle",
+    "ribbon",
+    "stamp",
+    "bottle",
+    "mug",
+    "plate",
 )
-GROCERIES = tuple("apples pears lemons eggs rolls carrots onions melons muffins yogurts tomatoes peaches".split())
-COLOURS = tuple("red blue green yellow white black orange purple".split())
+GROCERIES = (
+    "apples",
+    "pears",
+    "lemons",
+    "eggs",
+    "rolls",
+    "carrots",
+    "onions",
+    "melons",
+    "muffins",
+    "yogurts",
+    "tomatoes",
+    "peaches",
+)
+COLOURS = ("red", "blue", "green", "yellow", "white", "black", "orange", "purple")
 ROOMS = ("kitchen", "garden", "attic", "cellar", "office", "garage", "hall", "library")
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-MONTHS = tuple(
-    "January February March April May June July August September October November December".split()
+MONTHS = (
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
 )
 
 COUNTRIES: tuple[tuple[str, str, str, str], ...] = (
@@ -86,13 +126,12 @@ KINDS: tuple[tuple[str, str], ...] = (
 )
 """A kind of thing and ten of them."""
 
-OPPOSITES: tuple[tuple[str, str], ...] = tuple(
-    (pair.split("/")[0], pair.split("/")[1])
-    for pair in (
-        "hot/cold big/small fast/slow early/late light/dark happy/sad full/empty hard/soft high/low new/old open/closed "
-        "rich/poor strong/weak wet/dry young/old loud/quiet clean/dirty deep/shallow thick/thin sharp/blunt brave/timid"
-    ).split()
-)
+OPPOSITES: tuple[tuple[str, str], ...] = (
+    ("hot", "cold"), ("big", "small"), ("fast", "slow"), ("early", "late"), ("light", "dark"), ("happy", "sad"),
+    ("full", "empty"), ("hard", "soft"), ("high", "low"), ("new", "old"), ("open", "closed"), ("rich", "poor"),
+    ("strong", "weak"), ("wet", "dry"), ("young", "old"), ("loud", "quiet"), ("clean", "dirty"), ("deep", "shallow"),
+    ("thick", "thin"), ("sharp", "blunt"), ("brave", "timid"),
+)  # fmt: skip
 
 WORDS: tuple[tuple[str, str, str, str], ...] = (
     ("house", "casa", "maison", "Haus"),
@@ -131,26 +170,106 @@ JOBS: tuple[tuple[str, str, str], ...] = (
 """Job, what it does, where."""
 
 HOWTOS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("make a cup of tea", ("Boil fresh water.", "Put a tea bag in a cup.", "Pour the hot water over it.",
-                           "Wait for three minutes.", "Take out the bag and add milk or honey.")),
-    ("plant a tree", ("Choose a sunny place.", "Dig a hole twice as wide as the roots.", "Set the tree upright.",
-                      "Fill the hole with soil.", "Water it well every week.")),
-    ("boil an egg", ("Bring a pot of water to a boil.", "Lower the egg in with a spoon.", "Cook it for seven minutes.",
-                     "Cool it in cold water.", "Peel it and add a little salt.")),
-    ("clean a window", ("Mix warm water with a drop of soap.", "Wipe the dust off the frame.", "Wash the glass.",
-                        "Pull the water off from top to bottom.", "Dry the edges with a cloth.")),
-    ("learn new words", ("Pick ten words a day.", "Write each one on a card.", "Read them aloud.",
-                         "Use each word in a sentence.", "Repeat the hard ones tomorrow.")),
-    ("bake bread", ("Mix flour, water, salt and yeast.", "Knead the dough for ten minutes.", "Let it rest for an hour.",
-                    "Shape a loaf.", "Bake it until the crust is brown.")),
-    ("fix a flat tire on a bike", ("Take the wheel off.", "Pull out the tube.", "Find the hole and clean it.",
-                                   "Glue a patch over the hole.", "Put everything back and pump it up.")),
-    ("write a good letter", ("Decide what you want to say.", "Start with a friendly greeting.",
-                             "Keep one idea in each paragraph.", "Read it once more.", "Sign it with your name.")),
-    ("sleep better", ("Go to bed at the same time every day.", "Keep the room cool and dark.",
-                      "Put the phone away.", "Avoid coffee in the evening.", "Read a few quiet pages.")),
-    ("paint a wall", ("Cover the floor.", "Tape the edges.", "Fill small holes.", "Paint the corners with a brush.",
-                      "Roll the rest in even strips.")),
+    (
+        "make a cup of tea",
+        (
+            "Boil fresh water.",
+            "Put a tea bag in a cup.",
+            "Pour the hot water over it.",
+            "Wait for three minutes.",
+            "Take out the bag and add milk or honey.",
+        ),
+    ),
+    (
+        "plant a tree",
+        (
+            "Choose a sunny place.",
+            "Dig a hole twice as wide as the roots.",
+            "Set the tree upright.",
+            "Fill the hole with soil.",
+            "Water it well every week.",
+        ),
+    ),
+    (
+        "boil an egg",
+        (
+            "Bring a pot of water to a boil.",
+            "Lower the egg in with a spoon.",
+            "Cook it for seven minutes.",
+            "Cool it in cold water.",
+            "Peel it and add a little salt.",
+        ),
+    ),
+    (
+        "clean a window",
+        (
+            "Mix warm water with a drop of soap.",
+            "Wipe the dust off the frame.",
+            "Wash the glass.",
+            "Pull the water off from top to bottom.",
+            "Dry the edges with a cloth.",
+        ),
+    ),
+    (
+        "learn new words",
+        (
+            "Pick ten words a day.",
+            "Write each one on a card.",
+            "Read them aloud.",
+            "Use each word in a sentence.",
+            "Repeat the hard ones tomorrow.",
+        ),
+    ),
+    (
+        "bake bread",
+        (
+            "Mix flour, water, salt and yeast.",
+            "Knead the dough for ten minutes.",
+            "Let it rest for an hour.",
+            "Shape a loaf.",
+            "Bake it until the crust is brown.",
+        ),
+    ),
+    (
+        "fix a flat tire on a bike",
+        (
+            "Take the wheel off.",
+            "Pull out the tube.",
+            "Find the hole and clean it.",
+            "Glue a patch over the hole.",
+            "Put everything back and pump it up.",
+        ),
+    ),
+    (
+        "write a good letter",
+        (
+            "Decide what you want to say.",
+            "Start with a friendly greeting.",
+            "Keep one idea in each paragraph.",
+            "Read it once more.",
+            "Sign it with your name.",
+        ),
+    ),
+    (
+        "sleep better",
+        (
+            "Go to bed at the same time every day.",
+            "Keep the room cool and dark.",
+            "Put the phone away.",
+            "Avoid coffee in the evening.",
+            "Read a few quiet pages.",
+        ),
+    ),
+    (
+        "paint a wall",
+        (
+            "Cover the floor.",
+            "Tape the edges.",
+            "Fill small holes.",
+            "Paint the corners with a brush.",
+            "Roll the rest in even strips.",
+        ),
+    ),
 )
 """A task and its steps, in order."""
 

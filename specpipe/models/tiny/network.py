@@ -56,5 +56,5 @@ def save(model: Any, folder: Path) -> None:
 def load(folder: Path, device: str = "cpu") -> Any:
     """The saved model in fp32, ready to generate any number of tokens."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
-    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=END_OF_TEXT_ID, eos_token_id=None)
+    model.generation_config = GenerationConfig(do_sample=False, eos_token_id=None)
     return model

@@ -5,13 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
-from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from specpipe.models.tiny.corpus import SYSTEM_PROMPTS, stream
+from specpipe.models.tiny.narrator import Narrator
 from specpipe.models.tiny.tokenizer import END_OF_TEXT, render
 
 _WINDOWS_PER_TASK = 256
@@ -19,7 +19,7 @@ _WINDOWS_PER_TASK = 256
 
 def stream_text(seed: str, characters: int) -> str:
     """At least so many characters of training conversations, starting with a new one."""
-    rng = Random(seed)
+    rng = Narrator(seed)
     text = ""
     for talked in stream(rng, "train"):
         system = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.15 else ""
@@ -45,7 +45,5 @@ def token_windows(tokenizer_file: str, *, seed: int, count: int, length: int) ->
     """[count, length] token ids. Every window starts with a conversation; the same ones for any number of cores."""
     tasks = -(-count // _WINDOWS_PER_TASK)
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        parts = list(
-            pool.map(_windows, [tokenizer_file] * tasks, [seed] * tasks, range(tasks), [length] * tasks)
-        )
+        parts = list(pool.map(_windows, [tokenizer_file] * tasks, [seed] * tasks, range(tasks), [length] * tasks))
     return np.concatenate(parts)[:count]

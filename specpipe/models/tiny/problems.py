@@ -2,60 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from random import Random
+from specpipe.models.tiny.arithmetic import Family, Problem, final_answer
+from specpipe.models.tiny.families import FAMILIES
+from specpipe.models.tiny.narrator import Narrator
+from specpipe.models.tiny.phrasing import Split, split_of
 
-from specpipe.models.tiny.facts import COUNTABLE, GROCERIES, PEOPLE, WEEKDAYS
-from specpipe.models.tiny.phrasing import Split, say, split_of
-
-_ANSWER = re.compile(r"####\s*(-?\d[\d,]*)")
-_STEP = re.compile(r"\[(\w+) = (\w+) ([-+*/]) (\w+)\]")
-_LEADS = ("", "", "", "Let us work it out.\n", "Step by step:\n", "We go step by step.\n")
-_LARGEST = 999  # no value of a solution is above it: three digits are what so small a model can learn to add
+__all__ = ["Problem", "final_answer", "problem", "problems"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """A question, its worked solution (ending in `#### answer`) and the answer."""
-
-    question: str
-    solution: str
-    answer: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
-    """One kind of problem. `[x = a * b]` in `steps` prints the sum and names its result; the last one is the answer."""
-
-    question: str
-    steps: str
-    numbers: Mapping[str, tuple[int, int]]
-    """Lowest and highest value of each number that is drawn."""
-    given: str = ""
-    """Values that the question states and that follow from the drawn ones, in the notation of `steps`."""
-    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def draw(self, rng: Random) -> Problem:
-        values = None
-        while values is None:
-            drawn = {name: rng.randint(*limits) for name, limits in self.numbers.items()}
-            values = _compute(self.given + self.steps, drawn)
-        fields = values | _cast(rng) | {name: rng.choice(options) for name, options in self.choices.items()}
-        steps = _STEP.sub(lambda m: f"{values[m[2]]} {m[3]} {values[m[4]]} = {values[m[1]]}", self.steps)
-        answer = values[_STEP.findall(self.steps)[-1][0]]
-        solution = say(rng, f"{rng.choice(_LEADS)}{steps}\n#### {answer}", **fields)
-        return Problem(question=say(rng, self.question, **fields), solution=solution, answer=answer)
-
-
-def final_answer(text: str) -> int | None:
-    """The number after the first `####`; None when there is none. What follows it is not looked at."""
-    match = _ANSWER.search(text)
-    return int(match[1].replace(",", "")) if match else None
-
-
-def problem(rng: Random, split: Split, family: Family) -> Problem:
+def problem(rng: Narrator, split: Split, family: Family) -> Problem:
     """One problem of the family that belongs to the split."""
     while True:
         found = family.draw(rng)
@@ -65,35 +20,9 @@ def problem(rng: Random, split: Split, family: Family) -> Problem:
 
 def problems(split: Split, n: int, seed: int = 0) -> list[Problem]:
     """n different problems of the split, all families alike; the same ones for the same seed."""
-    from specpipe.models.tiny.families import FAMILIES
-
-    rng = Random(f"problems:{split}:{seed}")
+    rng = Narrator(f"problems:{split}:{seed}")
     found: dict[str, Problem] = {}
     while len(found) < n:
         one = problem(rng, split, FAMILIES[len(found) % len(FAMILIES)])
         found.setdefault(one.question, one)
     return list(found.values())
-
-
-def _compute(steps: str, values: Mapping[str, int]) -> dict[str, int] | None:
-    """Every value that the steps name; None when one is below 1, above 999 or not whole."""
-    known = dict(values)
-    for name, left, sign, right in _STEP.findall(steps):
-        a = known[left] if left in known else known.setdefault(left, int(left))
-        b = known[right] if right in known else known.setdefault(right, int(right))
-        if sign == "/" and a % b:
-            return None
-        known[name] = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[sign]
-        if not 1 <= known[name] <= _LARGEST:
-            return None
-    return known
-
-
-def _cast(rng: Random) -> dict[str, object]:
-    (name, he, his), (other, _, _) = rng.sample(PEOPLE, 2)
-    one, two = rng.sample(GROCERIES, 2)
-    thing = rng.choice(COUNTABLE)
-    return {
-        "name": name, "he": he, "his": his, "upper": he.capitalize(), "other": other, "one": one, "two": two,
-        "thing": thing, "things": f"{thing}s", "day": rng.choice(WEEKDAYS),
-    }  # fmt: skip

@@ -13,7 +13,8 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.nn import functional as F
 from transformers.utils import logging
 
 from specpipe.models.tiny.evaluate import report
-from specpipe.models.tiny.network import MAX_LENGTH, build, load, parameters, save
+from specpipe.models.tiny.network import MAX_LENGTH, build, load, save
 from specpipe.models.tiny.packing import stream_text, token_windows
 from specpipe.models.tiny.tokenizer import save_tokenizer, train_tokenizer
 
@@ -32,21 +33,21 @@ class Recipe:
     """Everything that the weights depend on, beside the code."""
 
     seed: int = 0
-    windows: int = 120_000
+    windows: int = 100_000
     """Training windows of MAX_LENGTH tokens."""
     batch: int = 64
     """Windows of one step."""
-    target_steps: int = 5000
+    target_steps: int = 7000
     target_lr: float = 2e-3
-    draft_steps: int = 4000
+    draft_steps: int = 400
     draft_lr: float = 4e-3
-    written: int = 8192
+    written: int = 4096
     """Windows that the target writes greedily, for the draft to imitate: half of the draft's batches."""
-    max_seconds: float = math.inf
+    max_seconds: float = 3600.0
     """Longest time for each of the two trainings; the schedule shrinks to it."""
 
 
-QUICK = Recipe(windows=256, batch=2, target_steps=6, draft_steps=6, written=8)
+QUICK = Recipe(windows=256, batch=2, target_steps=6, draft_steps=6, written=4)
 
 
 def next_token(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -104,61 +105,77 @@ def _logits(model: Any, ids: torch.Tensor) -> Any:
 
 
 @torch.inference_mode()
-def write(target: Any, windows: torch.Tensor, length: int, chunk: int = 4096) -> torch.Tensor:
-    """[n, length]: the first tokens of each window, continued greedily by the target. Prompts are 32 to 256 tokens."""
+def write(target: Any, windows: torch.Tensor, length: int) -> torch.Tensor:
+    """[n, length]: the target goes on greedily from the first tokens of each window; short prompts and longer ones."""
     written = []
-    for number, rows in enumerate(windows.split(chunk)):
-        prompt = rows[:, : (48, 192)[number % 2]].long()
+    for rows, prompt_length in zip(windows.chunk(2), (48, 192), strict=True):
+        prompt = rows[:, :prompt_length].long()
         with torch.autocast(target.device.type, torch.bfloat16, enabled=target.device.type == "cuda"):
-            written.append(target.generate(input_ids=prompt, max_new_tokens=length - prompt.shape[1]))
+            mask = torch.ones_like(prompt)
+            written.append(target.generate(prompt, attention_mask=mask, max_new_tokens=length - prompt_length))
     return torch.cat(written)
 
 
-def train(out: Path, recipe: Recipe) -> dict[str, Any]:
-    """Write out/target, out/draft and out/report.json; returns the report."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    logging.disable_progress_bar()
-    torch.manual_seed(recipe.seed)
-    torch.set_float32_matmul_precision("high")
-    clock = {"start": time.perf_counter()}
-
-    def lap(name: str) -> None:
-        clock[name] = time.perf_counter() - clock["start"]
-        print(f"[{clock[name]:.0f} s] {name}", flush=True)
-
+def pack_corpus(out: Path, recipe: Recipe, device: str) -> torch.Tensor:
+    """Train and save the tokenizer; returns the training windows, [windows, MAX_LENGTH] int16."""
     texts = (stream_text(f"{recipe.seed}:tokenizer:{i}", 5000) for i in range(min(2000, recipe.windows)))
     save_tokenizer(train_tokenizer(texts), out / "target", MAX_LENGTH)
-    packed = token_windows(
-        str(out / "target" / "tokenizer.json"), seed=recipe.seed, count=recipe.windows, length=MAX_LENGTH
-    )
-    windows = torch.from_numpy(packed.astype("int16")).to(device)
-    order = torch.randperm(len(windows), device=device)
-    lap(f"{windows.numel() / 1e6:.0f} M tokens ready")
+    file = out / "target" / "tokenizer.json"
+    packed = token_windows(str(file), seed=recipe.seed, count=recipe.windows, length=MAX_LENGTH)
+    return torch.from_numpy(packed.astype("int16")).to(device)
 
-    def corpus_batch(step: int) -> torch.Tensor:
-        at = torch.arange(step * recipe.batch, (step + 1) * recipe.batch, device=device) % len(order)
+
+def train_target(out: Path, windows: torch.Tensor, recipe: Recipe) -> None:
+    """Train the target on the corpus and save it."""
+    torch.manual_seed(recipe.seed)
+    target = build("target").to(windows.device)
+    limit = recipe.max_seconds
+    fit(target, None, _batches(windows, recipe.batch), recipe.target_steps, recipe.target_lr, limit)
+    save(target, out / "target")
+
+
+def train_draft(out: Path, windows: torch.Tensor, written: torch.Tensor, recipe: Recipe) -> None:
+    """Train the draft to imitate the saved target, by turns on the corpus and on what the target wrote; save it."""
+    torch.manual_seed(recipe.seed)
+    teacher = compiled(load(out / "target", str(windows.device)))
+    sources = (_batches(windows, recipe.batch), _batches(written, recipe.batch * windows.shape[1] // written.shape[1]))
+    draft = build("draft").to(windows.device)
+    limit = recipe.max_seconds
+    fit(draft, teacher, lambda step: sources[step % 2](step), recipe.draft_steps, recipe.draft_lr, limit)
+    save(draft, out / "draft")
+
+
+def _batches(windows: torch.Tensor, size: int) -> Callable[[int], torch.Tensor]:
+    """Batch of a step: the windows in a seeded order, again and again."""
+    order = torch.randperm(len(windows), device=windows.device)
+
+    def batch_of(step: int) -> torch.Tensor:
+        at = torch.arange(step * size, (step + 1) * size, device=windows.device) % len(order)
         return windows[order[at]].long()
 
-    target = build("target").to(device)
-    fit(target, None, corpus_batch, recipe.target_steps, recipe.target_lr, recipe.max_seconds)
-    save(target, out / "target")
-    lap("target trained")
+    return batch_of
 
-    teacher = load(out / "target", device)
-    written = write(teacher, windows[-recipe.written :], MAX_LENGTH // 2)
-    lap(f"target wrote {written.numel() / 1e6:.1f} M tokens")
 
-    def draft_batch(step: int) -> torch.Tensor:
-        if step % 2:
-            return written[torch.randint(len(written), (recipe.batch * 2,), device=device)]
-        return corpus_batch(step)
+def train(out: Path, recipe: Recipe) -> dict[str, Any]:
+    """Write out/target and out/draft; returns the report, with the seconds of each phase."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    marks = [("", time.perf_counter())]
 
-    draft = build("draft").to(device)
-    fit(draft, compiled(teacher), draft_batch, recipe.draft_steps, recipe.draft_lr, recipe.max_seconds)
-    save(draft, out / "draft")
-    lap("draft trained")
-    print(f"parameters: target {parameters(target)}, draft {parameters(draft)}", flush=True)
-    return report(out, device=device)
+    def lap(name: str) -> None:
+        marks.append((name, time.perf_counter()))
+        print(f"{name}: {marks[-1][1] - marks[-2][1]:.0f} s", flush=True)
+
+    windows = pack_corpus(out, recipe, device)
+    lap("corpus")
+    train_target(out, windows, recipe)
+    lap("target")
+    written = write(load(out / "target", device), windows[-recipe.written :], MAX_LENGTH // 2)
+    lap("written")
+    train_draft(out, windows, written, recipe)
+    lap("draft")
+    seconds = {name: round(end - start) for (_, start), (name, end) in pairwise(marks)}
+    return {"recipe": asdict(recipe), "seconds": seconds} | report(out, device=device)
 
 
 def main() -> None:
@@ -166,8 +183,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="a few steps only: the result is of no use")
-    parser.add_argument("--max-seconds", type=float, default=math.inf, help="for each of the two trainings")
+    parser.add_argument("--max-seconds", type=float, default=3600.0, help="for each of the two trainings")
     options = parser.parse_args()
+    logging.disable_progress_bar()
     base = QUICK if options.quick else Recipe()
     result = train(options.out, replace(base, seed=options.seed, max_seconds=options.max_seconds))
     text = json.dumps(result, indent=2, ensure_ascii=False)
