@@ -203,6 +203,30 @@ def test_padding_rows_in_the_trash_page_disturb_nobody(kernel: Callable[..., Ten
     assert torch.isfinite(out).all()
 
 
+def test_a_table_narrowed_to_what_is_in_use_gives_the_same(kernel: Callable[..., Tensor]) -> None:
+    case = Case(rows=VERIFY, window=90)
+    inputs = build(case)
+    used = inputs.block_tables.shape[1] - 1
+    wide = torch.cat((inputs.block_tables[:, :used], torch.full((3, 5), 10_000, dtype=torch.int32)), dim=1)
+    inputs.block_tables = wide[:, :used]
+    assert not inputs.block_tables.is_contiguous()
+    check(inputs.call(kernel, case), inputs, case)
+
+
+def test_a_query_past_its_table_is_finite_and_disturbs_nobody(kernel: Callable[..., Tensor]) -> None:
+    """Drafts beyond a row's end: nobody uses what they give, but NaN would spread through the batch's statistics."""
+    case = Case(rows=((5, 2), (60, 4)))
+    inputs = build(case)
+    full = torch.nan_to_num(inputs.k_pages), torch.nan_to_num(inputs.v_pages)
+    expected = inputs.call(kernel, case)
+    inputs.block_tables = inputs.block_tables[:, :1]
+    inputs.starts[1] = 62
+    inputs.k_pages, inputs.v_pages = full
+    out = inputs.call(kernel, case)
+    assert torch.isfinite(out).all()
+    torch.testing.assert_close(out[:2], expected[:2], rtol=1e-6, atol=1e-6)
+
+
 def test_a_nan_among_the_keys_that_a_row_sees_stays_visible(kernel: Callable[..., Tensor]) -> None:
     """What is masked must not leak, what is not must not be hidden: sampling reports such rows."""
     case = Case(rows=((5, 2), (9, 2)))
