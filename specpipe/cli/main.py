@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from specpipe import __version__
+from specpipe.cli.convert import convert
 from specpipe.cli.run import run
 from specpipe.cli.show import show
 from specpipe.errors import EXIT_INTERRUPTED, SpecpipeError
@@ -47,4 +48,5 @@ def main() -> None:
 
 
 main.add_command(run)
+main.add_command(convert)
 main.add_command(show)

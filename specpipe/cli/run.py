@@ -44,5 +44,5 @@ def run(
     with RunDisplay(spec.name) as display:
         viewer = Viewer(announce=display.announce, progress=display.show)
         result = execute(spec, viewer=viewer, backend=RayBackend(verbose=verbose))
-    print_result(result, job, spec.output.max_failed_rows)
+    print_result(result, spec.output.max_failed_rows)
     ctx.exit(result.exit_code)

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 _WIDTH = 80
 
 
-def print_result(result: RunResult, job: str, max_failed_rows: int, console: Console | None = None) -> None:
-    """The table, and one line on what to do next."""
+def print_result(result: RunResult, max_failed_rows: int, console: Console | None = None) -> None:
+    """The table, and a line on what to do next where there is something to do."""
     console = console or Console()
     print_summary({**result.summary, "state": result.state}, title=result.folder, console=console)
     failed = result.summary["failed"]
     if result.state == "already complete":
         console.print("This run was complete already; nothing was run.", highlight=False)
     if not result.summary["complete"]:
-        console.print(f"Go on with: specpipe run {job}", highlight=False, soft_wrap=True)
+        console.print("Start it again to go on: what is published is not run again.", highlight=False)
     if failed > max_failed_rows:
         console.print(
             f"{failed:,} rows failed and output.max_failed_rows is {max_failed_rows:,}; the error column says why.",

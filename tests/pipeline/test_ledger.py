@@ -51,7 +51,8 @@ def test_a_part_with_a_broken_footer_is_not(run) -> None:
     folder, manifest = run
     path = Path(folder.file(folder.part_name(0)))
     data = bytearray(path.read_bytes())
-    data[-40:-20] = b"\0" * 20
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    data[begin : begin + 40] = b"\xff" * 40
     path.write_bytes(bytes(data))
     assert done_record(folder, manifest.shards[0], manifest.run_id) is None
 

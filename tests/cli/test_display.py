@@ -1,0 +1,47 @@
+import io
+import re
+
+from rich.console import Console
+
+from specpipe.cli.display import RunDisplay, duration
+from specpipe.pipeline.progress import Progress
+
+BASE = Progress(
+    elapsed_s=61.0, total_rows=2000, done_rows=500, failed_rows=0, total_shards=10, published_shards=2,
+    failed_shards=0, workers=1, starting=0, running=16, waiting=40, k=2.5, queue_depth=812.0,
+    acceptance_length=2.613, tokens_per_s=1832.4, eta_s=187.0, draining=False,
+)  # fmt: skip
+
+
+def shown(terminal: bool, *snapshots: Progress) -> str:
+    out = io.StringIO()
+    with RunDisplay("sharegpt", Console(file=out, width=80, force_terminal=terminal)) as display:
+        for snapshot in snapshots:
+            display.show(snapshot)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+
+
+def test_a_pipe_gets_plain_lines_and_not_one_for_every_snapshot() -> None:
+    text = shown(False, BASE, BASE, BASE)
+    assert text.count("\n") == 1
+    assert "[1:01] 500/2000 rows · 1,832 tok/s · acceptance length 2.61 · K 2.5 · queue depth 812 · ETA 3:07" in text
+
+
+def test_a_terminal_gets_a_bar_within_its_width() -> None:
+    text = shown(True, BASE)
+    assert "500/2,000 rows  25%" in text
+    assert max(len(line) for line in text.replace("\r", "\n").splitlines()) <= 80
+
+
+def test_trouble_is_shown_only_when_there_is_some() -> None:
+    import dataclasses
+
+    trouble = dataclasses.replace(BASE, failed_rows=3, failed_shards=1, workers=4, starting=2, draining=True)
+    text = shown(False, trouble)
+    for words in ("3 failed rows", "1 failed shards", "4 workers (+2)", "Ctrl-C again"):
+        assert words in text
+    assert "failed" not in shown(False, BASE)
+
+
+def test_durations_read_like_a_clock() -> None:
+    assert [duration(s) for s in (0.4, 59, 61, 3723)] == ["0 s", "59 s", "1:01", "1:02:03"]
