@@ -16,8 +16,8 @@ SERIES_BELOW = tl.constexpr(0.0625)
 @triton.jit
 def _words(chunk, seed, position, index, purpose):
     c1 = position.to(tl.uint32)
-    c2 = tl.to_tensor(index).to(tl.uint32)
-    c3 = tl.to_tensor(purpose).to(tl.uint32)
+    c2 = (tl.zeros([], tl.int32) + index).to(tl.uint32)
+    c3 = (tl.zeros([], tl.int32) + purpose).to(tl.uint32)
     return tl.philox(seed.to(tl.uint64), chunk.to(tl.uint32), c1, c2, c3, n_rounds=10)
 
 

@@ -76,7 +76,7 @@ def _cut(
     above = tl.zeros([], tl.float32)
     steps: tl.constexpr = (32 - UNUSED + 1) // 2
     for step in range(steps):
-        shift = tl.to_tensor(2 * (steps - 1 - step)).to(tl.uint32)
+        shift = (tl.zeros([], tl.int32) + 2 * (steps - 1 - step)).to(tl.uint32)
         w3 = tl.zeros([BLOCK], tl.float32)
         w2 = tl.zeros([BLOCK], tl.float32)
         w1 = tl.zeros([BLOCK], tl.float32)
