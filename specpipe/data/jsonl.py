@@ -90,8 +90,9 @@ def parse(data: bytes | None) -> dict[str, object]:
 def array_advice(name: str) -> str:
     """What to do about a JSON file that is one array, the way ShareGPT is often shipped."""
     return (
-        f"{name} is one JSON array; expected one JSON object a line. Convert it once, "
-        "as with `jq -c '.[]' FILE.json > FILE.jsonl`, and name that file"
+        f"{name} is one JSON array; expected one JSON object a line. Convert it once and name what that writes: chats "
+        f"(ShareGPT, OpenAI messages) with `specpipe convert {name} --to parquet`, other records with "
+        "`jq -c '.[]' FILE.json > FILE.jsonl`"
     )
 
 

@@ -113,13 +113,13 @@ def _from_messages(name: str, entries: Sequence[Mapping[str, object]]) -> Prompt
             raise InputError(f"column {name}[{i}].role: {_show(role)}; expected user, assistant or system")
         message = {key: value for key, value in entry.items() if value is not None}
         if message.get("content") is not None or "tool_calls" not in message:
-            message["content"] = _content(f"{name}[{i}].content", message.get("content"))
+            message["content"] = content_text(f"{name}[{i}].content", message.get("content"))
         messages.append(message)
         shown = str(message["content"]) if role == "user" else shown
     return Prompt(shown=shown, messages=tuple(messages))
 
 
-def _content(name: str, content: object) -> str:
+def content_text(name: str, content: object) -> str:
     """Text, or the text parts of a list of parts; pictures and sound are refused."""
     if isinstance(content, str):
         return _sound(name, content)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,31 @@ def publish_bytes(path: str, data: Any) -> None:
         _publish_by_move(location, data)
     else:
         _put(location, data)
+
+
+@contextmanager
+def publish_file(path: str) -> Iterator[str]:
+    """Gives the path of a local file to write; publishes it whole at `path` when the block ends, nothing if it raises.
+
+    For files that no memory holds: parts are published from memory. Raises OSError.
+    """
+    location = locate(path)
+    folder, name = os.path.split(location.path) if location.is_local else (tempfile.gettempdir(), "file")
+    os.makedirs(folder, exist_ok=True)
+    attempt = os.path.join(folder, f"{ATTEMPT_PREFIX}{uuid.uuid4().hex}-{name}")
+    try:
+        yield attempt
+        with open(attempt, "rb") as file:
+            os.fsync(file.fileno())
+        if location.is_local:
+            os.replace(attempt, location.path)
+            _sync_folder(folder)
+        else:
+            with pa.memory_map(attempt) as mapped:
+                publish_bytes(path, mapped.read_buffer())
+    finally:
+        with suppress(OSError):
+            os.unlink(attempt)
 
 
 def read_part_footer(path: str) -> PartFooter | None:

@@ -55,7 +55,7 @@ def read_kept(file: InputFile, start: int, stop: int, schema: Any) -> Any:
     columns: dict[str, list[str | None]] = {name: [] for name in schema.names}
     for row in read_rows(file, start, stop):
         for name, cells in columns.items():
-            cells.append(_as_text((row.values or {}).get(name)))
+            cells.append(as_text((row.values or {}).get(name)))
     return pa.table(columns, schema=schema)
 
 
@@ -119,7 +119,8 @@ def _python_rows(batch: Any) -> Iterator[tuple[dict[str, object] | None, str]]:
             yield None, f"the row cannot be read: {error}"
 
 
-def _as_text(value: object) -> str | None:
+def as_text(value: object) -> str | None:
+    """Strings as they are, other values as JSON (decimals as numbers), None as it is."""
     if value is None or isinstance(value, str):
         return value if value is None else utf8(value)
-    return utf8(json.dumps(value, ensure_ascii=False))
+    return utf8(json.dumps(value, ensure_ascii=False, default=float))
