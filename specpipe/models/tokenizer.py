@@ -26,10 +26,10 @@ def load_tokenizer(
     """The model's tokenizer; chat_template is a file with a Jinja template that replaces its own. Raises ModelError."""
     from transformers import AutoTokenizer
 
+    # The embedded pair shares one tokenizer, which lies with the target.
+    folder = Path(source.path).parent / "target" if source.name.startswith("builtin:") else source.path
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.path, local_files_only=True, trust_remote_code=trust_remote_code
-        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ModelError(
             f"model {source.name}: no tokenizer can be loaded from {source.path}: {error}; expected the files that "

@@ -50,7 +50,7 @@ def test_the_revision_changes_with_weights_of_the_same_shape_and_with_the_config
 
 
 def test_an_unknown_builtin_says_which_exist() -> None:
-    with pytest.raises(ModelError, match=r"no model builtin:huge; built in are: "):
+    with pytest.raises(ModelError, match=r"no model builtin:huge; built in are: builtin:tiny"):
         resolve("builtin:huge", "target")
 
 

@@ -9,7 +9,8 @@ import pytest
 from support.small_models import small_tokenizer
 
 from specpipe.errors import InputError, ModelError
-from specpipe.models.source import ModelSource
+from specpipe.models.source import ModelSource, resolve
+from specpipe.models.support import check_pair
 from specpipe.models.tokenizer import PromptEncoder, eos_token_ids, load_tokenizer
 
 BOS, EOS = 0, 1
@@ -109,6 +110,12 @@ def test_loading_takes_a_template_from_a_file(tmp_path: Path) -> None:
     assert PromptEncoder(tokenizer).encode(HELLO).text == "Hello!"
     with pytest.raises(ModelError, match="cannot be read"):
         load_tokenizer(source_of(tmp_path), chat_template=str(tmp_path / "missing.jinja"))
+
+
+def test_the_embedded_pair_shares_its_tokenizer() -> None:
+    target, draft = (load_tokenizer(resolve("builtin:tiny", role)) for role in ("target", "draft"))
+    check_pair(target, draft)
+    assert PromptEncoder(target, system_prompt="Be brief.").encode("Hello").token_ids
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
