@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,10 +51,23 @@ def parse_job(
             where[place] = "--set"
             where.setdefault(place[:1], "--set")
     try:
-        return JobSpec.model_validate(values)
+        return _fill_output(JobSpec.model_validate(values), source)
     except ValidationError as error:
         problems = problems_of(error, JobSpec, values)
     raise JobError(_message([*problems, *_further(problems, values)], where, source))
+
+
+def _fill_output(job: JobSpec, source: str) -> JobSpec:
+    """Placeholders of output.path, once a start: everything that follows agrees on the folder, whatever the time."""
+    known = {"date": datetime.date.today().isoformat(), "name": job.name}
+    path = job.output.path
+    if unknown := [name for name in re.findall(r"{([^{}]*)}", path) if name not in known]:
+        raise JobError(
+            f"{source}: output.path is {path!r}; {{{unknown[0]}}} is not known, expected {{date}} or {{name}}"
+        )
+    for name, value in known.items():
+        path = path.replace(f"{{{name}}}", value)
+    return job.model_copy(update={"output": job.output.model_copy(update={"path": path})})
 
 
 def _further(known: list[Problem], values: object) -> list[Problem]:

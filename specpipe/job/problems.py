@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+
+from specpipe.job.values import Described
 
 _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "nothing"}
 _BOUNDS = ((Ge, "ge", "{} or more"), (Gt, "gt", "above {}"), (Le, "le", "at most {}"), (Lt, "lt", "below {}"))
@@ -23,8 +25,10 @@ class Problem(NamedTuple):
     text: str
 
 
-def describe(annotation: Any, metadata: Iterable[object] = ()) -> str:
+def describe(annotation: Any, metadata: Sequence[object] = ()) -> str:
     """What a field takes, in words: "a whole number (1 or more)"."""
+    if words := [part.words for part in metadata if isinstance(part, Described)]:
+        return words[0]
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return describe(args[0], args[1:])
@@ -41,7 +45,7 @@ def describe(annotation: Any, metadata: Iterable[object] = ()) -> str:
     return f"{_PLAIN[annotation]} ({bounds})" if bounds else _PLAIN[annotation]
 
 
-def _bounds(metadata: Iterable[object]) -> list[str]:
+def _bounds(metadata: Sequence[object]) -> list[str]:
     flat = [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
     return [
         text.format(getattr(part, name))

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from specpipe.job.problems import describe
 from specpipe.job.spec import TUNING, JobSpec
+from specpipe.job.values import Described
 
 _HEAD = """# Job files
 
@@ -61,6 +62,8 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.default
+    if any(isinstance(part, Described) for part in field.metadata):
+        value = dict(value)
     return "none" if value is None else f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from specpipe.core import MAX_DRAFT_TOKENS, EngineConfig, Method, ProposerName, SamplingParams
 from specpipe.data.columns import OUTPUT_COLUMNS
 from specpipe.errors import InputError
-from specpipe.job.values import Int, Number, OffIsAWord, OneIsAList, Section, default_of
+from specpipe.job.values import Int, Keywords, Number, OffIsAWord, OneIsAList, Section, default_of
 
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[Int, Field(ge=1)]
@@ -38,6 +38,8 @@ class ModelSection(Section):
     """Run Python code that comes with a model. Only for sources that you trust."""
     chat_template: Text | None = None
     """File with a Jinja chat template that replaces the tokenizer's own."""
+    chat_template_kwargs: Keywords = ()
+    """What the chat template is told beside the messages, such as `{enable_thinking: false}`."""
 
 
 class DataSection(Section):
@@ -54,11 +56,18 @@ class DataSection(Section):
     `prompt_token_ids`, `body`)."""
     limit: Count | None = None
     """Only the first so many rows of the dataset."""
+    on_too_long: Literal["error", "truncate_left"] = "error"
+    """What becomes of a prompt that is too long: an error row, or its end alone. `truncate_left` cuts prompts so that
+    max_new_tokens fit into max_model_len, but to no less than half of that; a beginning-of-sequence token stays."""
     system_prompt: Text | None = None
     """System turn for every chat that brings none. With it, a plain `prompt` becomes the user turn of a chat."""
     warmup_rows: Annotated[Int, Field(ge=0)] = 0
     """Rows that each worker runs first and throws away, so that start-up costs are in no figure. They are copies: the
     output still has every row."""
+
+
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens", "ignore_eos", "stop", "stop_token_ids")
+"""Keys of `sampling` that are fields of SamplingParams."""
 
 
 class SamplingSection(Section):
@@ -79,12 +88,16 @@ class SamplingSection(Section):
     stop: Annotated[tuple[str, ...], OneIsAList] = default_of(SamplingParams, "stop")
     """Strings that end a row. Neither the string nor what follows it is in the output."""
     stop_token_ids: Annotated[tuple[Int, ...], OneIsAList] = default_of(SamplingParams, "stop_token_ids")
-    """Token ids that end a row, beside the model's own. Not silenced by ignore_eos."""
+    """Token ids that end a row, beside the model's own. Not silenced by ignore_eos, so that both together replace the
+    model's."""
+    defaults: Literal["specpipe", "model"] = "specpipe"
+    """Where keys that this section leaves out take their values from. `specpipe`: this table. `model`: the target's
+    generation_config.json, read as transformers reads it; the plan shows what that comes to."""
 
     @model_validator(mode="after")
     def _can_be_sampled_with(self) -> SamplingSection:
         wrong = []
-        for name in type(self).model_fields:
+        for name in SAMPLING_FIELDS:
             try:
                 SamplingParams(**{name: getattr(self, name)})
             except InputError as error:
@@ -203,7 +216,8 @@ class OutputSection(Section):
 
     path: Text
     """Folder of the run, local or a URI. Relative paths start at the working directory. A second start with the same
-    job resumes what is there."""
+    job resumes what is there. `{date}` becomes the local day of the start, as in 2026-01-31, and `{name}` the job's
+    name: `runs/{name}-{date}` is a run a day, which a start on another day does not resume."""
     keep_columns: Annotated[tuple[Text, ...], OneIsAList] = ()
     """Input columns to copy into the output."""
     max_failed_rows: Annotated[Int, Field(ge=0)] = 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from specpipe.core import EngineConfig, SamplingParams
 from specpipe.job.sections import (
+    SAMPLING_FIELDS,
     DataSection,
     ModelSection,
     OutputSection,
@@ -73,7 +75,13 @@ class JobSpec(Section):
 
     def sampling_params(self) -> SamplingParams:
         """What a row that brings no values of its own is sampled with."""
-        return SamplingParams(**self.sampling.model_dump())
+        return SamplingParams(**{name: getattr(self.sampling, name) for name in SAMPLING_FIELDS})
+
+    def with_sampling(self, defaults: Mapping[str, object]) -> JobSpec:
+        """The job with values for those keys of `sampling` that it does not set itself."""
+        own = self.sampling.model_fields_set
+        filled = {name: value for name, value in defaults.items() if name not in own}
+        return self.model_copy(update={"sampling": self.sampling.model_copy(update=filled)})
 
     def engine_config(self, max_model_len: int) -> EngineConfig:
         """The engine's part of the job, for a pair whose rows may be `max_model_len` tokens long."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
 
 
 def default_of(vocabulary: type[Any], name: str) -> Any:
@@ -31,6 +31,31 @@ Int = Annotated[int, BeforeValidator(_not_a_bool)]
 Number = Annotated[float, BeforeValidator(_not_a_bool)]
 OffIsAWord = BeforeValidator(_off_is_a_word)
 OneIsAList = BeforeValidator(_one_is_a_list)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Described:
+    """What a field takes, in words, where its type does not say so."""
+
+    words: str
+
+
+def _pairs(value: object) -> object:
+    """A mapping as sorted pairs, which can be hashed."""
+    if not isinstance(value, dict):
+        return value
+    if not all(isinstance(key, str) and isinstance(item, str | int | float | None) for key, item in value.items()):
+        raise ValueError("not plain values")
+    return tuple(sorted(value.items()))
+
+
+Keywords = Annotated[
+    tuple[tuple[str, str | int | float | bool | None], ...],
+    BeforeValidator(_pairs),
+    PlainSerializer(dict),
+    Described("a mapping of names to text, numbers, true or false"),
+]
+"""Keyword arguments, as sorted pairs; a mapping in job files and in JSON."""
 
 
 class Section(BaseModel):
