@@ -127,6 +127,7 @@ def check_family(config_class: type) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # families warn about their own defaults
 def test_paged_logits_equal_the_models_own_in_every_family_that_passes() -> None:
     """One test over all: to know the families, 400 configuration modules must be imported, too slow for collection."""
