@@ -75,7 +75,12 @@ def assemble(config: WorkerConfig) -> Assembly:
     target = _here(config.target, "target", trust)
     draft = _here(config.draft, "draft", trust) if config.draft is not None else None
     tokenizer = load_tokenizer(target, trust_remote_code=trust, chat_template=model.chat_template)
-    encoder = PromptEncoder(tokenizer, system_prompt=config.job.data.system_prompt, name=target.name)
+    encoder = PromptEncoder(
+        tokenizer,
+        system_prompt=config.job.data.system_prompt,
+        template_kwargs=dict(model.chat_template_kwargs),
+        name=target.name,
+    )
     dtype = model.dtype if model.dtype != "auto" else ("bfloat16" if config.device == "cuda" else "float32")
     engine = build_engine(
         EngineSpec(
@@ -102,6 +107,7 @@ def make_builder(job: JobSpec, encoder: Encoder, *, max_model_len: int, vocab_si
         max_model_len=max_model_len,
         vocab_size=vocab_size,
         prompt_column=job.data.prompt,
+        truncate=job.data.on_too_long == "truncate_left",
     )
 
 

@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any
 
 from specpipe.core import Shard, ShardReport, SpeculationPlan
-from specpipe.errors import JobError, MachineError, ModelError, SpecpipeError
+from specpipe.errors import ModelError, SpecpipeError
 from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.failures import EngineError, StaleRunError
 from specpipe.pipeline.fleet import Fleet, Member
 from specpipe.pipeline.handles import Pool, ShardOrder, WorkerInfo
+from specpipe.pipeline.patience import Patience
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.scoreboard import Earlier, Scoreboard
 from specpipe.pipeline.tasks import Task, TaskQueue
@@ -80,7 +81,7 @@ class Driver:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._hungry: dict[str, Member] = {}
         self._draining = False
-        self._deaths = self._failures = 0
+        self._patience = Patience(config.workers)
         self.outcome = Outcome(workers=self._fleet.infos)
 
     def drain(self) -> None:
@@ -136,17 +137,28 @@ class Driver:
         self._when_done(member.handle.start(warm_up), partial(self._started, member))
 
     def _started(self, member: Member, future: Future[WorkerInfo]) -> None:
+        if member.name not in self._fleet.members:
+            return  # given up meanwhile
         try:
             info: WorkerInfo = future.result()
-        except (JobError, MachineError):
-            raise
-        except SpecpipeError as error:
-            if not self._fleet.infos and not isinstance(error, EngineError):
-                raise  # the first worker's own words; another would say the same
+        except EngineError as error:
             self._lost(member, str(error))
+            return
+        except SpecpipeError as error:
+            self._refused(member, error)
             return
         self._fleet.admit(member, info)
         self._hungry[member.name] = member
+
+    def _refused(self, member: Member, error: SpecpipeError) -> None:
+        """A worker that says why it cannot work is not replaced: one bad machine must not end the run, nor stay in it.
+
+        Raises the error when no worker is left.
+        """
+        self._fleet.remove(member)
+        if not self._fleet.members:
+            raise error
+        log.warning("%s cannot work: %s", member.name, error)
 
     def _lost(self, member: Member, reason: str) -> None:
         """Replace a worker and queue its shards again, each to run alone."""
@@ -156,11 +168,9 @@ class Driver:
         self._hungry.pop(member.name, None)
         for task in self._fleet.remove(member):
             self._retry(task, member, reason, suspect=True)
-        self._deaths += 1
-        limit = max(6, 2 * self._config.workers)
-        if self._deaths >= limit:
-            raise EngineError(f"{limit} workers died in a row without a finished shard; the last one: {reason}")
-        if self._tasks and not self._draining:
+        self._patience.worker_died(member.lane, reason, fruitful=member.reported_rows > 0)
+        wanted = self._patience.worth_replacing(member.lane) or not self._fleet.members
+        if self._tasks and not self._draining and wanted:
             self._spawn(member.lane)
 
     # shards go out and come back
@@ -210,7 +220,7 @@ class Driver:
             return
         if not self._fleet.take_back(member, task, finished=True):
             return  # the worker was given up meanwhile, and the shard handed to another
-        self._deaths = self._failures = 0
+        self._patience.shard_finished()
         self._hungry[member.name] = member
         self._score.publish(report)
         self.outcome.reports.append(report)
@@ -219,11 +229,8 @@ class Driver:
         if not self._fleet.take_back(member, task, finished=False):
             return
         self._hungry[member.name] = member
-        self._failures += 1
         self._retry(task, member, reason, suspect=False)
-        limit = max(24, 6 * self._config.workers)
-        if self._failures >= limit:
-            raise SpecpipeError(f"{limit} attempts at shards failed in a row; the last one: {reason}")
+        self._patience.attempt_failed(reason)
 
     def _retry(self, task: Task, member: Member, reason: str, *, suspect: bool) -> None:
         log.warning("shard %d, attempt %d on %s: %s", task.shard.index, task.attempt, member.name, reason)

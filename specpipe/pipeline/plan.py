@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 from collections.abc import Mapping
@@ -10,11 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specpipe.core import EngineConfig
+from specpipe.core import EngineConfig, SamplingParams
+from specpipe.errors import ModelError
 from specpipe.job import JobSpec
+from specpipe.models.generation import generation_defaults
 from specpipe.models.source import ModelSource
+from specpipe.models.tokenizer import eos_token_ids
 from specpipe.pipeline.cluster import place
 from specpipe.pipeline.folder import RunFolder
+from specpipe.pipeline.gpus import visible_gpus
 from specpipe.pipeline.ledger import read_ledger
 from specpipe.pipeline.manifest import check_identity, read_manifest
 from specpipe.pipeline.prepare import Prepared, prepare
@@ -40,6 +43,13 @@ class RunPlan:
     k: int
     target: str
     draft: str | None
+    sampling: SamplingParams
+    """For rows that bring no values of their own."""
+    recommended: Mapping[str, float | int]
+    """What the target's generation_config.json says instead; empty where it says the same, nothing, or what is not
+    served."""
+    eos_token_ids: tuple[int, ...]
+    """Of the target's configuration; empty where the tokenizer alone knows."""
     max_model_len: int
     weight_bytes: int
     """Of all model files, in `dtype`."""
@@ -53,7 +63,7 @@ def plan_run(job: JobSpec) -> RunPlan:
     folder = RunFolder.at(job.output.path)
     folder.claim()
     prepared = prepare(job)
-    gpus = 0 if job.model.device == "cpu" else len(glob.glob("/dev/nvidia[0-9]*"))
+    gpus = 0 if job.model.device == "cpu" else visible_gpus()
     elastic = "RAY_ADDRESS" in os.environ
     placement = place(job, cpus=len(os.sched_getaffinity(0)), gpus=gpus, elastic=elastic)
     manifest = read_manifest(folder)
@@ -79,9 +89,23 @@ def plan_run(job: JobSpec) -> RunPlan:
         k=job.speculation.max_k,
         target=job.model.target,
         draft=job.draft_model,
+        sampling=prepared.job.sampling_params(),
+        recommended=_recommended(prepared),
+        eos_token_ids=eos_token_ids(prepared.target),
         output=folder.path,
         **_memory(prepared, dtype),
     )
+
+
+def _recommended(prepared: Prepared) -> dict[str, float | int]:
+    try:
+        values = generation_defaults(prepared.target)
+    except ModelError:
+        return {}
+    sampling = prepared.job.sampling_params()
+    if not values["temperature"]:  # no recommendation: transformers writes such a file for every model
+        return {}
+    return {name: value for name, value in values.items() if value != getattr(sampling, name)}
 
 
 def _memory(prepared: Prepared, dtype: str) -> dict[str, int]:

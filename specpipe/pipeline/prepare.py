@@ -12,6 +12,7 @@ from specpipe.core import Shard
 from specpipe.data import InputFile, kept_schema, list_files, plan_shards, require_prompt
 from specpipe.errors import DataError, ModelError
 from specpipe.job import JobSpec
+from specpipe.models.generation import generation_defaults
 from specpipe.models.source import ModelSource, resolve
 
 SHARD_TOKENS = {"cpu": 32_768, "cuda": 1_000_000}  # one to five minutes of a worker's time
@@ -69,6 +70,8 @@ def prepare(job: JobSpec) -> Prepared:
     trust = job.model.trust_remote_code
     target = resolve(job.model.target, "target", trust_remote_code=trust)
     draft = resolve(job.draft_model, "draft", trust_remote_code=trust) if job.draft_model is not None else None
+    if job.sampling.defaults == "model":
+        job = job.with_sampling(generation_defaults(target))
     return Prepared(job=job, files=files, kept=kept, target=target, draft=draft)
 
 

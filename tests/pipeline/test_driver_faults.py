@@ -121,6 +121,36 @@ def test_a_worker_that_refuses_the_job_ends_the_run_in_its_own_words(error: Spec
         drive(FakePool(on_start=on_start)).run()
 
 
+def test_one_machine_that_refuses_costs_its_worker_alone() -> None:
+    pool = FakePool(threads=2)
+
+    def on_start(worker: FakeWorker) -> WorkerInfo:
+        if worker.name == "worker-0":
+            raise OutputError("does not see the output folder")
+        return WorkerInfo(facts={})
+
+    pool.on_start = on_start
+    driver = drive(pool)
+    driver.run()
+    assert published(driver) == list(range(6))
+    assert {worker.name for worker in pool.workers} == {"worker-0", "worker-1"}
+
+
+def test_a_lane_in_which_workers_only_die_is_given_up_while_others_work() -> None:
+    def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
+        if worker.name.startswith("worker-0"):
+            raise EngineError("CUDA error: uncorrectable ECC error")
+        return report(order, worker.name)
+
+    pool = FakePool(behave)
+    driver = drive(pool, count=200, max_attempts=9)
+    driver.run()
+    assert published(driver) == list(range(200))
+    assert [worker.name for worker in pool.workers if worker.name.startswith("worker-0")] == [
+        "worker-0", "worker-0.2", "worker-0.3",
+    ]  # fmt: skip
+
+
 def test_a_newer_start_ends_the_older_one() -> None:
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
         raise StaleRunError("a newer start owns the folder")
