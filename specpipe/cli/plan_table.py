@@ -22,6 +22,27 @@ def size(count: int) -> str:
     return f"{amount:.0f} {unit}" if amount >= 100 or unit == "B" else f"{amount:.1f} {unit}"
 
 
+def describe_sampling(plan: RunPlan) -> str:
+    sampling = plan.sampling
+    drawn = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
+    kept = [f"{name} {getattr(sampling, name):g}" for name in ("top_k", "top_p", "min_p")] if sampling.truncates else []
+    text = ", ".join([drawn, *kept, f"up to {sampling.max_new_tokens:,} new tokens"])
+    if not plan.recommended:
+        return text
+    said = ", ".join(f"{name} {value:g}" for name, value in plan.recommended.items())
+    return f"{text}; the model's authors recommend {said} (sampling.defaults: model)"
+
+
+def describe_endings(plan: RunPlan) -> str:
+    sampling = plan.sampling
+    ids = () if sampling.ignore_eos else plan.eos_token_ids
+    ids = tuple(dict.fromkeys((*ids, *sampling.stop_token_ids)))
+    parts = [f"token {', '.join(map(str, ids))}"] if ids else []
+    if not plan.eos_token_ids and not sampling.ignore_eos:
+        parts.append("the tokenizer's end of sequence")
+    return "; ".join([*parts, *map(repr, sampling.stop)]) or "max_new_tokens alone"
+
+
 def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None:
     console = console or Console()
     table = Table(box=box.SIMPLE_HEAD, show_header=False, width=min(_WIDTH, console.width), pad_edge=False)
@@ -37,6 +58,8 @@ def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None
         ("models", f"{plan.target}{draft} ({plan.dtype})"),
         ("speculation", speculation),
         ("memory a worker", f"{size(plan.weight_bytes)} weights, up to {size(plan.kv_bytes)} KV pages"),
+        ("sampling", describe_sampling(plan)),
+        ("ends at", describe_endings(plan)),
         ("longest row", f"{plan.max_model_len:,} tokens, prompt and output"),
         ("output", plan.output),
     ):

@@ -31,6 +31,13 @@ class PromptEncoder(Protocol):
     def encode(self, prompt: str | Sequence[Message]) -> Encoded:
         """Raises InputError for a prompt that cannot be encoded."""
 
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that prompts begin with, where the model has one."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a prompt, special tokens too."""
+
 
 def row_seed(job_seed: int, row: int) -> int:
     """63 bits from the job's seed and a row's position in the dataset: the same whatever the shards are."""
@@ -50,6 +57,8 @@ class RequestBuilder:
     """Longest prompt + output in tokens. A row's max_new_tokens is cut to what its prompt leaves."""
     vocab_size: int
     prompt_column: str | None = None
+    truncate: bool = False
+    """Whether a prompt that is too long loses its beginning; otherwise it is an error."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -81,6 +90,8 @@ class RequestBuilder:
             sampling = self._sampling(request_body(row.values, self.prompt_column))
             seed = request.seed if sampling.seed is None else sampling.seed
             text, token_ids = self._encode(prompt)
+            if self.truncate:
+                text, token_ids = self._truncated(text, token_ids, sampling.max_new_tokens)
             request = dataclasses.replace(request, prompt=text)
             sampling = self._fit(sampling, len(token_ids))
             return dataclasses.replace(request, prompt_token_ids=token_ids, sampling=sampling, seed=seed)
@@ -107,6 +118,15 @@ class RequestBuilder:
         except Exception as error:  # a template or tokenizer that fails on this row must not cost the others
             raise InputError(f"the prompt cannot be encoded: {type(error).__name__}: {error}") from error
 
+    def _truncated(self, text: str, token_ids: tuple[int, ...], new_tokens: int) -> tuple[str, tuple[int, ...]]:
+        """The end of a prompt, so that new_tokens fit behind it, but half of max_model_len at least."""
+        room = max(self.max_model_len - new_tokens, self.max_model_len // 2)
+        if len(token_ids) <= room:
+            return text, token_ids
+        bos = token_ids[:1] if token_ids[0] == self.encoder.bos_token_id else ()
+        cut = (*bos, *token_ids[len(token_ids) - room + len(bos) :])
+        return utf8(self.encoder.decode(cut)), cut
+
     def _sampling(self, values: Mapping[str, object]) -> SamplingParams:
         own: dict[str, Any] = {}
         for column, (name, convert) in _OVERRIDES.items():
@@ -128,7 +148,7 @@ class RequestBuilder:
         if room < 1:
             raise InputError(
                 f"the prompt has {prompt_tokens} tokens; expected at most {self.max_model_len - 1} "
-                f"(max_model_len {self.max_model_len}, less one to generate)"
+                f"(max_model_len {self.max_model_len}, less one to generate); data.on_too_long: truncate_left cuts it"
             )
         if sampling.max_new_tokens <= room:
             return sampling

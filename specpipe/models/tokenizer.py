@@ -40,8 +40,18 @@ def load_tokenizer(
             tokenizer.chat_template = Path(chat_template).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"model.chat_template: {chat_template} cannot be read: {error}") from error
+    _forget_batching(tokenizer)
     result: PreTrainedTokenizerBase = tokenizer
     return result
+
+
+def _forget_batching(tokenizer: Any) -> None:
+    """Some tokenizer.json files set truncation and padding; transformers would take them off at the first call, which
+    fails ("Already borrowed") when another thread is encoding."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
 
 
 def eos_token_ids(source: ModelSource, tokenizer: Any = None) -> tuple[int, ...]:
@@ -68,9 +78,18 @@ class EncodedPrompt:
 class PromptEncoder:
     """Plain prompts and chats to token ids. A beginning-of-sequence token never stands there twice."""
 
-    def __init__(self, tokenizer: Any, *, system_prompt: str | None = None, name: str = "the target") -> None:
-        """system_prompt: system turn for every chat that brings none; with it, a plain prompt becomes a user turn."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        system_prompt: str | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+        name: str = "the target",
+    ) -> None:
+        """system_prompt: system turn for every chat that brings none; with it, a plain prompt becomes a user turn.
+        template_kwargs: what the chat template is told beside the messages."""
         self._tokenizer, self._system_prompt, self._name = tokenizer, system_prompt, name
+        self._template_kwargs = dict(template_kwargs or {})
         if system_prompt is not None:
             self._require_template()
 
@@ -88,6 +107,17 @@ class PromptEncoder:
         if not ids:
             raise InputError("the prompt is empty; expected at least one token")
         return EncodedPrompt(text=text, token_ids=ids)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that prompts begin with, where the model has one."""
+        bos: int | None = self._tokenizer.bos_token_id
+        return bos
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a prompt, special tokens too."""
+        text: str = self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False)
+        return text
 
     def _ids(self, text: str, *, special: bool) -> tuple[int, ...]:
         # Templates write their own special tokens. A plain prompt that was copied from one may begin with BOS as well.
@@ -108,7 +138,8 @@ class PromptEncoder:
             messages = [{"role": "system", "content": self._system_prompt}, *messages]
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                **{"add_generation_prompt": True, **self._template_kwargs, "tokenize": False},
             )
         except (TemplateError, TypeError, KeyError) as error:
             raise InputError(f"the chat template of {self._name} refuses these messages: {error}") from error

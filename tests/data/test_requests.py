@@ -35,6 +35,11 @@ class ByteEncoder:
         text = prompt if isinstance(prompt, str) else "".join(f"{m['role']}: {m['content']}\n" for m in prompt)
         return Bytes(text, tuple(text.encode()))
 
+    bos_token_id = ord("<")
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode()
+
 
 def builder(**changes: object) -> RequestBuilder:
     settings = {"sampling": SamplingParams(), "job_seed": 0, "max_model_len": 1000, "vocab_size": 256, **changes}
@@ -125,6 +130,32 @@ def test_row_seeds_are_63_bits_and_depend_on_job_and_row() -> None:
 def test_new_tokens_are_cut_to_the_room_that_the_prompt_leaves() -> None:
     assert build({"prompt": "x" * 999}).sampling.max_new_tokens == 1
     assert build({"prompt": "x" * 990}, sampling=SamplingParams(max_new_tokens=10)).sampling.max_new_tokens == 10
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new_tokens", "read", "generates"),
+    [
+        ("x" * 700 + "y" * 800, 200, "y" * 800, 200),  # cut, so that the new tokens fit
+        ("x" * 800, 200, "x" * 800, 200),
+        ("<" + "x" * 700 + "y" * 799, 200, "<" + "y" * 799, 200),  # a beginning-of-sequence token stays
+        ("x" * 700 + "y" * 500, 990, "y" * 500, 500),  # no less than half is left of a prompt
+        ("x" * 500, 990, "x" * 500, 500),
+        ("short", 2000, "short", 995),
+    ],
+)
+def test_a_prompt_that_is_too_long_keeps_its_end_where_the_job_says_so(
+    prompt: str, new_tokens: int, read: str, generates: int
+) -> None:
+    for values in ({"prompt": prompt}, {"prompt_token_ids": list(prompt.encode()), "prompt": prompt}):
+        request = build({**values, "max_tokens": new_tokens}, truncate=True)
+        assert (request.prompt, bytes(request.prompt_token_ids).decode()) == (read, read)
+        assert request.sampling.max_new_tokens == generates
+
+
+def test_the_shortest_model_still_leaves_a_token_of_a_cut_prompt() -> None:
+    for length in (2, 3):
+        request = build({"prompt": "<" + "x" * 9, "max_tokens": 9}, truncate=True, max_model_len=length)
+        assert len(request.prompt_token_ids) == 1 and request.sampling.max_new_tokens == length - 1
 
 
 @pytest.mark.parametrize(

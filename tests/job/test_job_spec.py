@@ -30,6 +30,14 @@ def test_defaults_are_those_of_the_vocabulary() -> None:
     assert job(speculation={"policy": "off"}).engine_config(512) == EngineConfig(max_model_len=512)
 
 
+def test_sampling_defaults_fill_what_the_job_leaves_out() -> None:
+    spec = job(sampling={"defaults": "model", "temperature": 0.3, "stop": ["x"]})
+    filled = spec.with_sampling({"temperature": 0.9, "top_k": 20})
+    assert filled.sampling_params() == SamplingParams(temperature=0.3, top_k=20, stop=("x",))
+    assert filled.identity()["sampling.top_k"] == 20
+    assert filled.identity() != spec.identity()
+
+
 def test_the_engine_gets_the_jobs_numbers() -> None:
     spec = job(
         workers={"slots": 4, "prefill_budget": 99},
@@ -80,6 +88,8 @@ def test_identity_and_tuning_are_every_field_once_and_json() -> None:
         ("model", {"target": "big", "draft": "small", "dtype": "float32"}, True),
         ("data", {"path": "rows", "limit": 5}, True),
         ("data", {"path": "rows", "system_prompt": "be kind"}, True),
+        ("data", {"path": "rows", "on_too_long": "truncate_left"}, True),
+        ("model", {"target": "big", "draft": "small", "chat_template_kwargs": {"a": 1}}, True),
         ("sampling", {"top_k": 3}, True),
         ("speculation", {"method": "block"}, True),
         ("output", {"path": "out", "keep_columns": ["label"]}, True),

@@ -1,5 +1,6 @@
 """Job files: what they may hold, YAML's traps, and everything that is wrong in one message."""
 
+import datetime
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def test_a_job_is_frozen_and_hashable() -> None:
         ("workers: {shard_tokens: }", "workers.shard_tokens", None),
         ("speculation: {proposer: none}", "speculation.proposer", "none"),
         ("sampling: &s {top_k: 4}", "sampling.top_k", 4),
+        ("sampling: {defaults: model}", "sampling.defaults", "model"),
     ],
 )
 def test_values_mean_what_they_look_like(text: str, place: str, value: object) -> None:
@@ -99,6 +101,7 @@ def test_values_mean_what_they_look_like(text: str, place: str, value: object) -
         ("speculation: {method: synthetic, synthetic_acceptance_length: 5}", "expected at most 4 (num_speculative_"),
         ("model: {target: x}", "model stands twice, in line 1 and line 4; keep one"),
         ("seed: 1\nworkers:\n  slots: 4\n  slots: 8", "workers.slots stands twice, in line 6 and line 7"),
+        ("sampling: {defaults: ours}", 'sampling.defaults is "ours"; expected specpipe or model'),
         ("seed: [1", "nightly.yaml is not YAML: while parsing a flow sequence"),
         ("seed: !!python/object:os.system x", "nightly.yaml is not YAML: could not determine a constructor"),
     ],
@@ -199,3 +202,30 @@ class TestOverrides:
         spec = parse_job(values, ["speculation.policy=off", "data.limit=4"], source="command line")
         assert (spec.name, spec.data.limit) == ("job", 4)
         assert values == {"model": {"target": "a"}, "data": {"path": "b"}, "output": {"path": "c"}}
+
+
+class TestOutputTemplates:
+    def test_the_day_and_the_jobs_name_are_filled_in_once(self) -> None:
+        path = job("", "output.path=runs/{name}-{date}/a").output.path
+        day = path.removeprefix("runs/nightly-").removesuffix("/a")
+        assert datetime.date.today() - datetime.date.fromisoformat(day) <= datetime.timedelta(days=1)
+
+    @pytest.mark.parametrize("path", ["runs/{time}", "runs/{}", "runs/{date:%Y}"])
+    def test_other_placeholders_are_refused(self, path: str) -> None:
+        assert "is not known, expected {date} or {name}" in problem("", f"output.path='{path}'")
+
+
+class TestTemplateKeywords:
+    BASE = MINIMAL.replace("draft: small", "draft: small, chat_template_kwargs: {enable_thinking: false, depth: 2}")
+
+    def test_they_are_a_mapping_in_the_file_and_in_the_manifest(self) -> None:
+        spec = job(base=self.BASE)
+        assert dict(spec.model.chat_template_kwargs) == {"enable_thinking": False, "depth": 2}
+        assert spec.identity()["model.chat_template_kwargs"] == {"depth": 2, "enable_thinking": False}
+        assert hash(spec) == hash(job(base=self.BASE))
+        assert job("", "model.chat_template_kwargs={enable_thinking: true}") != spec
+
+    @pytest.mark.parametrize("value", ["3", "[1]", "{a: [1]}", "{1: a}"])
+    def test_anything_else_is_refused(self, value: str) -> None:
+        found = problem("", f"model.chat_template_kwargs={value}")
+        assert "expected a mapping of names to text, numbers, true or false" in found

@@ -122,3 +122,26 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ModelError, match="org/some-model: no tokenizer can be loaded"):
         load_tokenizer(source_of(tmp_path))
+
+
+def test_keywords_of_the_job_reach_the_template() -> None:
+    tokenizer = small_tokenizer.__wrapped__()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}{% if not enable_thinking %} /no_think{% endif %}"
+    assert PromptEncoder(tokenizer, template_kwargs={"enable_thinking": False}).encode(HELLO).text == "Hello /no_think"
+    assert PromptEncoder(tokenizer, template_kwargs={"enable_thinking": True}).encode(HELLO).text == "Hello"
+
+
+def test_a_prompt_decodes_to_its_text_with_special_tokens() -> None:
+    encoder = PromptEncoder(small_tokenizer())
+    encoded = encoder.encode(HELLO)
+    assert encoder.decode(encoded.token_ids) == encoded.text
+    assert encoder.bos_token_id == BOS
+
+
+def test_truncation_and_padding_that_a_tokenizer_was_saved_with_are_off_before_threads_share_it(tmp_path: Path) -> None:
+    saved = small_tokenizer.__wrapped__()
+    saved.backend_tokenizer.enable_truncation(4)
+    saved.backend_tokenizer.enable_padding(length=64)
+    saved.save_pretrained(tmp_path)
+    backend = load_tokenizer(source_of(tmp_path)).backend_tokenizer
+    assert backend.truncation is None and backend.padding is None

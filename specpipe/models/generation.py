@@ -1,0 +1,81 @@
+"""Sampling values that a model's authors recommend: generation_config.json, as transformers' generate() reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specpipe.core import SamplingParams
+from specpipe.errors import InputError, ModelError
+from specpipe.models.source import ModelSource
+
+_SAMPLED: Mapping[str, float | int] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
+"""Fields that count where do_sample is true, with what generate() takes for those that are absent."""
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "repetition_penalty": (1, 1.0),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
+    "typical_p": (1, 1.0),
+    "epsilon_cutoff": (0, 0.0),
+    "eta_cutoff": (0, 0.0),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+    "min_new_tokens": (0,),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "sequence_bias": ({},),
+    "guidance_scale": (1, 1.0),
+}
+"""Fields that change what is drawn and that specpipe does not serve, with the values that change nothing."""
+
+
+def generation_defaults(source: ModelSource) -> dict[str, float | int]:
+    """Values for `sampling` from generation_config.json: temperature, top_k, top_p and min_p, max_new_tokens if given.
+
+    As in transformers, do_sample false or absent is greedy, and an absent top_k is 50. Raises ModelError where the file
+    is not there or asks for what is not served.
+    """
+    given = _read(source)
+    for name, neutral in _NEUTRAL.items():
+        value = given.get(name)
+        if value is not None and value not in neutral:
+            raise ModelError(
+                f"sampling.defaults is model, but generation_config.json of {source.name} sets {name} to {value!r}, "
+                "which is not served; set sampling.defaults: specpipe and the sampling keys that you want"
+            )
+    values = {name: _number(source, name, given.get(name), default) for name, default in _SAMPLED.items()}
+    if given.get("do_sample") is not True:
+        values = {"temperature": 0.0}
+    if given.get("max_new_tokens") is not None:
+        values["max_new_tokens"] = _number(source, "max_new_tokens", given["max_new_tokens"], 1)
+    try:
+        SamplingParams(**values)  # type: ignore[arg-type]
+    except InputError as error:
+        raise ModelError(f"generation_config.json of {source.name}: {error}") from None
+    return values
+
+
+def _read(source: ModelSource) -> dict[str, Any]:
+    path = Path(source.path) / "generation_config.json"
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"sampling.defaults is model, but {source.name} has no generation_config.json; leave it out"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"generation_config.json of {source.name} cannot be read: {error}") from None
+    if not isinstance(given, dict):
+        raise ModelError(f"generation_config.json of {source.name} holds no object; expected names and values")
+    return given
+
+
+def _number(source: ModelSource, name: str, value: object, default: float | int) -> float | int:
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ModelError(f"generation_config.json of {source.name} has {name} {value!r}; expected a number")
+    return type(default)(value)
