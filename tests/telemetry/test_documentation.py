@@ -1,0 +1,28 @@
+"""docs/telemetry.md names every field, so that none is added in silence."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from specpipe.telemetry.record import ShardRecord
+from specpipe.telemetry.summary import RunFacts, summarise
+from specpipe.telemetry.timeline import Sample
+
+TEXT = (Path(__file__).parents[2] / "docs/telemetry.md").read_text(encoding="utf-8")
+FACTS = RunFacts(
+    total_rows=0, total_shards=0, failed_shards={}, starts=1, synthetic=False, peak_output_throughput=0, workers={},
+    versions={},
+)  # fmt: skip
+LATENCY = re.compile(r"(mean|median|p99)_(ttft|tpot|itl)_ms")
+
+
+@pytest.mark.parametrize("fields", [ShardRecord, Sample], ids=["shards", "timeline"])
+def test_every_column_is_documented(fields: type) -> None:
+    assert [field.name for field in dataclasses.fields(fields) if f"`{field.name}`" not in TEXT] == []
+
+
+def test_every_key_of_the_summary_is_documented() -> None:
+    keys = [key for key in summarise([], FACTS) if not LATENCY.fullmatch(key)]
+    assert [key for key in keys if f"`{key}`" not in TEXT] == []
