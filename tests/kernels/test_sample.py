@@ -73,7 +73,8 @@ def test_vocabulary_is_cut(backend: Backend) -> None:
     rows = [oracle.Row(seed=s, position=1) for s in range(2)] + [oracle.Row(temperature=0.0)]
     positions = torch.ones(3, dtype=torch.int64)
     out = run(backend, sample, logits, sampling(rows, truncated=False), positions, purpose=Purpose.DRAFT, vocab_size=50)
-    expected = [oracle.sample(x[:50].double().numpy(), r, Purpose.DRAFT, 0)[0] for x, r in zip(logits, rows, strict=True)]
+    cut = logits[:, :50].double().numpy()
+    expected = [oracle.sample(x, r, Purpose.DRAFT, 0)[0] for x, r in zip(cut, rows, strict=True)]
     assert out.tokens.tolist() == expected
 
 

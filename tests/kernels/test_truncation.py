@@ -50,7 +50,8 @@ def kept(backend: Backend, logits: Tensor, rows: list[oracle.Row]) -> Tensor:
 
 
 def expected(logits: Tensor, rows: list[oracle.Row]) -> Tensor:
-    return torch.stack([torch.from_numpy(oracle.distribution(x.double().numpy(), r) > 0) for x, r in zip(logits, rows, strict=True)])
+    pairs = zip(logits.double().numpy(), rows, strict=True)
+    return torch.stack([torch.from_numpy(oracle.distribution(x, row) > 0) for x, row in pairs])
 
 
 @pytest.mark.parametrize("backend", HEAVY)

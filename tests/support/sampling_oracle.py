@@ -43,10 +43,16 @@ def gumbel(seed: int, position: int, index: int, purpose: int, vocab: int) -> Ar
     return -np.log(-np.log1p(-uniforms(seed, position, index, purpose, vocab)))
 
 
+def point(size: int, at: int) -> Array:
+    p = np.zeros(size)
+    p[at] = 1.0
+    return p
+
+
 def distribution(logits: Array, row: Row) -> Array:
     """Temperature, then top-k, top-p, min-p; ties at a cut are kept from the lowest index on."""
     if row.temperature == 0:
-        return np.eye(len(logits))[int(np.argmax(logits))]
+        return point(len(logits), int(np.argmax(logits)))
     ranking = sorted(range(len(logits)), key=lambda x: (-logits[x], x))
     weight = np.exp((logits - logits[ranking[0]]) / row.temperature)
     if row.top_k:
@@ -101,7 +107,7 @@ def verify(
     q = _proposals(q_logits, drafts, row, vocab)
     weights = [1.0]
     if row.temperature == 0:
-        q = [np.eye(vocab + 1)[min(x, vocab)] for x in drafts]
+        q = [point(vocab + 1, min(x, vocab)) for x in drafts]
     for i, x in enumerate(drafts):
         ratio = _at(p[i], x) / q[i][min(x, vocab)] if q[i][min(x, vocab)] > 0 else 0.0
         weights.append(min(weights[-1] * ratio, 1.0))

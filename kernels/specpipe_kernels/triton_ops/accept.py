@@ -61,7 +61,7 @@ def prefix_weights(log_p, log_q, count, K_PAD: tl.constexpr):
     return weights
 
 
-@triton.jit(do_not_specialize=["k"])
+@triton.jit(do_not_specialize=["k", "stride_draft"])
 def _prefix_kernel(
     p_logits, p_map, p_bound_logit, p_bound_token, p_lse,
     q_logits, q_map, q_bound_logit, q_bound_token, q_lse,
@@ -95,7 +95,7 @@ def _prefix_kernel(
     tl.store(out_weight + item, weights, mask=i <= k)
 
 
-@triton.jit(do_not_specialize=["k"])
+@triton.jit(do_not_specialize=["k", "stride_draft"])
 def _accept_kernel(
     draft_tokens, num_drafts, temperature, seeds, positions, rates,
     p_token, p_status, q_status, log_p, log_q, weight, mass,

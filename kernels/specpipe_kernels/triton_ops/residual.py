@@ -51,7 +51,7 @@ def log_residual(log_p, log_q):
     return tl.where(d < 0.0, log_p + tl.log(complement), float("-inf"))
 
 
-@triton.jit(do_not_specialize=["k"])
+@triton.jit(do_not_specialize=["k", "stride_draft"])
 def _block_mass_kernel(
     p_logits, p_map, p_bound_logit, p_bound_token, p_lse,
     q_logits, q_map, q_bound_logit, q_bound_token, q_lse,
@@ -88,7 +88,7 @@ def _block_mass_kernel(
         tl.store(out, tl.sum(tl.maximum(scale * tl.exp(p) - tl.exp(q), 0.0)))
 
 
-@triton.jit(do_not_specialize=["k"])
+@triton.jit(do_not_specialize=["k", "stride_draft"])
 def _draw_tiles_kernel(
     p_logits, p_map, p_bound_logit, p_bound_token, p_lse,
     q_logits, q_map, q_bound_logit, q_bound_token, q_lse,

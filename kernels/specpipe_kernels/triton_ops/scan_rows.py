@@ -46,7 +46,7 @@ def _store_largest(x, top, offsets, partial, out_score, out_token):
     tl.store(out_token + partial, tl.min(tl.where(x == top, offsets, NOWHERE)))
 
 
-@triton.jit(do_not_specialize=["width", "index"])
+@triton.jit(do_not_specialize=["width", "stride_draft", "index"])
 def _scan_tiles_kernel(
     logits, row_map, draft_tokens, num_drafts, temperature, seeds, positions, bound_logit, bound_token,
     out_top, out_sum, out_score, out_token,
@@ -86,7 +86,7 @@ def _scan_tiles_kernel(
                 tl.store(out_token + partial, token)
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit(do_not_specialize=["width", "stride_draft"])
 def _combine_tiles_kernel(
     draft_tokens, num_drafts, temperature, top, sums, scores, tokens, out_token, out_lse, out_status,
     stride_draft, tiles, width,

@@ -122,7 +122,7 @@ def _nth(row, vocab, logit, kept_logit, kept_token, n, MASS: tl.constexpr, BLOCK
     return token
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit(do_not_specialize=["width", "stride_draft"])
 def _truncation_bounds_kernel(
     logits, row_map, draft_tokens, num_drafts, temperature, top_k, top_p, min_p, out_logit, out_token,
     stride_group, stride_row, stride_draft, vocab, width,

@@ -1,0 +1,63 @@
+"""Every sampling kernel compiles for a GPU, and values that vary per call compile nothing new.
+
+The interpreter runs Python, so it accepts much that the compiler refuses; compiling needs no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specpipe_kernels import METHODS
+
+SCRIPT = Path(__file__).parents[1] / "support" / "compile_kernels.py"
+
+
+def compile_in_turn(cases: list[dict[str, Any]], cache: Path) -> list[list[str]]:
+    """Which kernels each case had to compile, given those before it."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), json.dumps(cases)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    report: list[list[str]] = json.loads(result.stdout)
+    return report
+
+
+def test_traps_17_and_25_calls_that_differ_in_values_compile_once(tmp_path: Path) -> None:
+    varied = [
+        {"rows": 1},
+        {"rows": 16, "index": 1},
+        {"rows": 17, "index": 16},
+        {"k": 2, "rows": 5},
+        {"k": 3, "rows": 64},
+    ]
+    first, *rest = compile_in_turn([{"truncated": False} | case for case in [{}, *varied]], tmp_path)
+    assert {"_scan_tiles_kernel", "_accept_kernel", "_draw_tiles_kernel", "_recover_tiles_kernel"} <= set(first)
+    assert rest == [[]] * len(varied)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_every_variant_compiles(method: str, dtype: str, tmp_path: Path) -> None:
+    variants: list[dict[str, Any]] = [
+        {},
+        {"one_hot": True},
+        {"ragged": True},
+        {"all_greedy": True},
+        {"truncated": False},
+        {"k": 0},
+        {"k": 1},
+        {"k": 8, "vocab": 151936},
+        {"vocab": 100},
+    ]
+    report = compile_in_turn([{"method": method, "dtype": dtype} | v for v in variants], tmp_path)
+    assert "_truncation_bounds_kernel" in report[0] and len(report) == len(variants)
