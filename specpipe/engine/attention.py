@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from specpipe.errors import ModelError
 from specpipe_kernels import paged_attention, store_kv
 
 ATTENTION_NAME = "specpipe"
@@ -60,6 +61,11 @@ class KVShapeProbe:
         self.shapes: dict[nn.Module, KVShape] = {}
 
     def record(self, module: nn.Module, key: Tensor, value: Tensor) -> None:
+        if module in self.shapes:
+            raise ModelError(
+                f"{type(module).__name__} attends twice in one forward; expected one attention a layer, whose keys and "
+                "values can be kept in one place"
+            )
         self.shapes[module] = KVShape(key.shape[1], key.shape[3], value.shape[3])
 
 
@@ -130,5 +136,9 @@ def probe_kv_shapes(model: nn.Module, device: torch.device) -> dict[nn.Module, K
             use_cache=False,
             logits_to_keep=1,
             specpipe_batch=probe,
+        )
+    if not probe.shapes:
+        raise ModelError(
+            f"{type(model).__name__} never called specpipe's attention; expected a model that is loaded with it"
         )
     return probe.shapes

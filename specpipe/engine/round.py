@@ -110,8 +110,9 @@ class Round:
     def _verify(self, rows: RoundRows, proposal: Proposal, k: int) -> Tensor:
         """→ [B * (K + 1), V]: row i of a request follows its last committed token and i drafts."""
         count, device = rows.slots.shape[0], rows.slots.device
-        last = self.state.tokens[rows.slots, rows.lengths - 1]
-        fed = torch.cat([last[:, None], proposal.tokens.clamp(min=0)], dim=1)
+        last = self.state.tokens[rows.slots, rows.lengths - 1][:, None]
+        # A placeholder is fed as the row's own last token: a harmless one, whatever the vocabulary holds elsewhere.
+        fed = torch.cat([last, torch.where(proposal.tokens < 0, last, proposal.tokens)], dim=1)
         starts = rows.lengths - 1
         logits = self.target.forward(
             fed.flatten(),

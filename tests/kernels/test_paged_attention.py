@@ -144,7 +144,8 @@ CASES = {
     "a row fed its last two tokens": Case(rows=((-1, 2), (0, 2), (5, 2)), sinks=True),
     "no query at all": Case(rows=((4, 0), (0, 0)), spare_tokens=2),
 }
-TOLERANCE = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+# fp32: scores sum head_dim products of order 1, in another order on each device.
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 @pytest.fixture(params=[reference, triton_kernel], ids=["reference", "triton"])
@@ -287,10 +288,11 @@ def test_matches_the_oracle_on_a_gpu(kernel: Callable[..., Tensor], name: str) -
 def test_one_captured_graph_serves_any_lengths(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from specpipe_kernels import paged_attention
 
-    monkeypatch.setenv(VARIABLE, implementation)
     shapes = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": torch.bfloat16}
     cases = [Case(rows=rows, **shapes) for rows in (((640, 4), (3, 4)), ((-1, 4), (64, 4)), ((700, 4), (10, 4)))]
-    longest = max((build(case) for case in cases), key=lambda inputs: inputs.block_tables.shape[1])
+    built = [build(case) for case in cases]  # on the CPU, before the implementation is forced
+    longest = max(built, key=lambda inputs: inputs.block_tables.shape[1])
+    monkeypatch.setenv(VARIABLE, implementation)
     names = ("query", "k_pages", "v_pages", "block_tables", "cu_queries", "starts")
     static = {name: torch.zeros_like(getattr(longest, name), device="cuda") for name in names}
     static["cu_queries"].copy_(longest.cu_queries)
@@ -302,8 +304,7 @@ def test_one_captured_graph_serves_any_lengths(implementation: str, monkeypatch:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = step()
-    for case in cases:
-        inputs = build(case)
+    for case, inputs in zip(cases, built, strict=True):
         for name in names:
             given = getattr(inputs, name)
             static[name].zero_()[tuple(slice(n) for n in given.shape)].copy_(given)

@@ -77,7 +77,8 @@ def test_stores_every_token_and_touches_nothing_else(
     store_kv(key, value, k_pages, v_pages, index)
     for pages, want, padding in ((k_pages, want_k, key[5:]), (v_pages, want_v, value[5:])):
         torch.testing.assert_close(pages[1:], want[1:], rtol=0, atol=0, equal_nan=True)
-        assert any(torch.equal(pages[0, :, 3], token) for token in padding)
+        # Two tokens race for one place in the trash page: each number comes from one of them.
+        assert (pages[0, :, 3] == padding).any(dim=0).all()
 
 
 @both_store
