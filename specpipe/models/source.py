@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,6 +19,7 @@ _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken
 _UNWANTED = ["original/*", "consolidated*", "onnx/*", "*/*.safetensors"]  # second copies of the same weights
 _SAMPLE = 4096  # bytes of each place that is read of a weight file
 _PLACES = 64
+_TIMEOUT = 10.0  # seconds that the Hub may take to say whether a model is there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +50,11 @@ def resolve(name: str, role: Role, *, trust_remote_code: bool = False) -> ModelS
         revision = folder.name
     _check_folder(folder, name)
     return ModelSource(path=str(folder), name=name, revision=revision or folder_revision(folder))
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether `resolve` would look for this name on the Hub: it is neither built in nor a folder or path here."""
+    return not (name.startswith((_BUILTIN, ".", "/", "~")) or Path(name).expanduser().is_dir())
 
 
 def folder_revision(folder: Path) -> str:
@@ -83,18 +92,70 @@ def _check_folder(folder: Path, name: str) -> None:
         )
 
 
-def _download(name: str, trust_remote_code: bool) -> Path:
+def hub_access(name: str) -> bool:
+    """Whether the cache has all of a Hub model already; False where it is to be downloaded, and the Hub gives it to us.
+
+    Downloads nothing, and does not ask the Hub for what is cached. Raises ModelError as `resolve` would.
+    """
     import huggingface_hub
     from huggingface_hub import errors
 
+    repo, revision = _split(name)
+    with _explained(name):
+        try:
+            cached = huggingface_hub.snapshot_download(
+                repo, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, local_files_only=True
+            )
+            if _is_whole(Path(cached)):
+                return True
+        except errors.LocalEntryNotFoundError:
+            pass
+        try:
+            url = huggingface_hub.hf_hub_url(repo, "config.json", revision=revision)
+            huggingface_hub.get_hf_file_metadata(url, timeout=_TIMEOUT)
+        except (errors.HfHubHTTPError, errors.HFValidationError):
+            raise
+        except Exception as error:  # no network: the HTTP client's own
+            raise errors.LocalEntryNotFoundError(str(error)) from error
+    return False
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a cached model has all its weight files."""
+    indices = list(folder.glob("*.safetensors.index.json"))
+    names = {name for path in indices for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
+    weights = names or {path.name for path in folder.glob("*.safetensors")}
+    return bool(weights) and all((folder / name).is_file() for name in (*weights, "config.json"))
+
+
+def _split(name: str) -> tuple[str, str | None]:
     repo, _, revision = name.partition("@")
-    try:
+    return repo, revision or None
+
+
+def _download(name: str, trust_remote_code: bool) -> Path:
+    """Several processes of a node may ask at once: huggingface_hub locks each file, and all but one wait for it."""
+    import huggingface_hub
+
+    repo, revision = _split(name)
+    with _explained(name):
         path = huggingface_hub.snapshot_download(
             repo,
-            revision=revision or None,
+            revision=revision,
             allow_patterns=[*_WANTED, "*.py"] if trust_remote_code else _WANTED,
             ignore_patterns=_UNWANTED,
         )
+    return Path(path)
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """huggingface_hub's errors as ModelError, each with its mend."""
+    from huggingface_hub import errors
+
+    repo, revision = _split(name)
+    try:
+        yield
     except errors.HFValidationError as error:
         raise ModelError(
             f"model {name} is neither a folder here nor a Hub name; expected builtin:tiny, a folder, org/model or "
@@ -124,7 +185,6 @@ def _download(name: str, trust_remote_code: bool) -> Path:
         ) from error
     except OSError as error:
         raise ModelError(f"model {name} could not be downloaded: {error}; check HF_HOME's disk and network") from error
-    return Path(path)
 
 
 def _reason(error: BaseException) -> str:

@@ -7,7 +7,10 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -81,7 +84,8 @@ class _Hub(BaseHTTPRequestHandler):
     """The parts of the Hub's HTTP interface that a snapshot needs; the model's name chooses what goes wrong."""
 
     def do_GET(self) -> None:
-        name = self.path.split("/")[4] if self.path.startswith("/api") else self.path.split("/")[2]
+        parts = self.path.split("/")
+        name = parts[4] if self.path.startswith("/api/models") else parts[2]
         if name in FAULTS:
             self.reply(FAULTS[name][0], b"{}", {"X-Error-Code": FAULTS[name][1]})
         elif "/tree/" in self.path:
@@ -92,7 +96,11 @@ class _Hub(BaseHTTPRequestHandler):
         elif self.path.startswith("/api"):
             self.reply(200, json.dumps({"id": f"org/{name}", "sha": COMMIT, "siblings": []}).encode(), {})
         else:
-            body = FILES[self.path.split("/")[-1]]
+            file = self.path.split("/")[-1]
+            body = FILES[file]
+            if self.command == "GET":
+                self.server.fetched.append(file)  # type: ignore[attr-defined]
+                time.sleep(0.3)  # long enough for the others to come
             self.reply(200, body, {"ETag": f'"{self.path.split("/")[-1]}"', "X-Repo-Commit": COMMIT})
 
     do_HEAD = do_GET
@@ -109,23 +117,34 @@ class _Hub(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="module")
-def hub() -> Iterator[str]:
+@contextmanager
+def counting_hub() -> Iterator[tuple[str, list[str]]]:
+    """A Hub's address, and the names of the files that were fetched from it."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    server.fetched = []  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield f"http://127.0.0.1:{server.server_port}", server.fetched  # type: ignore[attr-defined]
     server.shutdown()
     thread.join()
     server.server_close()
 
 
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    with counting_hub() as (endpoint, _):
+        yield endpoint
+
+
 _RESOLVE = """
 import sys
 from specpipe.errors import ModelError
-from specpipe.models.source import resolve
+from specpipe.models.source import hub_access, resolve
 for name in sys.argv[1:]:
     try:
+        if name.startswith("ask:"):
+            print("cached" if hub_access(name.removeprefix("ask:")) else "on the hub")
+            continue
         source = resolve(name, "target")
         print("found", source.revision, source.path)
     except ModelError as error:
@@ -167,3 +186,27 @@ def test_offline_without_a_cached_copy_says_how_to_get_one(hub: str, tmp_path: P
     assert "HF_HUB_OFFLINE is set" in offline and "hf download org/good" in offline
     (unreachable,) = resolve_in_a_process(tmp_path, "http://127.0.0.1:9", "org/good")
     assert "the Hub cannot be reached" in unreachable
+
+
+def test_access_is_checked_without_downloading_anything(hub: str, tmp_path: Path) -> None:
+    names = ["ask:org/good", "ask:org/gated", "ask:org/secret", "ask:org/missing"]
+    good, gated, secret, missing = resolve_in_a_process(tmp_path, hub, *names)
+    assert good == "on the hub" and not list(tmp_path.rglob("*.safetensors"))
+    assert "accept its terms" in gated and "HF_TOKEN" in secret and "nor on the Hub" in missing
+    _, after = resolve_in_a_process(tmp_path, hub, "org/good", "ask:org/good")
+    assert after == "cached"
+    assert resolve_in_a_process(tmp_path, hub, "ask:org/good", offline=True) == ["cached"]
+    (weights,) = tmp_path.rglob("snapshots/*/*.safetensors")
+    weights.unlink()
+    (again,) = resolve_in_a_process(tmp_path, hub, "ask:org/good", offline=True)
+    assert "HF_HUB_OFFLINE is set" in again
+    (unreachable,) = resolve_in_a_process(tmp_path, "http://127.0.0.1:9", "ask:org/good")
+    assert "the Hub cannot be reached" in unreachable
+
+
+def test_processes_that_start_together_download_a_model_once(tmp_path: Path) -> None:
+    with counting_hub() as (endpoint, fetched):
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(lambda _: resolve_in_a_process(tmp_path, endpoint, "org/good"), range(3)))
+        assert found[0] == found[1] == found[2] and found[0][0].startswith(f"found {COMMIT}")
+    assert fetched.count("model.safetensors") == 1
