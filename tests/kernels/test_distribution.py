@@ -23,16 +23,16 @@ EXACT = ("standard", "block", "invariant")
 SIZES = [pytest.param(20_000, id="20k"), pytest.param(200_000, id="200k", marks=pytest.mark.slow)]
 
 
-def opposed(positions: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def opposed(positions: int, seed: int = 0, vocab: int = V) -> tuple[Tensor, Tensor]:
     """Logits of p [positions, V] and q: q prefers what p does not, and yet they overlap."""
     g = torch.Generator().manual_seed(seed)
-    p = torch.randn(positions, V, generator=g) * 1.2
-    return p, -0.4 * p + torch.randn(positions, V, generator=g) * 0.6
+    p = torch.randn(positions, vocab, generator=g) * 1.2
+    return p, -0.4 * p + torch.randn(positions, vocab, generator=g) * 0.6
 
 
 def probs(logits: Tensor, **fields: float) -> Tensor:
     row = oracle.Row(**fields)
-    return torch.stack([torch.from_numpy(oracle.distribution(x.double().numpy(), row)) for x in logits.view(-1, V)])
+    return torch.stack([torch.from_numpy(oracle.distribution(x.double().numpy(), row)) for x in logits])
 
 
 def draft(q: Callable[[int, Tensor], Tensor], s: SamplingTensors, positions: Tensor, method: str, k: int) -> Tensor:
@@ -130,46 +130,46 @@ def test_invariant_acceptance_is_within_its_bound() -> None:
     assert (1 - distance) / (1 + distance) - 0.01 < accepted < 1 - distance + 0.01
 
 
-def markov_run(method: str, rows: int, length: int, *, ragged: bool) -> Tensor:
-    """[rows, length] tokens of a Markov chain, decoded in rounds that start wherever the last one ended."""
-    p, q = opposed(V, seed=7)
-    s = same_rows(rows, seed=8)
-    tokens = torch.zeros(rows, length + K + 1, dtype=torch.int64)
+def markov_run(p: Tensor, q: Tensor, s: SamplingTensors, *, length: int, k: int, method: str, ragged: bool) -> Tensor:
+    """[R, length] tokens of the chain with transition logits p [V, V]; a round starts where the last one ended."""
+    rows = len(s.seed)
+    tokens = torch.zeros(rows, length + k + 1, dtype=torch.int64)
     filled = torch.ones(rows, dtype=torch.int64)  # token 0 starts every chain
-    for step in range(length):
+    step = 0
+    while int(filled.min()) < length:
         last = tokens.gather(1, filled[:, None] - 1)[:, 0]
-        drafts = draft(lambda i, before, last=last: q[before[:, -1] if i else last], s, filled, method, K)
+        drafts = draft(lambda i, before, last=last: q[before[:, -1] if i else last], s, filled, method, k)
         seen = torch.cat([last[:, None], drafts], dim=1)
-        counts = (torch.arange(rows) + step) % (K + 1) if ragged else torch.full((rows,), K)
+        counts = (torch.arange(rows) + step) % (k + 1) if ragged else torch.full((rows,), k)
         out = rejection_sample(
-            p[seen].flatten(0, 1), drafts, counts, filled, s, draft_logits=q[seen[:, :K]], method=method
+            p[seen].flatten(0, 1), drafts, counts, filled, s, draft_logits=q[seen[:, :k]], method=method
         )
         active = filled < length
-        at = (filled[:, None] + torch.arange(K + 1)).clamp(max=length + K)
+        at = (filled[:, None] + torch.arange(k + 1)).clamp(max=length + k)
         keep = active[:, None] & (out.tokens >= 0)
         tokens.scatter_(1, at, torch.where(keep, out.tokens, tokens.gather(1, at)))
         filled += out.num_emitted * active
-        if not active.any():
-            break
+        step += 1
     return tokens[:, :length]
 
 
 @pytest.mark.parametrize("rows", SIZES)
-@pytest.mark.parametrize(
-    ("method", "ragged"), [("standard", False), ("block", False), ("block", True), ("invariant", True)]
-)
+@pytest.mark.parametrize("method", EXACT)
+@pytest.mark.parametrize("ragged", [False, True], ids=["k_fixed", "k_varies"])
 def test_trap_4_joint_over_many_rounds(method: str, rows: int, ragged: bool) -> None:
-    """Transitions at a distance of one, and triples: block verification inspects positions that later rounds redraw."""
-    chain = markov_run(method, rows, 6, ragged=ragged)
-    p = probs(opposed(V, seed=7)[0])
-    first = p[0]
-    assert p_value(chain[:, 1], first) > LEAST
-    joint = first[:, None] * p
-    assert p_value(chain[:, 1] * V + chain[:, 2], joint) > LEAST
-    triple = joint[..., None] * p
-    assert p_value((chain[:, 1] * V + chain[:, 2]) * V + chain[:, 3], triple) > LEAST
-    third = joint.sum(0) @ p
-    assert p_value(chain[:, 3] * V + chain[:, 4], third[:, None] * p) > LEAST
+    """Four tokens of a chain of three states, jointly: block verification inspects positions that later rounds draw
+    again, and a stream keyed by position alone would make the two draws agree."""
+    p, q = opposed(3, seed=2, vocab=3)
+    chain = markov_run(p, q, same_rows(rows, seed=8), length=7, k=K, method=method, ragged=ragged)
+    transition = probs(p)
+    state = transition[0]
+    for start in (1, 2, 3):
+        cells, joint = chain[:, start], state
+        for i in range(1, 4):
+            cells = cells * 3 + chain[:, start + i]
+            joint = joint[..., None] * transition
+        assert p_value(cells, joint) > LEAST
+        state = state @ transition
 
 
 @pytest.mark.parametrize("method", ["standard", "invariant"])
@@ -186,21 +186,11 @@ def test_plain_decoding_is_the_same_call_without_drafts(method: str) -> None:
 
 
 def test_invariant_tokens_depend_neither_on_k_nor_on_the_draft() -> None:
+    p = opposed(V, seed=7)[0]
+
     def chain(k: int, draft_seed: int) -> Tensor:
-        p = opposed(V, seed=7)[0]
         q = opposed(V, seed=draft_seed)[1]
-        s, rows, length = same_rows(300, seed=1), 300, 12
-        tokens, filled = torch.zeros(rows, length + k + 1, dtype=torch.int64), torch.ones(rows, dtype=torch.int64)
-        while int(filled.min()) < length:
-            last = tokens.gather(1, filled[:, None] - 1)[:, 0]
-            drafts = draft(lambda i, before, last=last: q[before[:, -1] if i else last], s, filled, "invariant", k)
-            seen = torch.cat([last[:, None], drafts], dim=1)
-            out = rejection_sample(p[seen].flatten(0, 1), drafts, torch.full((rows,), k), filled, s, method="invariant")
-            for r in range(rows):
-                n = min(int(out.num_emitted[r]), length - int(filled[r]))
-                tokens[r, filled[r] : filled[r] + n] = out.tokens[r, :n]
-                filled[r] += n
-        return tokens[:, :length]
+        return markov_run(p, q, same_rows(2000, seed=1), length=12, k=k, method="invariant", ragged=False)
 
     plain = chain(0, 7)
     for k, draft_seed in ((1, 7), (3, 7), (4, 99)):

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from support import sampling_oracle as oracle
 from support.chi_squared import p_value
-from support.sampling_cases import BACKENDS, Backend, emitted, random_round, run, same_rows, sampling
+from support.sampling_cases import BACKENDS, INTERPRETER, Backend, emitted, random_round, run, same_rows, sampling, to
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specpipe_kernels import METHODS, Purpose, RejectionOutput, SamplingTensors, rejection_sample, sample
+from specpipe_kernels.reference.rejection_sample import _log_residual
+from specpipe_kernels.triton_ops import residual as triton_residual
 
 SYNCING = {
     "_local_scalar_dense",
@@ -59,20 +64,23 @@ def drawn_drafts(q: Tensor, s: SamplingTensors) -> Tensor:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_trap_1_equal_p_and_q_accept_everything(backend: Backend) -> None:
-    """In fp32 log space log u vanishes beside a large |log q|, and some drafts would be rejected."""
-    logits = torch.linspace(0, -40, V)
-    p = torch.stack([logits, logits])
-    rows = 3000 if backend.name == "reference" else 8
-    drafts = torch.arange(rows) % V
-    out = one_draft(backend, p, logits, drafts, same_rows(rows))
-    assert out.num_accepted.tolist() == [1] * rows
+    """In fp32 log space log u vanishes beside a large |log q|, and these drafts would be rejected.
+
+    The seeds are the ones below 2**24 whose u at position 9 is above 1 - 2**-21.
+    """
+    seeds = [412168, 2912814, 7141523, 10517678]
+    logits = torch.linspace(0, -80, V)
+    rows = [oracle.Row(seed=s) for s in seeds]
+    for token in (V - 1, V // 2, 0):
+        out = one_draft(backend, torch.stack([logits] * 2), logits, torch.full((4,), token), sampling(rows))
+        assert out.num_accepted.tolist() == [1] * 4
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_trap_1_an_empty_residual_draws_p(backend: Backend) -> None:
     logits = torch.full((V,), -torch.inf)
     logits[[3, 8]] = torch.tensor([0.0, 1.0])
-    rows = 5000 if backend.name == "reference" else 12
+    rows = 12 if backend == INTERPRETER else 5000
     out = one_draft(
         backend, torch.stack([logits, logits]), logits, torch.full((rows,), 3), same_rows(rows),
         method="synthetic", synthetic_rates=torch.zeros(1),
@@ -104,7 +112,7 @@ def test_traps_2_and_3_recovered_tokens_do_not_depend_on_the_rejected_draft(meth
 def test_trap_5_tokens_of_probability_0_are_never_accepted(backend: Backend) -> None:
     p = torch.zeros(2, V)
     p[:, 8:] = -torch.inf
-    rows = 2000 if backend.name == "reference" else 8
+    rows = 8 if backend == INTERPRETER else 2000
     drafts = 8 + torch.arange(rows) % 8
     for q in (None, torch.zeros(V)):
         out = one_draft(backend, p, q, drafts, same_rows(rows))
@@ -112,13 +120,33 @@ def test_trap_5_tokens_of_probability_0_are_never_accepted(backend: Backend) -> 
         assert int(out.tokens[:, 0].max()) < 8
 
 
+@triton.jit
+def _log_residual_kernel(log_p, log_q, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, triton_residual.log_residual(tl.load(log_p + i), tl.load(log_q + i)))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_trap_6_a_residual_of_nearly_equal_p_and_q(backend: Backend) -> None:
-    """p - q is about 1e-5 here: its log needs log1p, its draw is still the oracle's."""
+def test_trap_6_the_residual_of_nearly_equal_p_and_q_keeps_its_precision(backend: Backend) -> None:
+    """1 - exp(d) would be off by some per cent at d = -1e-6, and 0 at -1e-8."""
+    d = -torch.cat([torch.logspace(-9, 1.5, 59), torch.tensor([0.24999, 0.25, 0.25001, 60.0, torch.inf])])
+    log_p = torch.full_like(d, -0.0)
+    if backend.name == "reference":
+        found = _log_residual(log_p, d)
+    else:
+        found = torch.zeros(64, device=backend.device)
+        with np.errstate(all="ignore"):
+            _log_residual_kernel[(1,)](to(log_p, backend.device), to(d, backend.device), found, BLOCK=64)
+    torch.testing.assert_close(found.cpu().double(), (-torch.expm1(d.double())).log(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_trap_6_the_draw_from_a_small_residual_is_the_oracles(backend: Backend) -> None:
+    """p - q is about 1e-5 here."""
     g = torch.Generator().manual_seed(6)
     q = torch.randn(V, generator=g)
     p = (q + 1e-5 * torch.arange(V) / V).expand(2, V)
-    rows = 200 if backend.name == "reference" else 6
+    rows = 6 if backend == INTERPRETER else 200
     s = same_rows(rows, seed=6)
     out = one_draft(backend, p, q, torch.zeros(rows, dtype=torch.int64), s,
                     method="synthetic", synthetic_rates=torch.zeros(1))  # fmt: skip

@@ -23,15 +23,16 @@ class Backend(NamedTuple):
 
 
 INTERPRETED = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter serves machines without a GPU")
+INTERPRETER = Backend("triton", "cpu")
 BACKENDS = [
     pytest.param(Backend("reference", "cpu"), id="reference"),
-    pytest.param(Backend("triton", "cpu"), id="interpreted", marks=INTERPRETED),
+    pytest.param(INTERPRETER, id="interpreted", marks=INTERPRETED),
     pytest.param(Backend("triton", "cuda"), id="cuda", marks=pytest.mark.gpu),
 ]
 # For cases that take the interpreter seconds.
 HEAVY = [
     BACKENDS[0],
-    pytest.param(Backend("triton", "cpu"), id="interpreted", marks=[INTERPRETED, pytest.mark.slow]),
+    pytest.param(INTERPRETER, id="interpreted", marks=[INTERPRETED, pytest.mark.slow]),
     BACKENDS[2],
 ]
 
