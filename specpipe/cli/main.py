@@ -8,6 +8,7 @@ import click
 
 from specpipe import __version__
 from specpipe.cli.convert import convert
+from specpipe.cli.doctor import doctor
 from specpipe.cli.init import init
 from specpipe.cli.run import run
 from specpipe.cli.show import show
@@ -51,4 +52,5 @@ def main() -> None:
 main.add_command(init)
 main.add_command(run)
 main.add_command(convert)
+main.add_command(doctor)
 main.add_command(show)

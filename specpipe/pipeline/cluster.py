@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,6 +16,7 @@ from specpipe.job import JobSpec
 from specpipe.pipeline.assemble import DeviceName, WorkerConfig
 from specpipe.pipeline.handles import Pool
 
+_KNOCK_S = 5.0
 _OBJECT_STORE = 100 * 2**20  # only small messages cross Ray
 
 
@@ -117,11 +119,13 @@ def _start(address: str | None, *, verbose: bool) -> None:
     # A worker that gets no GPU keeps seeing the machine's environment as it is.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # its C++ side writes to stderr past logging
     level = logging.INFO if verbose else logging.ERROR
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             if address:
+                _knock(address)
                 ray.init(address=address, log_to_driver=verbose, logging_level=level)
                 return
             ray.init(
@@ -134,3 +138,10 @@ def _start(address: str | None, *, verbose: bool) -> None:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = f"RAY_ADDRESS={address}" if address else "this machine"
             raise MachineError(f"Ray cannot be reached or started ({where}): {error}") from error
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nobody listens there: Ray itself would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -16,6 +17,7 @@ from specpipe.telemetry.attribution import Share, shares
 from specpipe.telemetry.meter import ShardMeter
 from specpipe.telemetry.timeline import Sample, TimelineSampler
 
+log = logging.getLogger(__name__)
 WARM_UP_SHARD = -1  # rows of this shard run, are thrown away, and appear in no figure
 
 
@@ -136,7 +138,8 @@ class EngineLoop:
                 self._step()
             self._fail("the worker was stopped")
         except BaseException as error:  # also what a device library raises: nobody may wait forever
-            self._fail(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+            log.error("%s", traceback.format_exc())
+            self._fail(f"{type(error).__name__}: {error}")
 
     def _step(self) -> None:
         seen = self._submissions

@@ -1,10 +1,12 @@
+import socket
+import time
 from pathlib import Path
 
 import pytest
 from support.fake_workers import make_job
 
 from specpipe.errors import MachineError
-from specpipe.pipeline.cluster import place
+from specpipe.pipeline.cluster import connected, place
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,16 @@ def test_more_workers_than_gpus_are_refused_unless_the_cluster_may_grow(tmp_path
     with pytest.raises(MachineError, match=r"workers\.count is 9 and this machine has 2"):
         place(job, cpus=64, gpus=2, elastic=False)
     assert place(job, cpus=64, gpus=2, elastic=True).workers == 9
+
+
+def test_a_cluster_that_nobody_runs_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free.getsockname()[1]}")
+        began = time.monotonic()
+        with (
+            pytest.raises(MachineError, match=r"RAY_ADDRESS=127\.0\.0\.1:"),
+            connected(make_job(tmp_path), verbose=False),
+        ):
+            pass
+        assert time.monotonic() - began < 10

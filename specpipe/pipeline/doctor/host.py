@@ -1,0 +1,93 @@
+"""What this machine has: GPUs, drivers, free memory, mounted filesystems."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Gpu(NamedTuple):
+    """A GPU that CUDA_VISIBLE_DEVICES leaves. Memory in bytes."""
+
+    index: int
+    name: str
+    free: int
+    total: int
+    capability: tuple[int, int]
+
+
+class Wrong(NamedTuple):
+    found: str
+    mend: str
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs that torch can use, with their free memory now."""
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        free, total = torch.cuda.mem_get_info(index)
+        properties = torch.cuda.get_device_properties(index)
+        found.append(Gpu(index, properties.name, free, total, (properties.major, properties.minor)))
+    return found
+
+
+def torch_problem(visible: int) -> Wrong | None:
+    """Why torch does not use the GPUs that are there; None where it does, or there are none."""
+    import torch
+
+    if not visible or torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return Wrong(
+            f"{visible} GPU(s) are here and this torch cannot use them",
+            "install a torch with CUDA: https://pytorch.org/get-started/locally",
+        )
+    return Wrong(
+        f"{visible} GPU(s) are here and torch cannot start them; the driver is {driver_version()}",
+        f"install a driver that supports CUDA {torch.version.cuda}, or a torch for an older CUDA; in a container, "
+        "start it with --gpus all",
+    )
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's version; "not loaded" where there is none."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return "not loaded"
+    found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+    return found.group(1) if found else "unknown"
+
+
+def free_memory(device: str) -> int:
+    """Bytes: of the emptiest GPU for "cuda", of this machine (or its container) for "cpu"."""
+    if device == "cuda":
+        return max((gpu.free for gpu in gpus()), default=0)
+    meminfo = Path("/proc/meminfo").read_text(encoding="utf-8")
+    available = next(int(line.split()[1]) << 10 for line in meminfo.splitlines() if line.startswith("MemAvailable"))
+    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    return available if limit is None or used is None else min(available, max(0, limit - used))
+
+
+def _cgroup(name: str) -> int | None:
+    """A number of this container's control group (version 2); None where there is no limit."""
+    try:
+        text = Path("/sys/fs/cgroup", name).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def mount_type(path: Path) -> str:
+    """The type of the filesystem that a path is on, or will be; "unknown" where the system does not say."""
+    path = Path(os.path.realpath(path))
+    try:
+        lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "unknown"
+    mounts = {Path(fields[1].replace("\\040", " ")): fields[2] for fields in (line.split() for line in lines)}
+    return next((mounts[p] for p in (path, *path.parents) if p in mounts), "unknown")
