@@ -119,7 +119,6 @@ def _start(address: str | None, *, verbose: bool) -> None:
     # A worker that gets no GPU keeps seeing the machine's environment as it is.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # its C++ side writes to stderr past logging
     level = logging.INFO if verbose else logging.ERROR
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

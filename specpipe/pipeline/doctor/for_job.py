@@ -8,16 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from specpipe.core import Completion, Request, Shard
+from specpipe.data import list_files, read_rows
 from specpipe.data.locations import Location, locate
 from specpipe.data.publish import publish_bytes
 from specpipe.errors import OutputError, SpecpipeError
 from specpipe.job import JobSpec
 from specpipe.models.source import ModelSource, Role, hub_access, is_on_hub, resolve
+from specpipe.pipeline.assemble import make_builder
 from specpipe.pipeline.doctor import host
 from specpipe.pipeline.doctor.finding import GIB, Finding, guarded
 from specpipe.pipeline.folder import RunFolder
 
 _SHARED = frozenset({"nfs", "nfs4", "cifs", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "efs", "9p", "virtiofs"})
+_ROWS = 20  # of the dataset, tried as prompts
 
 
 def examine(job: JobSpec) -> Iterator[Finding]:
@@ -35,6 +39,7 @@ def examine(job: JobSpec) -> Iterator[Finding]:
         yield Finding(name="plan", status="note", found=found, mend="")
         return
     yield from guarded("models", lambda: _fit(job, models))
+    yield from guarded("dataset", lambda: _dataset(job, models["target"]))
     yield from guarded("plan", lambda: _plan(job))
 
 
@@ -106,6 +111,36 @@ def _fit(job: JobSpec, models: dict[Role, ModelSource]) -> Iterator[Finding]:
         check_pair(*tokenizers, target_name=names[0], draft_name=names[1])
     pair = "both can be served, and share a vocabulary" if len(tokenizers) == 2 else "can be served"
     yield Finding(name="models", status="ok", found=pair)
+
+
+def _dataset(job: JobSpec, target: ModelSource) -> Iterator[Finding]:
+    """Whether the first rows are prompts for this model."""
+    from specpipe.models.loader import load_config
+    from specpipe.models.support import context_length
+    from specpipe.models.tokenizer import PromptEncoder, load_tokenizer
+
+    file = next(iter(list_files(job.data.path, job.data.format, job.data.prompt)))
+    trust, template = job.model.trust_remote_code, job.model.chat_template
+    encoder = PromptEncoder(
+        load_tokenizer(target, trust_remote_code=trust, chat_template=template),
+        system_prompt=job.data.system_prompt,
+        template_kwargs=dict(job.model.chat_template_kwargs),
+        name=target.name,
+    )
+    config = load_config(target, trust_remote_code=trust)
+    length = job.model.max_model_len or context_length(config)
+    builder = make_builder(job, encoder, max_model_len=length, vocab_size=config.vocab_size)
+    rows = min(file.rows, job.data.limit or _ROWS, _ROWS)
+    shard = Shard(index=0, file=file.path, start=0, stop=rows, first_row=0)
+    built = [builder.build(row, shard) for row in read_rows(file, 0, rows, builder.columns)]
+    errors = [row.error for row in built if isinstance(row, Completion)]
+    if errors:
+        found = f"{len(errors)} of the first {rows} rows cannot be run; {errors[0]}"
+        yield Finding(name="dataset", status="problem" if len(errors) == rows else "note", found=found)
+    else:
+        tokens = [len(row.prompt_token_ids) for row in built if isinstance(row, Request)]
+        longest = f", {max(tokens):,} tokens at most" if tokens else ""
+        yield Finding(name="dataset", status="ok", found=f"the first {rows} rows are prompts{longest}")
 
 
 def _plan(job: JobSpec) -> Iterator[Finding]:

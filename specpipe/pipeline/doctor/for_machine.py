@@ -45,7 +45,7 @@ def gpus(job: JobSpec | None) -> Iterator[Finding]:
 
 def _gpu(gpu: host.Gpu, dtype: str) -> Finding:
     free = f"{gpu.free / GIB:.1f} of {gpu.total / GIB:.1f} GiB free"
-    found = f"{gpu.index}: {gpu.name}, {free}, compute capability {gpu.capability[0]}.{gpu.capability[1]}"
+    found = f"{gpu.number}: {gpu.name}, {free}, compute capability {gpu.capability[0]}.{gpu.capability[1]}"
     name = "GPUs"
     if gpu.capability < (8, 0) and dtype in ("auto", "bfloat16"):
         mend = "set model.dtype: float16; this GPU has no bfloat16"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 class Gpu(NamedTuple):
     """A GPU that CUDA_VISIBLE_DEVICES leaves. Memory in bytes."""
 
-    index: int
+    number: int
     name: str
     free: int
     total: int
