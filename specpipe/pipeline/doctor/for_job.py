@@ -39,8 +39,10 @@ def examine(job: JobSpec) -> Iterator[Finding]:
         yield Finding(name="plan", status="note", found=found, mend="")
         return
     yield from guarded("models", lambda: _fit(job, models))
-    yield from guarded("dataset", lambda: _dataset(job, models["target"]))
-    yield from guarded("plan", lambda: _plan(job))
+    planned = list(guarded("plan", lambda: _plan(job)))
+    yield from planned
+    if planned[0].status == "ok":
+        yield from guarded("dataset", lambda: _dataset(job, models["target"]))
 
 
 def _output(job: JobSpec) -> Iterator[Finding]:

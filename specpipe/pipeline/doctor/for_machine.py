@@ -40,10 +40,10 @@ def gpus(job: JobSpec | None) -> Iterator[Finding]:
         else:
             yield Finding(name="GPUs", status="ok", found=f"{found}: models run on the CPU, in float32")
     for gpu in there:
-        yield _gpu(gpu, "auto" if job is None else job.model.dtype)
+        yield one_gpu(gpu, "auto" if job is None else job.model.dtype)
 
 
-def _gpu(gpu: host.Gpu, dtype: str) -> Finding:
+def one_gpu(gpu: host.Gpu, dtype: str) -> Finding:
     free = f"{gpu.free / GIB:.1f} of {gpu.total / GIB:.1f} GiB free"
     found = f"{gpu.number}: {gpu.name}, {free}, compute capability {gpu.capability[0]}.{gpu.capability[1]}"
     name = "GPUs"
