@@ -4,19 +4,28 @@ CUDA tensors run Triton, the rest runs plain torch (see `specpipe_kernels.backen
 """
 
 from specpipe_kernels.attention import paged_attention, store_kv, write_index
+from specpipe_kernels.layers import linear, linear_glu, linear_residual, rms_norm, rope_store_kv
+from specpipe_kernels.rejection_sampler import RejectionSampler
 from specpipe_kernels.sampling import rejection_sample, sample, sample_recovered_tokens, synthetic_rates
-from specpipe_kernels.types import METHODS, Method, Purpose, RejectionOutput, Sampled, SamplingTensors, Status
+from specpipe_kernels.types import METHODS, Method, Normed, Purpose, RejectionOutput, Sampled, SamplingTensors, Status
 
 __all__ = [
     "METHODS",
     "Method",
+    "Normed",
     "Purpose",
     "RejectionOutput",
+    "RejectionSampler",
     "Sampled",
     "SamplingTensors",
     "Status",
+    "linear",
+    "linear_glu",
+    "linear_residual",
     "paged_attention",
     "rejection_sample",
+    "rms_norm",
+    "rope_store_kv",
     "sample",
     "sample_recovered_tokens",
     "store_kv",

@@ -29,11 +29,14 @@ def backend_for(tensor: torch.Tensor) -> str:
 
 
 @cache
-def _load(package: str, name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = getattr(import_module(f"specpipe_kernels.{package}.{name}"), name)
+def _load(package: str, module: str, name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(import_module(f"specpipe_kernels.{package}.{module}"), name)
     return function
 
 
-def implementation(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
-    """The function `name` of module `name` in the package that serves `tensor`. Triton is imported here or never."""
-    return _load(_PACKAGES[backend_for(tensor)], name)
+def implementation(name: str, tensor: torch.Tensor, *, module: str = "") -> Callable[..., Any]:
+    """The function `name` of `module` (of the same name if not given) in the package that serves `tensor`.
+
+    Triton is imported here or never.
+    """
+    return _load(_PACKAGES[backend_for(tensor)], module or name, name)

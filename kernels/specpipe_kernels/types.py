@@ -79,3 +79,13 @@ class RejectionOutput(NamedTuple):
     """[R] int32."""
     status: Tensor
     """[R] int32, a `Status`."""
+
+
+class Normed(NamedTuple):
+    """Rows [M, H] behind an RMS norm, whose last factor may still be open."""
+
+    values: Tensor
+    """[M, H]; if `squares` is given, h * norm weight, still to be scaled by rsqrt(mean h² + eps)."""
+    squares: Tensor | None
+    """[parts, M] fp32: sums of h² over parts of each row; None if the norm is complete."""
+    eps: float

@@ -86,8 +86,32 @@ def compile_everything() -> None:
                         target, drafts, counts, positions, sampling, draft_logits=logits, method=method,
                         synthetic_rates=rates if method == "synthetic" else None,
                     )  # fmt: skip
+        for rows in (1, 4, 33, 64):
+            multiply(dtype, rows)
         for head_dim, queries in ((64, 1), (128, 4), (128, 64), (80, 3)):
             attend(dtype, head_dim, queries)
+
+
+def multiply(dtype: torch.dtype, rows: int) -> None:
+    """A decoder layer's products, narrow in 16 bits, and what stands around the wide ones."""
+    from specpipe_kernels.triton_ops import linear, rms_norm, rope_store_kv, silu_mul
+
+    hidden, inner, dim = 2048, 4096, 64
+    x, by = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(hidden, dtype=dtype)
+    weight, glu = torch.zeros(hidden, hidden, dtype=dtype), torch.zeros(2 * inner, hidden, dtype=dtype)
+    rms_norm.add_rms_norm(x, x, by, 1e-5)
+    silu_mul.silu_mul(torch.zeros(rows, 2 * inner, dtype=dtype))
+    table, pages = torch.zeros(9, dim, dtype=dtype), torch.zeros(2, 4, 64, dim, dtype=dtype)
+    positions = torch.zeros(rows, dtype=torch.int64)
+    for norm in (None, torch.zeros(dim, dtype=dtype)):
+        rope_store_kv.rope_store_kv(
+            torch.zeros(rows, 24 * dim, dtype=dtype), table, table, positions, pages, pages, positions,
+            q_heads=16, q_norm=norm, k_norm=norm,
+        )  # fmt: skip
+    if x.element_size() == 2:
+        _, normed = linear.linear_residual(x, weight, x, by, 1e-5)
+        linear.linear(normed, weight, by)
+        linear.linear_glu(normed, glu)
 
 
 def attend(dtype: torch.dtype, head_dim: int, queries: int) -> None:

@@ -1,0 +1,72 @@
+"""The parts of a decoder layer, fused for few rows: contracts, and the choice of the implementation.
+
+M rows (tokens of all requests), H hidden size, I intermediate size, N outputs, D head size. Products of at most
+`triton_ops.linear.MAX_ROWS` rows read their weights once at memory speed; wider ones go to the vendor's library, with
+the element-wise work around them fused.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specpipe_kernels.backend import implementation
+from specpipe_kernels.types import Normed
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [M, H] over its root mean square, times weight [H]; sums in fp32 (Zhang and Sennrich, arXiv 1910.07467)."""
+    result: Tensor = implementation("rms_norm", x)(x, weight, eps)
+    return result
+
+
+def linear(x: Tensor | Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in x's dtype, sums in fp32."""
+    values = x.values if isinstance(x, Normed) else x
+    result: Tensor = implementation("linear", values)(x, weight, bias)
+    return result
+
+
+def linear_glu(x: Tensor | Normed, weight: Tensor) -> Tensor:
+    """SiLU(x @ gate.T) * (x @ up.T) for weight [2 I, H] = gate above up: [M, I] (Shazeer, arXiv 2002.05202)."""
+    values = x.values if isinstance(x, Normed) else x
+    result: Tensor = implementation("linear_glu", values, module="linear")(x, weight)
+    return result
+
+
+def linear_residual(
+    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor | None, eps: float
+) -> tuple[Tensor, Normed]:
+    """h = residual [M, N] + x [M, K] times weight [N, K] transposed; returns h and its RMS norm.
+
+    norm_weight [N]: of the norm that follows; None leaves the second result meaningless.
+    """
+    result: tuple[Tensor, Normed] = implementation("linear_residual", x, module="linear")(
+        x, weight, residual, norm_weight, eps
+    )
+    return result
+
+
+def rope_store_kv(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    write_index: Tensor,
+    *,
+    q_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Rotate queries and keys, store keys and values; returns the queries [M, Hq, D].
+
+    qkv [M, (Hq + 2 Hkv) * D], heads of q, k and v behind each other. cos and sin [P, D] are tables by position, in the
+    half-split layout of transformers; positions [M] int64 index them. Pages and write_index as in `store_kv`.
+    q_norm, k_norm [D]: RMS norms over each head before rotation (Qwen 3). RoPE: Su et al., arXiv 2104.09864.
+    """
+    result: Tensor = implementation("rope_store_kv", qkv)(
+        qkv, cos, sin, positions, k_pages, v_pages, write_index, q_heads=q_heads, q_norm=q_norm, k_norm=k_norm, eps=eps
+    )
+    return result

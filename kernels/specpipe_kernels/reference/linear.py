@@ -1,0 +1,35 @@
+"""Products of a decoder layer in plain torch. Norms are complete: there is nothing to save by leaving them open."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from specpipe_kernels.reference.rms_norm import rms_norm
+from specpipe_kernels.types import Normed
+
+
+def _rows(x: Tensor | Normed) -> Tensor:
+    if isinstance(x, Normed):
+        assert x.squares is None, "the reference never leaves a norm open"
+        return x.values
+    return x
+
+
+def linear(x: Tensor | Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See `specpipe_kernels.linear`."""
+    return functional.linear(_rows(x), weight, bias)
+
+
+def linear_glu(x: Tensor | Normed, weight: Tensor) -> Tensor:
+    """See `specpipe_kernels.linear_glu`."""
+    gate, up = functional.linear(_rows(x), weight).chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def linear_residual(
+    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor | None, eps: float
+) -> tuple[Tensor, Normed]:
+    """See `specpipe_kernels.linear_residual`."""
+    h = residual + functional.linear(x, weight)
+    return h, Normed(h if norm_weight is None else rms_norm(h, norm_weight, eps), None, eps)

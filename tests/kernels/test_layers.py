@@ -1,0 +1,137 @@
+"""The fused parts of a decoder layer against fp64, narrow and wide, and Triton against the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specpipe_kernels import Normed
+from specpipe_kernels.reference import linear as reference
+from specpipe_kernels.reference.rms_norm import rms_norm as reference_norm
+from specpipe_kernels.reference.rope_store_kv import rope_store_kv as reference_rope
+from specpipe_kernels.triton_ops import linear as triton_linear
+from specpipe_kernels.triton_ops.rms_norm import add_rms_norm, rms_norm
+from specpipe_kernels.triton_ops.rope_store_kv import rope_store_kv
+from specpipe_kernels.triton_ops.silu_mul import silu_mul
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+EPS = 1e-5
+# The interpreter multiplies bf16 tiles wrongly; fp16 takes the same path.
+DTYPE = {"cpu": torch.float16, "cuda": torch.bfloat16}
+TOLERANCE = {"cpu": 2e-3, "cuda": 1e-2}
+
+on_each_device = pytest.mark.parametrize("device", DEVICES)
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want).norm() / want.norm())
+
+
+def norm64(h: Tensor, weight: Tensor) -> Tensor:
+    h = h.double()
+    return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS) * weight.double()
+
+
+def tensors(device: str, *shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(device, DTYPE[device]) for shape in shapes]
+
+
+def open_norm(h: Tensor, weight: Tensor, parts: int) -> Normed:
+    """A norm as the narrow products leave it, its squares in `parts` parts."""
+    chunks = [c.float().square().sum(-1) for c in h.chunk(parts, dim=-1)]
+    return Normed((h * weight), torch.stack(chunks), EPS)
+
+
+@on_each_device
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 64])
+@pytest.mark.parametrize(("n", "k", "splits"), [(96, 200, 1), (40, 512, 4), (33, 72, 2)])
+def test_narrow_linear(device: str, rows: int, n: int, k: int, splits: int) -> None:
+    x, weight, bias = tensors(device, (rows, k), (n, k), (n,))
+    tiles = triton_linear.Tiling(32, 64, splits, 3, 4)
+    out = triton_linear._launch(x, weight, triton_linear.PLAIN, bias=bias, tiles=tiles)[0]
+    assert error(out, x.double() @ weight.double().T + bias.double()) < TOLERANCE[device]
+
+
+@on_each_device
+def test_a_split_product_is_the_same_every_time(device: str) -> None:
+    x, weight = tensors(device, (5, 768), (64, 768))
+    tiles = triton_linear.Tiling(32, 64, 4, 3, 4)
+    runs = [triton_linear._launch(x, weight, triton_linear.PLAIN, tiles=tiles)[0] for _ in range(4)]
+    assert all(torch.equal(run, runs[0]) for run in runs), "the parts are added in a fixed order, arrivals left at zero"
+
+
+@on_each_device
+@pytest.mark.parametrize("rows", [2, 19])
+def test_narrow_glu_behind_an_open_norm(device: str, rows: int) -> None:
+    h, by, weight = tensors(device, (rows, 160), (160,), (2 * 48, 160))
+    normed = open_norm(h, by, parts=5)
+    gate, up = (norm64(h, by) @ weight.double().T).chunk(2, dim=-1)
+    out = triton_linear._launch(normed, weight, triton_linear.GLU)[0]
+    assert error(out, gate / (1 + torch.exp(-gate)) * up) < 2 * TOLERANCE[device]
+
+
+@on_each_device
+@pytest.mark.parametrize("rows", [1, 7, 33])
+def test_narrow_residual_leaves_a_norm_that_the_next_product_closes(device: str, rows: int) -> None:
+    x, weight, residual, by, following = tensors(device, (rows, 96), (200, 96), (rows, 200), (200,), (64, 200))
+    h, normed = triton_linear.linear_residual(x, weight, residual, by, EPS)
+    want = residual.double() + x.double() @ weight.double().T
+    assert error(h, want) < TOLERANCE[device]
+    out = triton_linear.linear(normed, following)
+    assert error(out, norm64(h, by) @ following.double().T) < 2 * TOLERANCE[device]
+
+
+@on_each_device
+def test_wide_products_complete_their_norms(device: str) -> None:
+    rows = triton_linear.MAX_ROWS + 3
+    x, weight, residual, by = tensors(device, (rows, 64), (96, 64), (rows, 96), (96,))
+    h, normed = triton_linear.linear_residual(x, weight, residual, by, EPS)
+    assert normed.squares is None
+    assert error(h, residual.double() + x.double() @ weight.double().T) < TOLERANCE[device]
+    assert error(normed.values, norm64(h, by)) < TOLERANCE[device]
+    (glu,) = tensors(device, (2 * 40, 96), seed=1)
+    assert error(triton_linear.linear_glu(normed, glu), reference.linear_glu(normed, glu).double()) < TOLERANCE[device]
+
+
+@on_each_device
+@pytest.mark.parametrize("hidden", [64, 200])
+def test_norms(device: str, hidden: int) -> None:
+    x, residual, by = tensors(device, (5, hidden), (5, hidden), (hidden,))
+    assert error(rms_norm(x, by, EPS), norm64(x, by)) < TOLERANCE[device]
+    assert error(reference_norm(x, by, EPS), norm64(x, by)) < TOLERANCE[device]
+    h, normed = add_rms_norm(x, residual, by, EPS)
+    assert error(h, x.double() + residual.double()) < TOLERANCE[device]
+    assert error(normed, norm64(h, by)) < TOLERANCE[device]
+
+
+@on_each_device
+def test_silu_mul(device: str) -> None:
+    (x,) = tensors(device, (3, 2 * 1100))
+    gate, up = x.double().chunk(2, dim=-1)
+    assert error(silu_mul(x), gate / (1 + torch.exp(-gate)) * up) < TOLERANCE[device]
+
+
+@on_each_device
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "dim"), [(4, 2, 32), (7, 1, 24), (12, 4, 64)])
+def test_rope_store_kv_equals_the_reference(device: str, normed: bool, q_heads: int, kv_heads: int, dim: int) -> None:
+    tokens, page_size, pages = 9, 16, 5
+    qkv, cos, sin, q_norm, k_norm = tensors(
+        device, (tokens, (q_heads + 2 * kv_heads) * dim), (40, dim), (40, dim), (dim,), (dim,)
+    )
+    positions = torch.tensor([-1, 0, 3, 39, 40, 77, 12, 5, 6], device=device)
+    index = torch.tensor([0, 16, 17, 79, 33, 64, 50, 40, 41], device=device)
+    options: dict[str, Any] = {"q_norm": q_norm, "k_norm": k_norm, "eps": EPS} if normed else {}
+
+    def run(function: Any) -> tuple[Tensor, Tensor, Tensor]:
+        k, v = (torch.zeros(pages, kv_heads, page_size, dim, dtype=qkv.dtype, device=device) for _ in range(2))
+        q = function(qkv, cos, sin, positions, k, v, index, q_heads=q_heads, **options)
+        return q, k, v
+
+    for got, want in zip(run(rope_store_kv), run(reference_rope), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+    assert run(rope_store_kv)[2].count_nonzero() == tokens * kv_heads * dim
