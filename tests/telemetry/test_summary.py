@@ -61,3 +61,8 @@ def test_a_run_of_nothing_divides_by_nothing() -> None:
 def test_covered_seconds_is_the_length_of_a_union() -> None:
     assert covered_seconds([(0, 2), (1, 3), (10, 11), (10.2, 10.4)]) == pytest.approx(4)
     assert covered_seconds([]) == 0.0
+
+
+def test_the_peak_is_no_less_than_the_mean() -> None:
+    assert summarise([FIRST], facts(peak_output_throughput=1.0))["peak_output_throughput"] == 6.0
+    assert summarise([FIRST], facts(peak_output_throughput=99.0))["peak_output_throughput"] == 99.0
