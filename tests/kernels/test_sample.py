@@ -10,6 +10,7 @@ from support import sampling_oracle as oracle
 from support.sampling_cases import BACKENDS, HEAVY, Backend, random_rows, run, sampling
 
 from specpipe_kernels import Purpose, Sampled, sample
+from specpipe_kernels.triton_ops import rows as triton_rows
 
 
 def check(backend: Backend, logits: torch.Tensor, rows: list[oracle.Row], purpose: Purpose, index: int, **hints: bool):
@@ -52,7 +53,10 @@ def test_large_vocabulary(backend: Backend, vocab: int) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_greedy_ties_take_the_lowest_index(backend: Backend, dtype: torch.dtype) -> None:
+def test_greedy_ties_take_the_lowest_index(
+    backend: Backend, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_rows, "MAX_TILE", 32)
     logits = torch.full((2, 100), -3.0, dtype=dtype)
     logits[0, [7, 40, 99]] = 1.5
     logits[1] = 0.25

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specpipe_kernels import METHODS, Purpose, RejectionOutput, SamplingTensors, rejection_sample, sample
 from specpipe_kernels.reference.rejection_sample import _log_residual
 from specpipe_kernels.triton_ops import residual as triton_residual
+from specpipe_kernels.triton_ops import rows as triton_rows
 
 SYNCING = {
     "_local_scalar_dense",
@@ -334,7 +335,9 @@ def test_trap_22_a_synthetic_rate_of_0_ends_the_round(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_trap_23_ties_take_the_lowest_index_in_verification(backend: Backend) -> None:
+def test_trap_23_ties_take_the_lowest_index_in_verification(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a tile and across tiles."""
+    monkeypatch.setattr(triton_rows, "MAX_TILE", 32)
     p = torch.zeros(2, 100)
     p[:, [40, 70]] = 2.0
     s = sampling([oracle.Row(temperature=0.0)] * 2, all_greedy=True)
