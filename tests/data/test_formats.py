@@ -121,6 +121,22 @@ def test_a_folder_a_glob_and_a_uri_name_the_same_files_in_order(tmp_path: Path) 
         list_files(f"{tmp_path}/*.jsonl")
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_an_object_store_gives_the_same_rows_by_uri(
+    files: dict[str, InputFile], rows: list[dict[str, object]], name: str
+) -> None:
+    folder = f"mock:///store/{name.replace('.', '-')}"
+    location = locate(f"{folder}/{name}")
+    location.filesystem.create_dir(locate(folder).path, recursive=True)
+    with location.filesystem.open_output_stream(location.path) as stream:
+        stream.write(Path(files[name].path).read_bytes())
+    (stored,) = list_files(folder)
+    assert (stored.path, stored.rows) == (f"{folder}/{name}", ROWS)
+    assert [row.values for row in read_rows(stored, 1000, 1100)] == rows[1000:1100]
+    schema = kept_schema([stored], ["weight"])
+    assert read_kept(stored, 1000, 1100, schema) == read_kept(files[name], 1000, 1100, schema)
+
+
 def test_a_name_with_wildcard_characters_is_found_as_it_stands(tmp_path: Path) -> None:
     path = tmp_path / "run [1] 100%.jsonl"
     path.write_text('{"prompt": "x"}\n')

@@ -1,0 +1,112 @@
+"""Every line of the table of formats in docs/datasets.md does what it says, in every format that can hold it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from specpipe.core import Completion, Request, SamplingParams, Shard
+from specpipe.data import RequestBuilder, list_files, plan_shards, read_rows
+from specpipe.data.convert_chats import ROLES
+from specpipe.data.prompts import Message
+
+PAGE = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
+
+
+class Line(NamedTuple):
+    what: str
+    example: str
+    bad: str
+    error: str
+
+
+def lines() -> list[Line]:
+    table = PAGE.partition("| rows of | example |")[2].partition("\n\n")[0]
+    cells = [[cell.strip().strip("`") for cell in row.strip("|").split(" | ")] for row in table.splitlines()[2:]]
+    return [Line(*row) for row in cells]
+
+
+class Encoded(NamedTuple):
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class ByteEncoder:
+    bos_token_id = None
+
+    def encode(self, prompt: str | Sequence[Message]) -> Encoded:
+        text = prompt if isinstance(prompt, str) else "".join(str(message["content"]) for message in prompt)
+        return Encoded(text, tuple(text.encode()))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode()
+
+
+def results(path: Path) -> Iterator[Request | Completion]:
+    """What a worker makes of the rows of a file."""
+    files = list_files(str(path))
+    builder = RequestBuilder(
+        encoder=ByteEncoder(), sampling=SamplingParams(), job_seed=0, max_model_len=1000, vocab_size=256
+    )
+    for shard in plan_shards(files, shard_tokens=10_000, max_new_tokens=9, workers=1):
+        assert isinstance(shard, Shard)
+        for row in read_rows(files[0], shard.start, shard.stop, builder.columns):
+            yield builder.build(row, shard)
+
+
+def write(path: Path, texts: Sequence[str]) -> Path:
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(texts), encoding="utf-8")
+        return path
+    table = pa.Table.from_pylist([json.loads(text) for text in texts])
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        pyarrow.feather.write_feather(table, str(path))
+    return path
+
+
+def test_the_table_is_there() -> None:
+    assert len(lines()) == 11
+
+
+def named(line: Line) -> str:
+    return f"{line.what}: {line.bad[:30]}"
+
+
+@pytest.mark.parametrize("line", lines(), ids=named)
+def test_a_line_of_the_table_as_json_lines(tmp_path: Path, line: Line) -> None:
+    before, bad, after = results(write(tmp_path / "rows.jsonl", [line.example, line.bad, line.example]))
+    require(line, before, bad)
+    require(line, after, bad)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+@pytest.mark.parametrize("line", [line for line in lines() if not line.what.startswith("JSON lines")], ids=named)
+def test_a_line_of_the_table_in_a_table(tmp_path: Path, line: Line, suffix: str) -> None:
+    (good,) = results(write(tmp_path / f"good{suffix}", [line.example]))
+    (bad,) = results(write(tmp_path / f"bad{suffix}", [line.bad]))
+    require(line, good, bad)
+
+
+def require(line: Line, good: Request | Completion, bad: Request | Completion) -> None:
+    assert isinstance(good, Request) and good.prompt_token_ids
+    assert isinstance(bad, Completion) and line.error in bad.error
+    assert ", row " in bad.error
+
+
+def test_the_table_of_roles_is_the_one_that_is_used() -> None:
+    row = next(line for line in PAGE.splitlines() if line.startswith("| speakers → roles"))
+    mapping = row.split("|")[2]
+    documented = {
+        speaker.strip(): role.strip()
+        for group in mapping.split(";")
+        for role in [group.split("→")[1]]
+        for speaker in group.split("→")[0].split(",")
+    }
+    assert documented == dict(ROLES)
