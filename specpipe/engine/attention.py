@@ -48,25 +48,32 @@ class AttentionBatch(NamedTuple):
     """Most tokens of a row, known to the host."""
 
 
-class KVShape(NamedTuple):
+class AttentionFacts(NamedTuple):
+    """What one attention module works with, as its model calls it."""
+
     heads: int
+    """KV heads."""
     key_dim: int
     value_dim: int
+    scale: float
+    window: int | None
+    plain: bool
+    """No softcap and no sinks."""
 
 
-class KVShapeProbe:
-    """Collects the KV shape of every attention module while a model runs once without KV memory."""
+class AttentionProbe:
+    """Collects the facts of every attention module while a model runs once without KV memory."""
 
     def __init__(self) -> None:
-        self.shapes: dict[nn.Module, KVShape] = {}
+        self.facts: dict[nn.Module, AttentionFacts] = {}
 
-    def record(self, module: nn.Module, key: Tensor, value: Tensor) -> None:
-        if module in self.shapes:
+    def record(self, module: nn.Module, facts: AttentionFacts) -> None:
+        if module in self.facts:
             raise ModelError(
                 f"{type(module).__name__} attends twice in one forward; expected one attention a layer, whose keys and "
                 "values can be kept in one place"
             )
-        self.shapes[module] = KVShape(key.shape[1], key.shape[3], value.shape[3])
+        self.facts[module] = facts
 
 
 def attach_pages(module: nn.Module, k_pages: Tensor, v_pages: Tensor) -> None:
@@ -83,7 +90,7 @@ def _attend(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    specpipe_batch: AttentionBatch | KVShapeProbe,
+    specpipe_batch: AttentionBatch | AttentionProbe,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -96,8 +103,10 @@ def _attend(
         raise NotImplementedError(
             f"{type(module).__name__} asks attention for {', '.join(unknown) or 'a mask'}, which specpipe does not have"
         )
-    if isinstance(specpipe_batch, KVShapeProbe):
-        specpipe_batch.record(module, key, value)
+    if isinstance(specpipe_batch, AttentionProbe):
+        plain = softcap is None and s_aux is None
+        facts = AttentionFacts(key.shape[1], key.shape[3], value.shape[3], scaling, sliding_window, plain)
+        specpipe_batch.record(module, facts)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     k_pages, v_pages = cast(Tensor, module.k_pages), cast(Tensor, module.v_pages)
     batch = specpipe_batch
@@ -125,9 +134,9 @@ def register() -> None:
     AttentionInterface.register(ATTENTION_NAME, _attend)
 
 
-def probe_kv_shapes(model: nn.Module, device: torch.device) -> dict[nn.Module, KVShape]:
-    """One forward over two tokens that finds every attention module and the KV heads and sizes it works with."""
-    probe = KVShapeProbe()
+def probe_attention(model: nn.Module, device: torch.device) -> dict[nn.Module, AttentionFacts]:
+    """One forward over two tokens that finds every attention module and what it works with."""
+    probe = AttentionProbe()
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
     with torch.inference_mode():
         model(
@@ -137,8 +146,8 @@ def probe_kv_shapes(model: nn.Module, device: torch.device) -> dict[nn.Module, K
             logits_to_keep=1,
             specpipe_batch=probe,
         )
-    if not probe.shapes:
+    if not probe.facts:
         raise ModelError(
             f"{type(model).__name__} never called specpipe's attention; expected a model that is loaded with it"
         )
-    return probe.shapes
+    return probe.facts

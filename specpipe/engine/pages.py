@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from specpipe.engine.attention import KVShape, attach_pages
+from specpipe.engine.attention import AttentionFacts, attach_pages
 
 TRASH_PAGE = 0
 
@@ -47,20 +47,20 @@ class PageAllocator:
         assert every == list(range(1, self.num_pages)), "a page is lost, held twice or free while held"
 
 
-def page_bytes(shapes: Iterable[KVShape], page_size: int, dtype: torch.dtype) -> int:
+def page_bytes(layers: Iterable[AttentionFacts], page_size: int, dtype: torch.dtype) -> int:
     """Bytes that one page takes over all layers."""
-    elements = sum(s.heads * (s.key_dim + s.value_dim) for s in shapes)
+    elements = sum(s.heads * (s.key_dim + s.value_dim) for s in layers)
     return elements * page_size * dtype.itemsize
 
 
 def allocate_pages(
-    shapes: dict[nn.Module, KVShape], num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    attention: dict[nn.Module, AttentionFacts], num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[Tensor]:
     """Allocates the pages of every layer and attaches them. Zeroed: a masked NaN would poison P·V."""
     pages: list[Tensor] = []
-    for module, shape in shapes.items():
-        k = torch.zeros(num_pages, shape.heads, page_size, shape.key_dim, dtype=dtype, device=device)
-        v = torch.zeros(num_pages, shape.heads, page_size, shape.value_dim, dtype=dtype, device=device)
+    for module, facts in attention.items():
+        k = torch.zeros(num_pages, facts.heads, page_size, facts.key_dim, dtype=dtype, device=device)
+        v = torch.zeros(num_pages, facts.heads, page_size, facts.value_dim, dtype=dtype, device=device)
         attach_pages(module, k, v)
         pages += [k, v]
     return pages

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from specpipe.engine.attention import AttentionBatch, KVShape, probe_kv_shapes
+from specpipe.engine.attention import AttentionBatch, AttentionFacts, probe_attention
+from specpipe.engine.fused import fuse
 from specpipe.engine.pages import allocate_pages, page_bytes
 from specpipe_kernels import write_index
 
@@ -16,21 +17,26 @@ class ModelRunner:
     `forward` neither synchronises nor depends on device values, so that it can be captured in a CUDA graph.
     """
 
-    def __init__(self, model: nn.Module, *, vocab_size: int, context_length: int, page_size: int) -> None:
+    def __init__(
+        self, model: nn.Module, *, vocab_size: int, context_length: int, page_size: int, fused: bool | None = None
+    ) -> None:
+        """fused: run the decoder stack as `specpipe.engine.fused` does where it can; by default on a GPU."""
         self.model = model
         self.vocab_size = vocab_size
         self.page_size = page_size
         self._last_position = context_length - 1
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
-        self._shapes: dict[nn.Module, KVShape] = probe_kv_shapes(model, self.device)
+        self._attention: dict[nn.Module, AttentionFacts] = probe_attention(model, self.device)
+        wanted = self.device.type == "cuda" if fused is None else fused
+        self.fused = wanted and fuse(model, self._attention, positions=context_length)
 
     @property
     def page_bytes(self) -> int:
-        return page_bytes(self._shapes.values(), self.page_size, self.dtype)
+        return page_bytes(self._attention.values(), self.page_size, self.dtype)
 
     def allocate_pages(self, num_pages: int) -> None:
-        allocate_pages(self._shapes, num_pages, self.page_size, self.dtype, self.device)
+        allocate_pages(self._attention, num_pages, self.page_size, self.dtype, self.device)
 
     def forward(
         self,

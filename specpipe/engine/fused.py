@@ -1,0 +1,156 @@
+"""The decoder stack of a Llama-like model as a chain of fused kernels, in place of transformers' own.
+
+Six kernels a layer instead of about fifteen: projections read concatenated weights, norms ride on the products around
+them, rotation stores keys and values. The embedding, the head and everything around the stack stay transformers', and
+so does any model that is not listed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from specpipe.engine.attention import AttentionBatch, AttentionFacts
+from specpipe_kernels import Normed, linear, linear_glu, linear_residual, paged_attention, rms_norm, rope_store_kv
+
+FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+
+
+class _Layer(NamedTuple):
+    """The weights of one decoder layer. H hidden size, D head size, I intermediate size."""
+
+    attention: nn.Module
+    """Owns the KV pages."""
+    input_norm: Tensor
+    qkv: Tensor
+    """[(Hq + 2 Hkv) * D, H]."""
+    qkv_bias: Tensor | None
+    out: Tensor
+    """[H, Hq * D]."""
+    post_norm: Tensor
+    gate_up: Tensor
+    """[2 I, H]."""
+    down: Tensor
+    """[H, I]."""
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    scale: float
+    window: int | None
+
+
+def _concatenated(*linears: nn.Module) -> Tensor:
+    """The weights of several projections above each other. The projections become views of it: nothing is doubled."""
+    parts = [cast(Tensor, one.weight) for one in linears]
+    whole = torch.cat([part.data for part in parts])
+    for part, piece in zip(parts, whole.split([part.shape[0] for part in parts]), strict=True):
+        part.data = piece
+    return whole
+
+
+def _bias(*linears: nn.Module) -> Tensor | None:
+    parts = [one.bias for one in linears]
+    return None if parts[0] is None else torch.cat([cast(Tensor, part).data for part in parts])
+
+
+def _layer(module: Any, facts: AttentionFacts) -> _Layer:
+    attention, mlp = module.self_attn, module.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return _Layer(
+        attention=attention,
+        input_norm=module.input_layernorm.weight.data,
+        qkv=_concatenated(*projections),
+        qkv_bias=_bias(*projections),
+        out=attention.o_proj.weight.data,
+        post_norm=module.post_attention_layernorm.weight.data,
+        gate_up=_concatenated(mlp.gate_proj, mlp.up_proj),
+        down=mlp.down_proj.weight.data,
+        q_norm=attention.q_norm.weight.data if hasattr(attention, "q_norm") else None,
+        k_norm=attention.k_norm.weight.data if hasattr(attention, "k_norm") else None,
+        scale=facts.scale,
+        window=facts.window,
+    )
+
+
+def can_fuse(model: Any, attention: Mapping[nn.Module, AttentionFacts]) -> bool:
+    """Whether the model is of a family, and configured in a way, that `fuse` reproduces."""
+    if type(model).__name__ not in FAMILIES or model.config.hidden_act not in ("silu", "swish"):
+        return False
+    layers = model.model.layers
+    plain = all(
+        layer.self_attn.o_proj.bias is None and layer.mlp.gate_proj.bias is None and layer.mlp.down_proj.bias is None
+        for layer in layers
+    )
+    plain = plain and all(attention[layer.self_attn].plain for layer in layers)
+    return plain and len(layers) == model.config.num_hidden_layers
+
+
+class FusedStack:
+    """Stands in for `model.model.forward`."""
+
+    def __init__(self, model: Any, attention: Mapping[nn.Module, AttentionFacts], *, positions: int) -> None:
+        """positions: length of the rotary table; no token stands beyond it."""
+        base = model.model
+        self._embed: nn.Module = base.embed_tokens
+        self._norm: Tensor = base.norm.weight.data
+        self._eps: float = model.config.rms_norm_eps
+        self._layers = [_layer(module, attention[module.self_attn]) for module in base.layers]
+        weight = base.embed_tokens.weight
+        with torch.inference_mode():
+            cos, sin = base.rotary_emb(weight[:1, :1][None], torch.arange(positions, device=weight.device)[None])
+        # Cloned outside of inference mode: graphs and eager rounds alike may read them.
+        self._cos, self._sin = cos[0].clone().contiguous(), sin[0].clone().contiguous()
+
+    def forward(
+        self, input_ids: Tensor, *, position_ids: Tensor, specpipe_batch: AttentionBatch, **ignored: Any
+    ) -> Any:
+        """input_ids, position_ids [1, N] → last_hidden_state [1, N, H]."""
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        h: Tensor = self._embed(input_ids[0])
+        normed = Normed(rms_norm(h, self._layers[0].input_norm, self._eps), None, self._eps)
+        following = [layer.input_norm for layer in self._layers[1:]] + [None]
+        for layer, next_norm in zip(self._layers, following, strict=True):
+            attended = self._attend(layer, normed, position_ids[0], specpipe_batch)
+            h, normed = linear_residual(attended, layer.out, h, layer.post_norm, self._eps)
+            h, normed = linear_residual(linear_glu(normed, layer.gate_up), layer.down, h, next_norm, self._eps)
+        return BaseModelOutputWithPast(last_hidden_state=rms_norm(h, self._norm, self._eps)[None])
+
+    def _attend(self, layer: _Layer, normed: Normed, positions: Tensor, batch: AttentionBatch) -> Tensor:
+        k_pages, v_pages = cast(Tensor, layer.attention.k_pages), cast(Tensor, layer.attention.v_pages)
+        qkv = linear(normed, layer.qkv, layer.qkv_bias)
+        query = rope_store_kv(
+            qkv,
+            self._cos,
+            self._sin,
+            positions,
+            k_pages,
+            v_pages,
+            batch.write_index,
+            q_heads=layer.out.shape[1] // k_pages.shape[3],
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=self._eps,
+        )
+        out = paged_attention(
+            query,
+            k_pages,
+            v_pages,
+            batch.block_tables,
+            batch.cu_queries,
+            batch.starts,
+            max_queries=batch.max_queries,
+            scale=layer.scale,
+            window=layer.window,
+        )
+        return out.view(out.shape[0], -1)
+
+
+def fuse(model: Any, attention: Mapping[nn.Module, AttentionFacts], *, positions: int) -> bool:
+    """Replaces the model's decoder stack where `can_fuse`; says whether it did. attention: as probed."""
+    if not can_fuse(model, attention):
+        return False
+    model.model.forward = FusedStack(model, attention, positions=positions).forward
+    return True
