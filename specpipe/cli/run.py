@@ -6,16 +6,31 @@ import click
 
 
 @click.command(short_help="Run a job, or what is left of it.")
-@click.argument("job", type=click.Path())
+@click.argument("job", type=click.Path(), required=False)
+@click.option("--model", metavar="NAME", help="The target (model.target).")
+@click.option("--draft", metavar="NAME", help="The draft (model.draft). Without JOB and --draft, n-grams draft.")
+@click.option("--data", metavar="PATH", help="The dataset (data.path).")
+@click.option("--out", metavar="PATH", help="The output folder (output.path).")
 @click.option("--dry-run", is_flag=True, help="Check the job, its models and data; print the plan; start nothing.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N rows (data.limit).")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a field of the job, any number.")
 @click.option("-v", "--verbose", is_flag=True, help="Log what the driver and the workers do.")
 @click.pass_context
 def run(
-    ctx: click.Context, job: str, dry_run: bool, limit: int | None, overrides: tuple[str, ...], verbose: bool
+    ctx: click.Context,
+    job: str | None,
+    model: str | None,
+    draft: str | None,
+    data: str | None,
+    out: str | None,
+    dry_run: bool,
+    limit: int | None,
+    overrides: tuple[str, ...],
+    verbose: bool,
 ) -> None:
     """Run JOB, a YAML file, and write outputs and telemetry to its output.path.
+
+    Without JOB, --model, --data and --out say what to run; --set changes all else.
 
     Start it again to go on after an interruption or a crash: published shards are not run again. Ctrl-C once lets the
     running shards finish; twice stops at once. Either way nothing that was published is lost.
@@ -23,13 +38,14 @@ def run(
     \b
       specpipe run jobs/sharegpt.yaml --limit 20 --set output.path=runs/try
       specpipe run jobs/sharegpt.yaml --set speculation.policy=off --set workers.slots=32
+      specpipe run --model builtin:tiny --draft builtin:tiny --data prompts.jsonl --out runs/tiny
     """
     from specpipe.cli.quiet import quiet
-    from specpipe.job import load_job
+    from specpipe.cli.short_job import short_job
 
     quiet(verbose=verbose)
     limits = () if limit is None else (f"data.limit={limit}",)
-    spec = load_job(job, (*overrides, *limits))
+    spec = short_job(job, (*overrides, *limits), model=model, draft=draft, data=data, out=out)
     if dry_run:
         from specpipe.cli.plan_table import print_plan
         from specpipe.pipeline.plan import plan_run
