@@ -202,7 +202,6 @@ class Driver:
             return False
         self._fleet.hand_over(member, task)
         plan = self._plan(member)
-        member.queue_depth = plan.queue_depth
         future = member.handle.run_shard(ShardOrder(shard=task.shard, plan=plan, attempt=task.attempt))
         self._when_done(future, partial(self._finished, member, task))
         return True

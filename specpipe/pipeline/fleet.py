@@ -25,7 +25,6 @@ class Member:
     sent_rows: int = 0
     """Rows of all shards that were handed to it and did not fail."""
     reported_rows: int = 0
-    queue_depth: float = 0.0
     status: LoopStatus | None = None
     asked_at: float | None = None
     """When the status request in flight was sent."""
