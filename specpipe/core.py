@@ -239,7 +239,7 @@ class StepReport:
     slots: int
     seconds: float
     phases: Mapping[Phase, float] = field(default_factory=dict)
-    """Seconds by phase; they sum to `seconds`."""
+    """Seconds by phase of the work that the step read; `host` is what is left of `seconds`."""
     shards: Mapping[int, ShardRound] = field(default_factory=dict)
     completions: tuple[Completion, ...] = ()
 

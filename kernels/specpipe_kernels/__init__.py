@@ -7,6 +7,7 @@ from specpipe_kernels.attention import paged_attention, store_kv, write_index
 from specpipe_kernels.layers import linear, linear_glu, linear_residual, rms_norm, rope_store_kv
 from specpipe_kernels.rejection_sampler import RejectionSampler
 from specpipe_kernels.sampling import rejection_sample, sample, sample_recovered_tokens, synthetic_rates
+from specpipe_kernels.timestamp import timestamp
 from specpipe_kernels.types import METHODS, Method, Normed, Purpose, RejectionOutput, Sampled, SamplingTensors, Status
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "sample_recovered_tokens",
     "store_kv",
     "synthetic_rates",
+    "timestamp",
     "write_index",
 ]

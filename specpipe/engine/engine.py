@@ -28,6 +28,7 @@ from specpipe.core import (
     StepReport,
 )
 from specpipe.engine.accounting import count_acceptance
+from specpipe.engine.graphs import EagerRounds, GraphedRounds, Rounds
 from specpipe.engine.pages import PageAllocator
 from specpipe.engine.prefill import Chunk, cut_chunks, prefill
 from specpipe.engine.proposers import DraftModelProposer, NGramProposer, Proposer
@@ -36,7 +37,7 @@ from specpipe.engine.rows import Row, TextDecoder
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.scheduler import Scheduler
 from specpipe.engine.slots import SlotState
-from specpipe.engine.timing import clock_for
+from specpipe.engine.timing import DeviceClock, Mark, phase_seconds
 
 STATUS_ERRORS = {
     1: "the model's logits hold NaN or infinity for this row",
@@ -45,12 +46,15 @@ STATUS_ERRORS = {
 
 
 class InFlight(NamedTuple):
-    """A round that was launched and not read yet."""
+    """Work that was launched and not read yet: a prefill chunk, a round, or both."""
 
     rows: list[Row]
     k: int
     packed: Tensor
-    """[B, K + 5] int64 on the host, valid once `done` has passed."""
+    """[B, K + 5] int64 on the host, a row for each of `rows` and padding; valid once `done` has passed."""
+    stamps: Tensor
+    """[marks] int64 on the host, likewise."""
+    prefilled: bool
     done: torch.cuda.Event | None
 
 
@@ -99,11 +103,12 @@ class Engine:
         self._scheduler = Scheduler(config, PageAllocator(num_pages), decoder)
         self._state = SlotState(config, eos_ids=eos_ids, device=self._device)
         self._decoder = decoder
-        self._clock = clock_for(self._device)
+        self._clock = DeviceClock(self._device)
         self._behind = rounds_behind if rounds_behind is not None else int(self._device.type == "cuda")
         self._in_flight: deque[InFlight] = deque()
         rates = torch.tensor(config.synthetic_rates, device=self._device) if config.synthetic_rates else None
-        self._round = Round(
+        self._speculates = config.proposer != "none"
+        round_ = Round(
             self._state,
             target,
             self._proposer(),
@@ -111,6 +116,9 @@ class Engine:
             synthetic_rates=rates,
             clock=self._clock,
         )
+        self._rounds: Rounds = EagerRounds(round_)
+        if self._device.type == "cuda":
+            self._rounds = GraphedRounds(round_, slots=config.slots, device=self._device)
 
     def _proposer(self) -> Proposer | None:
         if self.config.proposer == "draft":
@@ -142,16 +150,14 @@ class Engine:
         tally: defaultdict[int, _ShardTally] = defaultdict(_ShardTally)
         completions = self._scheduler.take_refused()
         self._admit()
-        self._clock.start()
-        self._prefill(tally)
-        launched = self._launch()
+        launched = self._launch(prefilled=self._prefill(tally))
         if launched is not None:
             self._in_flight.append(launched)
         due = len(self._in_flight) > self._behind or (self._in_flight and launched is None)
         collected = self._in_flight.popleft() if due else None
         if collected is not None:
             completions += self._collect(collected, tally)
-        if launched is None and collected is None and not completions and not tally:
+        if launched is None and collected is None and not completions:
             return None
         seconds = time.perf_counter() - began
         return StepReport(
@@ -160,13 +166,16 @@ class Engine:
             waiting=self.waiting,
             slots=self.config.slots,
             seconds=seconds,
-            phases=self._phases(seconds),
+            phases=self._phases(collected, seconds),
             shards={shard: t.freeze() for shard, t in tally.items()},
             completions=tuple(completions),
         )
 
-    def _phases(self, seconds: float) -> dict[Phase, float]:
-        phases = self._clock.take()
+    @staticmethod
+    def _phases(collected: InFlight | None, seconds: float) -> dict[Phase, float]:
+        phases: dict[Phase, float] = {}
+        if collected is not None:
+            phases = phase_seconds(collected.stamps, prefilled=collected.prefilled, round_ran=bool(collected.rows))
         phases["host"] = max(0.0, seconds - sum(phases.values()))
         return phases
 
@@ -181,56 +190,67 @@ class Engine:
         if rows:
             self._state.activate([row.slot for row in rows])
 
-    def _planned_k(self, running: int) -> int:
+    def _planned_k(self) -> int:
+        """K while as many rows hold a slot as do now, those that are still being prefilled included."""
         plan = self._scheduler.plan
-        if plan is None or self._round.proposer is None:
+        if plan is None or not self._speculates:
             return 0
-        return min(plan.k_for(running), self.config.max_k)
+        return min(plan.k_for(self.running), self.config.max_k)
 
-    def _prefill(self, tally: dict[int, _ShardTally]) -> None:
+    def _prefill(self, tally: dict[int, _ShardTally]) -> bool:
+        """Prefills at most a budget's worth for each model; says whether there was anything to do."""
         budget, page_size, rows = self.config.prefill_budget, self.config.page_size, self._scheduler.rows
         chunks = cut_chunks(self._scheduler.target_chunks(), budget)
+        drafts: list[Chunk] = []
+        if self.draft is not None and self._planned_k():
+            drafts = cut_chunks(self._scheduler.draft_chunks(), budget)
+        if not chunks and not drafts:
+            return False
+        self._clock.mark(Mark.PREFILL_BEGIN)
         if chunks:
             prefill(self.target, self._state, chunks, page_size=page_size)
             for chunk in chunks:
                 rows[chunk.slot].target_done = chunk.stop
                 tally[rows[chunk.slot].request.shard].prefill_tokens += chunk.stop - chunk.start
             self._activate([rows[c.slot] for c in chunks if rows[c.slot].prefilled])
-        if self.draft is not None and self._planned_k(sum(row.prefilled for row in rows.values())):
-            self._prefill_draft(self.draft, cut_chunks(self._scheduler.draft_chunks(), budget))
-        self._clock.mark("prefill")
+        if self.draft is not None and drafts:
+            self._prefill_draft(self.draft, drafts)
+        self._clock.mark(Mark.PREFILLED)
+        return True
 
     def _prefill_draft(self, draft: ModelRunner, chunks: list[Chunk]) -> None:
-        if not chunks:
-            return
         prefill(draft, self._state, chunks, page_size=self.config.page_size)
         slots = self._state.upload([c.slot for c in chunks])
         self._state.draft_valid[slots] = self._state.upload([c.stop for c in chunks])
         for chunk in chunks:
             self._scheduler.rows[chunk.slot].draft_done = chunk.stop
 
-    def _launch(self) -> InFlight | None:
+    def _launch(self, *, prefilled: bool) -> InFlight | None:
         # Every round in flight commits at least one token: a row that reaches its limit by those needs no round more.
         unread = Counter(row for flight in self._in_flight for row in flight.rows)
         rows = [row for row in self._scheduler.rows.values() if row.prefilled and row.length + unread[row] < row.limit]
         if not rows:
-            return None
-        k = min(self._planned_k(len(rows)), max(row.limit - row.length - 1 for row in rows))
+            return self._read_later([], 0, self._clock.stamps.new_empty(0, 5), prefilled) if prefilled else None
+        k = min(self._planned_k(), max(row.limit - row.length - 1 for row in rows))
         key = RoundKey(
             k=k,
             all_greedy=all(row.request.sampling.greedy for row in rows),
             truncated=any(row.request.sampling.truncates for row in rows),
             width=self._width(rows, k),
         )
-        result = self._round(self._state.upload([row.slot for row in rows]), key)
-        packed = result.pack()
+        return self._read_later(rows, k, self._rounds.run([row.slot for row in rows], key), prefilled)
+
+    def _read_later(self, rows: list[Row], k: int, packed: Tensor, prefilled: bool) -> InFlight:
+        """Queues the copy of what a step did to the host."""
         if self._device.type == "cpu":
-            return InFlight(rows, k, packed, None)
-        host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-        host.copy_(packed, non_blocking=True)
+            return InFlight(rows, k, packed, self._clock.stamps.clone(), prefilled, None)
+        copies = []
+        for given in (packed, self._clock.stamps):
+            copies.append(torch.empty(given.shape, dtype=given.dtype, pin_memory=True))
+            copies[-1].copy_(given, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return InFlight(rows, k, host, done)
+        return InFlight(rows, k, copies[0], copies[1], prefilled, done)
 
     def _width(self, rows: list[Row], k: int) -> int:
         """Block-table columns that this round can reach. A GPU kernel reads lengths; its shapes stay static."""
@@ -247,7 +267,7 @@ class Engine:
         packed: NDArray[np.int64] = flight.packed.numpy()
         now = time.perf_counter()
         finished: list[tuple[Row, Completion]] = []
-        for row, values in zip(flight.rows, packed.tolist(), strict=True):
+        for row, values in zip(flight.rows, packed[: len(flight.rows)].tolist(), strict=True):
             if self._scheduler.rows.get(row.slot) is not row:
                 continue  # finished by the host while this round ran
             completion = self._take(row, values, flight.k, now, tally[row.request.shard])

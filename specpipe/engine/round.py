@@ -16,7 +16,7 @@ from specpipe.core import Method
 from specpipe.engine.proposers import Proposal, Proposer, RoundRows
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.slots import NO_TOKEN, SlotState
-from specpipe.engine.timing import PhaseClock
+from specpipe.engine.timing import DeviceClock, Mark
 from specpipe_kernels import RejectionOutput, rejection_sample
 
 
@@ -61,7 +61,7 @@ class Round:
         *,
         method: Method,
         synthetic_rates: Tensor | None,
-        clock: PhaseClock,
+        clock: DeviceClock,
     ) -> None:
         """synthetic_rates: [max K] fp32 unconditional acceptance rates on the device, for method "synthetic"."""
         self.state, self.target, self.proposer = state, target, proposer
@@ -70,11 +70,12 @@ class Round:
     def __call__(self, slots: Tensor, key: RoundKey) -> RoundResult:
         """slots [B] int64: the slot of each batch row. Commits what is accepted and says what happened."""
         with torch.inference_mode():
+            self._clock.mark(Mark.ROUND_BEGIN)
             rows = self._rows(slots, key)
             proposal = self._propose(rows, key.k)
-            self._clock.mark("draft")
+            self._clock.mark(Mark.DRAFTED)
             logits = self._verify(rows, proposal, key.k)
-            self._clock.mark("verify")
+            self._clock.mark(Mark.VERIFIED)
             verdict = rejection_sample(
                 logits,
                 proposal.tokens,
@@ -86,7 +87,7 @@ class Round:
                 synthetic_rates=None if self._rates is None else self._rates[: key.k],
             )
             result = self._commit(rows, proposal, verdict, key.k)
-            self._clock.mark("sample")
+            self._clock.mark(Mark.SAMPLED)
         return result
 
     def _rows(self, slots: Tensor, key: RoundKey) -> RoundRows:

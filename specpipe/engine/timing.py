@@ -1,82 +1,55 @@
-"""Where a step's time goes, phase by phase, without making the host wait for the device."""
+"""Where a step's time goes, phase by phase, as the device sees it and without making the host wait.
+
+Stamps are written by the stream itself, inside captured graphs too, and read together with what the round emitted.
+"""
 
 from __future__ import annotations
 
-import time
-from typing import Protocol
+from enum import IntEnum
 
 import torch
+from torch import Tensor
 
 from specpipe.core import Phase
-
-PhaseSeconds = dict[Phase, float]
-
-
-class PhaseClock(Protocol):
-    """`start`, then `mark(phase)` after each stretch of work: the stretch is charged to that phase."""
-
-    def start(self) -> None: ...
-
-    def mark(self, phase: Phase) -> None: ...
-
-    def take(self) -> PhaseSeconds:
-        """Seconds by phase of the work that is known to be finished, since the last call."""
-        ...
+from specpipe_kernels import timestamp
 
 
-class HostClock:
-    """For a CPU, where an operation is done when its call returns."""
+class Mark(IntEnum):
+    """Points of a step; each but the first of its group ends a phase."""
 
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-        self._seconds: PhaseSeconds = {}
-
-    def start(self) -> None:
-        self._last = time.perf_counter()
-
-    def mark(self, phase: Phase) -> None:
-        now = time.perf_counter()
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
-        self._last = now
-
-    def take(self) -> PhaseSeconds:
-        taken, self._seconds = self._seconds, {}
-        return taken
+    PREFILL_BEGIN = 0
+    PREFILLED = 1
+    ROUND_BEGIN = 2
+    DRAFTED = 3
+    VERIFIED = 4
+    SAMPLED = 5
 
 
-class CudaClock:
-    """For a GPU: events on the stream, read once the device has passed them."""
-
-    def __init__(self) -> None:
-        self._last: torch.cuda.Event | None = None
-        self._spans: list[tuple[Phase, torch.cuda.Event, torch.cuda.Event]] = []
-
-    def start(self) -> None:
-        self._last = self._record()
-
-    def mark(self, phase: Phase) -> None:
-        now = self._record()
-        if self._last is not None:
-            self._spans.append((phase, self._last, now))
-        self._last = now
-
-    @staticmethod
-    def _record() -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def take(self) -> PhaseSeconds:
-        seconds: PhaseSeconds = {}
-        finished = 0
-        for phase, begin, end in self._spans:
-            if not end.query():
-                break
-            seconds[phase] = seconds.get(phase, 0.0) + begin.elapsed_time(end) / 1000
-            finished += 1
-        del self._spans[:finished]
-        return seconds
+_ROUND: tuple[tuple[Phase, Mark, Mark], ...] = (
+    ("draft", Mark.ROUND_BEGIN, Mark.DRAFTED),
+    ("verify", Mark.DRAFTED, Mark.VERIFIED),
+    ("sample", Mark.VERIFIED, Mark.SAMPLED),
+)
 
 
-def clock_for(device: torch.device) -> PhaseClock:
-    return CudaClock() if device.type == "cuda" else HostClock()
+class DeviceClock:
+    """The latest time of every mark, in device memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stamps = torch.zeros(len(Mark), dtype=torch.int64, device=device)
+        """[marks] int64 nanoseconds."""
+
+    def mark(self, point: Mark) -> None:
+        """All work that was queued so far, and nothing else, stands before this point."""
+        timestamp(self.stamps, int(point))
+
+
+def phase_seconds(stamps: Tensor, *, prefilled: bool, round_ran: bool) -> dict[Phase, float]:
+    """stamps [marks] on the host → seconds by phase of the step that wrote them."""
+    at = stamps.tolist()
+    seconds: dict[Phase, float] = {}
+    if prefilled:
+        seconds["prefill"] = (at[Mark.PREFILLED] - at[Mark.PREFILL_BEGIN]) / 1e9
+    if round_ran:
+        seconds |= {phase: (at[end] - at[begin]) / 1e9 for phase, begin, end in _ROUND}
+    return seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,8 +32,11 @@ def test_greedy_equals_generate_in_fp32(small_pair, kind: str, k: int, proposer:
 @pytest.mark.parametrize("rounds_behind", [0, 1, 2])
 def test_k_that_changes_with_occupancy(small_pair, rounds_behind: int) -> None:
     pair = on_cuda(small_pair("llama"))
-    requests = make_requests(8, vocab_size=pair.vocab_size)
-    engine = make_engine(pair.target, pair.draft, slots=4, max_k=7, rounds_behind=rounds_behind)
+    requests = [
+        replace(request, sampling=replace(request.sampling, max_new_tokens=12 + 7 * request.row))
+        for request in make_requests(8, vocab_size=pair.vocab_size)
+    ]
+    engine = make_engine(pair.target, pair.draft, slots=4, max_k=7, max_model_len=128, rounds_behind=rounds_behind)
 
     completions = run(engine, requests, 0, 1, 7, 3, 0)
 

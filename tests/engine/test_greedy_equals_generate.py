@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.engines import generate, make_engine, make_requests, perturbed, run
 
@@ -45,8 +47,11 @@ def test_any_slots_lookahead_and_prefill_chunks(
 def test_k_that_changes_with_occupancy(small_pair, rounds_behind: int) -> None:
     """K=0 at full slots, then 3, 7 and 1 while they drain: the draft is caught up, nothing else changes."""
     pair = small_pair("llama")
-    requests = make_requests(8, vocab_size=pair.vocab_size)
-    engine = make_engine(pair.target, pair.draft, slots=4, max_k=7, rounds_behind=rounds_behind)
+    requests = [
+        replace(request, sampling=replace(request.sampling, max_new_tokens=12 + 7 * request.row))
+        for request in make_requests(8, vocab_size=pair.vocab_size)
+    ]
+    engine = make_engine(pair.target, pair.draft, slots=4, max_k=7, max_model_len=128, rounds_behind=rounds_behind)
 
     completions = run(engine, requests, 0, 1, 7, 3, 0)
 

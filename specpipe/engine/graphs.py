@@ -1,0 +1,107 @@
+"""Rounds as CUDA graphs: captured once for a number of batch rows and a `RoundKey`, replayed from then on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from specpipe.engine.round import Round, RoundKey
+
+
+class Rounds(Protocol):
+    """Runs rounds for any number of rows."""
+
+    def run(self, slots: list[int], key: RoundKey) -> Tensor:
+        """slots: of the rows that take part → [B, K + 5] int64 on the device (`RoundResult.pack`), B >= len(slots)."""
+        ...
+
+    def prepare(self, keys: Iterable[RoundKey]) -> None:
+        """Does ahead of time what the first round of each key would have to do, for every batch size."""
+        ...
+
+
+class EagerRounds:
+    """Every operation launched as it comes: for CPUs."""
+
+    def __init__(self, round_: Round) -> None:
+        self._round = round_
+
+    def run(self, slots: list[int], key: RoundKey) -> Tensor:
+        return self._round(self._round.state.upload(slots), key).pack()
+
+    def prepare(self, keys: Iterable[RoundKey]) -> None:
+        """Nothing: there is nothing to capture."""
+
+
+class _Captured(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    slots: Tensor
+    """[B] int64: read by the graph."""
+    packed: Tensor
+    """[B, K + 5] int64: written by the graph."""
+
+
+def buckets(slots: int) -> tuple[int, ...]:
+    """Batch sizes that are captured, ascending: any number of rows fits one with at most a fifth of padding or so."""
+    sizes = {1, 2, 4, slots}
+    sizes.update(range(8, slots, 8) if slots <= 64 else range(8, 64, 8))
+    sizes.update(range(64, min(slots, 256), 32))
+    sizes.update(range(256, slots, 64))
+    return tuple(sorted(size for size in sizes if size <= slots))
+
+
+class GraphedRounds:
+    """Rounds of one CUDA device, in one memory pool.
+
+    A graph's inputs and outputs lie outside the pool, so that the host may copy a result while the next graph, which
+    reuses the pool, is queued. Padding rows map to the dummy slot: they are never active and commit nothing, which also
+    makes the warm-up before a capture harmless.
+    """
+
+    def __init__(self, round_: Round, *, slots: int, device: torch.device) -> None:
+        self._round, self._device = round_, device
+        self._buckets = buckets(slots)
+        self._graphs: dict[tuple[int, RoundKey], _Captured] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+        self.capture_seconds = 0.0
+
+    def run(self, slots: list[int], key: RoundKey) -> Tensor:
+        size = next(bucket for bucket in self._buckets if bucket >= len(slots))
+        captured = self._captured(size, key)
+        dummy = self._round.state.dummy
+        captured.slots.copy_(self._round.state.upload(slots + [dummy] * (size - len(slots))))
+        captured.graph.replay()
+        return captured.packed
+
+    def prepare(self, keys: Iterable[RoundKey]) -> None:
+        keys = sorted(keys, key=lambda key: -key.k)
+        for size in reversed(self._buckets):  # largest first: the others then fit into the pool that it made
+            for key in keys:
+                self._captured(size, key)
+
+    def _captured(self, size: int, key: RoundKey) -> _Captured:
+        if (size, key) not in self._graphs:
+            began = time.perf_counter()
+            self._graphs[size, key] = self._capture(size, key)
+            self.capture_seconds += time.perf_counter() - began
+        return self._graphs[size, key]
+
+    def _capture(self, size: int, key: RoundKey) -> _Captured:
+        state = self._round.state
+        slots = torch.full((size,), state.dummy, dtype=torch.int64, device=self._device)
+        packed = torch.empty(size, key.k + 5, dtype=torch.int64, device=self._device)
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            self._round(slots, key)  # compiles kernels and sets up libraries, on the stream that captures
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # A Ray actor has other CUDA threads: only this one's unsafe calls may void a capture.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            packed.copy_(self._round(slots, key).pack())
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        return _Captured(graph, slots, packed)
