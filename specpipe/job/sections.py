@@ -36,6 +36,9 @@ class ModelSection(Section):
     rows; outputs end with `finish_reason: length` where they reach it."""
     trust_remote_code: bool = False
     """Run Python code that comes with a model. Only for sources that you trust."""
+    allow_pickle: bool = False
+    """Read `pytorch_model*.bin` where a model has no safetensors. Such files are pickles: only from sources that you
+    trust."""
     chat_template: Text | None = None
     """File with a Jinja chat template that replaces the tokenizer's own."""
     chat_template_kwargs: Keywords = ()

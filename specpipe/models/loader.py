@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,10 +50,16 @@ def load_model(
             dtype=dtype,
             attn_implementation=attn_implementation,
             local_files_only=True,
-            use_safetensors=True,
+            use_safetensors=any(Path(source.path).glob("*.safetensors")),  # resolve() has allowed what else is there
+            weights_only=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
+    except pickle.UnpicklingError:
+        raise ModelError(
+            f"model {source.name} cannot be loaded: its pytorch_model*.bin hold more than weights, which could run "
+            "code; expected a checkpoint in safetensors"
+        ) from None
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model {source.name} cannot be loaded from {source.path}: {error}") from error
     _check_complete(source, info)

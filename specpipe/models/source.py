@@ -17,6 +17,7 @@ Role = Literal["target", "draft"]
 _BUILTIN = "builtin:"
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 _UNWANTED = ["original/*", "consolidated*", "onnx/*", "*/*.safetensors"]  # second copies of the same weights
+_PICKLES = "pytorch_model*.bin"
 _SAMPLE = 4096  # bytes of each place that is read of a weight file
 _PLACES = 64
 _TIMEOUT = 10.0  # seconds that the Hub may take to say whether a model is there
@@ -33,11 +34,12 @@ class ModelSource:
     """The Hub's commit; for a folder 16 hexadecimal digits that change with its files."""
 
 
-def resolve(name: str, role: Role, *, trust_remote_code: bool = False) -> ModelSource:
+def resolve(name: str, role: Role, *, trust_remote_code: bool = False, allow_pickle: bool = False) -> ModelSource:
     """Finds a model: `builtin:tiny`, a folder with a config.json, or a Hub name (`org/model`, `org/model@revision`).
 
     Hub models are downloaded to the Hugging Face cache (HF_HOME), or only looked up there with HF_HUB_OFFLINE=1:
-    safetensors, configuration and tokenizer files, and Python files with trust_remote_code. Raises ModelError.
+    safetensors, configuration and tokenizer files, Python files with trust_remote_code, and with allow_pickle
+    pytorch_model*.bin where there are no safetensors. Raises ModelError.
     """
     if name.startswith(_BUILTIN):
         folder, revision = _builtin(name, role), ""
@@ -46,9 +48,11 @@ def resolve(name: str, role: Role, *, trust_remote_code: bool = False) -> ModelS
     elif name.startswith((".", "/", "~")):
         raise ModelError(f"model folder {name} does not exist; expected a folder with config.json and *.safetensors")
     else:
-        folder = _download(name, trust_remote_code)
+        folder = _download(name, [*_WANTED, "*.py"] if trust_remote_code else _WANTED)
+        if allow_pickle and not any(folder.glob("*.safetensors")):
+            folder = _download(name, [_PICKLES])
         revision = folder.name
-    _check_folder(folder, name)
+    _check_folder(folder, name, allow_pickle)
     return ModelSource(path=str(folder), name=name, revision=revision or folder_revision(folder))
 
 
@@ -63,7 +67,7 @@ def folder_revision(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.iterdir() if p.suffix in {".json", ".jinja", ".model", ".txt"}):
         digest.update(path.name.encode() + path.read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob(_PICKLES)]):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
@@ -82,14 +86,17 @@ def _builtin(name: str, role: Role) -> Path:
     return folder
 
 
-def _check_folder(folder: Path, name: str) -> None:
+def _check_folder(folder: Path, name: str, allow_pickle: bool) -> None:
     if not (folder / "config.json").is_file():
         raise ModelError(f"model {name}: {folder} has no config.json; expected a model saved by save_pretrained()")
-    if not any(folder.glob("*.safetensors")):
-        raise ModelError(
-            f"model {name}: {folder} has no *.safetensors; older formats are not read, because they can run code: "
-            "convert it with model.save_pretrained(folder)"
-        )
+    if any(folder.glob("*.safetensors")) or (allow_pickle and any(folder.glob(_PICKLES))):
+        return
+    raise ModelError(
+        f"model {name}: {folder} has no *.safetensors"
+        + (f" and no {_PICKLES}" if allow_pickle else "")
+        + "; older formats are pickles, which can run code: convert it with model.save_pretrained(folder), or set "
+        "model.allow_pickle for one that you trust"
+    )
 
 
 def hub_access(name: str) -> bool:
@@ -122,9 +129,9 @@ def hub_access(name: str) -> bool:
 
 def _is_whole(folder: Path) -> bool:
     """Whether a cached model has all its weight files."""
-    indices = list(folder.glob("*.safetensors.index.json"))
+    indices = [*folder.glob("*.safetensors.index.json")] or [*folder.glob("pytorch_model.bin.index.json")]
     names = {name for path in indices for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
-    weights = names or {path.name for path in folder.glob("*.safetensors")}
+    weights = names or {path.name for path in [*folder.glob("*.safetensors"), *folder.glob(_PICKLES)]}
     return bool(weights) and all((folder / name).is_file() for name in (*weights, "config.json"))
 
 
@@ -133,17 +140,14 @@ def _split(name: str) -> tuple[str, str | None]:
     return repo, revision or None
 
 
-def _download(name: str, trust_remote_code: bool) -> Path:
+def _download(name: str, patterns: list[str]) -> Path:
     """Several processes of a node may ask at once: huggingface_hub locks each file, and all but one wait for it."""
     import huggingface_hub
 
     repo, revision = _split(name)
     with _explained(name):
         path = huggingface_hub.snapshot_download(
-            repo,
-            revision=revision,
-            allow_patterns=[*_WANTED, "*.py"] if trust_remote_code else _WANTED,
-            ignore_patterns=_UNWANTED,
+            repo, revision=revision, allow_patterns=patterns, ignore_patterns=_UNWANTED
         )
     return Path(path)
 

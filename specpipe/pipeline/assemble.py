@@ -17,9 +17,10 @@ from specpipe.data.requests import PromptEncoder as Encoder
 from specpipe.data.requests import RequestBuilder
 from specpipe.errors import MachineError, ModelError
 from specpipe.job import JobSpec
-from specpipe.models.source import ModelSource, Role, resolve
+from specpipe.models.source import ModelSource, Role
 from specpipe.pipeline.engine_loop import Engine
 from specpipe.pipeline.folder import RunFolder
+from specpipe.pipeline.prepare import find_model
 
 DeviceName = Literal["cpu", "cuda"]
 
@@ -72,8 +73,8 @@ def assemble(config: WorkerConfig) -> Assembly:
             "Install a torch with CUDA support that fits the driver, or set model.device: cpu"
         )
     model, trust = config.job.model, config.job.model.trust_remote_code
-    target = _here(config.target, "target", trust)
-    draft = _here(config.draft, "draft", trust) if config.draft is not None else None
+    target = _here(config, config.target, "target")
+    draft = _here(config, config.draft, "draft") if config.draft is not None else None
     tokenizer = load_tokenizer(target, trust_remote_code=trust, chat_template=model.chat_template)
     encoder = PromptEncoder(
         tokenizer,
@@ -111,12 +112,12 @@ def make_builder(job: JobSpec, encoder: Encoder, *, max_model_len: int, vocab_si
     )
 
 
-def _here(source: ModelSource, role: Role, trust_remote_code: bool) -> ModelSource:
+def _here(config: WorkerConfig, source: ModelSource, role: Role) -> ModelSource:
     """The same model on this machine. Raises ModelError when it is another one here."""
     name = source.name
     if not name.startswith("builtin:") and name.count("/") == 1 and name[0] not in "./~" and "@" not in name:
         name = f"{name}@{source.revision}" if len(source.revision) == 40 else name
-    found = resolve(name, role, trust_remote_code=trust_remote_code)
+    found = find_model(config.job, name, role)
     if found.revision != source.revision:
         raise ModelError(
             f"model {source.name} is revision {found.revision} on {socket.gethostname()} and {source.revision} where "

@@ -130,7 +130,9 @@ def _first(config: Mapping[str, Any], *names: str) -> int:
 
 
 def _weight_bytes(source: ModelSource, config: Mapping[str, Any], dtype: str) -> int:
-    stored = sum(path.stat().st_size for path in Path(source.path).glob("*.safetensors"))
+    folder = Path(source.path)
+    files = [*folder.glob("*.safetensors")] or [*folder.glob("pytorch_model*.bin")]
+    stored = sum(path.stat().st_size for path in files)
     stored_type = config.get("dtype") or config.get("torch_dtype") or "float32"
     return stored * _BYTES[dtype] // _BYTES.get(stored_type, 4)
 

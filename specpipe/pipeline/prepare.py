@@ -13,7 +13,7 @@ from specpipe.data import InputFile, kept_schema, list_files, plan_shards, requi
 from specpipe.errors import DataError, ModelError
 from specpipe.job import JobSpec
 from specpipe.models.generation import generation_defaults
-from specpipe.models.source import ModelSource, resolve
+from specpipe.models.source import ModelSource, Role, resolve
 
 SHARD_TOKENS = {"cpu": 32_768, "cuda": 1_000_000}  # one to five minutes of a worker's time
 
@@ -67,12 +67,17 @@ def prepare(job: JobSpec) -> Prepared:
     require_prompt(files, job.data.prompt)
     kept = kept_schema(files, job.output.keep_columns) if job.output.keep_columns else None
     _template_hash(job.model.chat_template)
-    trust = job.model.trust_remote_code
-    target = resolve(job.model.target, "target", trust_remote_code=trust)
-    draft = resolve(job.draft_model, "draft", trust_remote_code=trust) if job.draft_model is not None else None
+    target = find_model(job, job.model.target, "target")
+    draft = find_model(job, job.draft_model, "draft") if job.draft_model is not None else None
     if job.sampling.defaults == "model":
         job = job.with_sampling(generation_defaults(target))
     return Prepared(job=job, files=files, kept=kept, target=target, draft=draft)
+
+
+def find_model(job: JobSpec, name: str, role: Role) -> ModelSource:
+    """A model, as far as the job trusts it. Raises ModelError."""
+    model = job.model
+    return resolve(name, role, trust_remote_code=model.trust_remote_code, allow_pickle=model.allow_pickle)
 
 
 def _template_hash(path: str | None) -> str | None:

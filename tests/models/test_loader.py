@@ -83,3 +83,29 @@ def test_importing_the_package_imports_neither_torch_nor_transformers() -> None:
     code += "print(sorted({'torch', 'transformers', 'jinja2', 'huggingface_hub'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_checkpoint_of_pickles_loads_the_same_weights(llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    whole = load_model(resolve(str(llama), "target"), "cpu", torch.float32, "eager")
+    torch.save(whole.state_dict(), folder / "pytorch_model.bin")
+    (folder / "config.json").write_text((llama / "config.json").read_text())
+    old = load_model(resolve(str(folder), "target", allow_pickle=True), "cpu", torch.float32, "eager")
+    assert all(torch.equal(weights, old.state_dict()[name]) for name, weights in whole.state_dict().items())
+
+
+def test_a_pickle_that_would_run_code_is_refused(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "evil"
+    folder.mkdir()
+    torch.save({"model.embed_tokens.weight": _Evil()}, folder / "pytorch_model.bin")
+    (folder / "config.json").write_text((llama / "config.json").read_text())
+    with pytest.raises(ModelError, match=r"evil cannot be loaded: .* hold more than weights"):
+        load_model(resolve(str(folder), "target", allow_pickle=True), "cpu", torch.float32, "eager")
+    assert not Path("ran").exists()
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return open, ("ran", "w")

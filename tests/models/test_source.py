@@ -66,6 +66,18 @@ def test_an_incomplete_folder_is_refused(folder: Path, missing: str, reason: str
         resolve(str(folder), "target")
 
 
+def test_pickles_are_read_only_where_the_job_allows_them(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"has no \*\.safetensors; older formats are pickles.*model\.allow_pickle"):
+        resolve(str(folder), "target")
+    first = resolve(str(folder), "target", allow_pickle=True).revision
+    (folder / "pytorch_model.bin").write_bytes(b"other weights")
+    assert resolve(str(folder), "target", allow_pickle=True).revision != first
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(ModelError, match=r"and no pytorch_model\*\.bin"):
+        resolve(str(folder), "target", allow_pickle=True)
+
+
 def test_a_path_that_is_not_there_is_not_looked_up_on_the_hub() -> None:
     with pytest.raises(ModelError, match=r"folder \./nowhere does not exist"):
         resolve("./nowhere", "target")
@@ -77,6 +89,7 @@ def test_neither_a_folder_nor_a_hub_name() -> None:
 
 
 FILES = {"config.json": b'{"model_type": "llama"}', "model.safetensors": b"weights", "pytorch_model.bin": b"no"}
+OLD = {"config.json": b"{}", "pytorch_model.bin": b"old weights"}  # what the Hub has of org/old
 FAULTS = {"missing": (404, "RepoNotFound"), "gated": (403, "GatedRepo"), "secret": (401, ""), "broken": (403, "")}
 
 
@@ -89,7 +102,8 @@ class _Hub(BaseHTTPRequestHandler):
         if name in FAULTS:
             self.reply(FAULTS[name][0], b"{}", {"X-Error-Code": FAULTS[name][1]})
         elif "/tree/" in self.path:
-            listing = [{"type": "file", "path": p, "size": len(b), "oid": p} for p, b in FILES.items()]
+            files = OLD if name == "old" else FILES
+            listing = [{"type": "file", "path": p, "size": len(b), "oid": p} for p, b in files.items()]
             self.reply(200, json.dumps(listing).encode(), {})
         elif "nowhere" in self.path:
             self.reply(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
@@ -97,7 +111,7 @@ class _Hub(BaseHTTPRequestHandler):
             self.reply(200, json.dumps({"id": f"org/{name}", "sha": COMMIT, "siblings": []}).encode(), {})
         else:
             file = self.path.split("/")[-1]
-            body = FILES[file]
+            body = (OLD if name == "old" else FILES)[file]
             if self.command == "GET":
                 self.server.fetched.append(file)  # type: ignore[attr-defined]
                 time.sleep(0.3)  # long enough for the others to come
@@ -145,7 +159,8 @@ for name in sys.argv[1:]:
         if name.startswith("ask:"):
             print("cached" if hub_access(name.removeprefix("ask:")) else "on the hub")
             continue
-        source = resolve(name, "target")
+        pickles = name.startswith("pickle:")
+        source = resolve(name.removeprefix("pickle:"), "target", allow_pickle=pickles)
         print("found", source.revision, source.path)
     except ModelError as error:
         print("refused", error)
@@ -210,3 +225,10 @@ def test_processes_that_start_together_download_a_model_once(tmp_path: Path) -> 
             found = list(pool.map(lambda _: resolve_in_a_process(tmp_path, endpoint, "org/good"), range(3)))
         assert found[0] == found[1] == found[2] and found[0][0].startswith(f"found {COMMIT}")
     assert fetched.count("model.safetensors") == 1
+
+
+def test_pickles_are_downloaded_only_where_they_are_allowed_and_needed(hub: str, tmp_path: Path) -> None:
+    refused, allowed, better = resolve_in_a_process(tmp_path, hub, "org/old", "pickle:org/old", "pickle:org/good")
+    assert "refused" in refused and "model.allow_pickle" in refused
+    assert (Path(allowed.split(" ", 2)[2]) / "pytorch_model.bin").is_file()
+    assert sorted(p.name for p in Path(better.split(" ", 2)[2]).iterdir()) == ["config.json", "model.safetensors"]

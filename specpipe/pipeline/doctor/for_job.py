@@ -14,11 +14,12 @@ from specpipe.data.locations import Location, locate
 from specpipe.data.publish import publish_bytes
 from specpipe.errors import OutputError, SpecpipeError
 from specpipe.job import JobSpec
-from specpipe.models.source import ModelSource, Role, hub_access, is_on_hub, resolve
+from specpipe.models.source import ModelSource, Role, hub_access, is_on_hub
 from specpipe.pipeline.assemble import make_builder
 from specpipe.pipeline.doctor import host
 from specpipe.pipeline.doctor.finding import GIB, Finding, guarded
 from specpipe.pipeline.folder import RunFolder
+from specpipe.pipeline.prepare import find_model
 
 _SHARED = frozenset({"nfs", "nfs4", "cifs", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "efs", "9p", "virtiofs"})
 _ROWS = 20  # of the dataset, tried as prompts
@@ -89,7 +90,7 @@ def _model(job: JobSpec, role: Role, name: str) -> Iterator[tuple[Finding, Model
             found = f"{name} is on the Hub, and open to you; the first run downloads it"
             yield Finding(name=role, status="ok", found=found, mend=""), None
             return
-        source = resolve(name, role, trust_remote_code=job.model.trust_remote_code)
+        source = find_model(job, name, role)
     except SpecpipeError as error:
         yield Finding(name=role, status="problem", found=str(error)), None
         return
