@@ -1,0 +1,72 @@
+"""Imports go one way, and loading one part does not load what it has no business with."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+VOCABULARY = {"specpipe.__version__", "specpipe.core", "specpipe.errors"}
+# A part and what of ours it may import besides itself: docs/design.md, "The picture".
+ALLOWED = {
+    "specpipe.errors": set(),
+    "specpipe.core": {"specpipe.errors"},
+    "specpipe.data": VOCABULARY,
+    "specpipe.job": VOCABULARY | {"specpipe.data.columns"},
+    "specpipe.models": VOCABULARY,
+    "specpipe.speculation": VOCABULARY,
+    "specpipe.telemetry": VOCABULARY,
+    "specpipe.engine": VOCABULARY | {"specpipe.models", "specpipe_kernels"},
+    "specpipe.pipeline": VOCABULARY
+    | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.speculation"}
+    | {"specpipe.telemetry", "specpipe_kernels"},
+    "specpipe.cli": VOCABULARY | {"specpipe.data", "specpipe.job", "specpipe.pipeline"},
+    "specpipe_kernels": set(),
+}
+FOLDERS = {part: ROOT / ("kernels" if part == "specpipe_kernels" else "") / part.replace(".", "/") for part in ALLOWED}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Names of modules, imports inside functions and under TYPE_CHECKING included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            module = node.module or ""
+            yield from (f"specpipe.{alias.name}" for alias in node.names) if module == "specpipe" else (module,)
+
+
+def is_within(module: str, packages: set[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+@pytest.mark.parametrize("part", ALLOWED)
+def test_a_part_imports_only_what_lies_below_it(part: str) -> None:
+    folder = FOLDERS[part]
+    files = sorted(folder.rglob("*.py")) or [folder.with_suffix(".py")]
+    ours = [(path, name) for path in files for name in imports(path) if name.split(".")[0].startswith("specpipe")]
+    wrong = [f"{path.relative_to(ROOT)}: {name}" for path, name in ours if not is_within(name, ALLOWED[part] | {part})]
+    assert not wrong
+
+
+def test_no_part_is_forgotten() -> None:
+    found = [*(ROOT / "specpipe").glob("*.py"), *(path.parent for path in (ROOT / "specpipe").glob("*/__init__.py"))]
+    parts = {f"specpipe.{path.stem}" for path in found if not path.stem.startswith("__")}
+    assert parts | {"specpipe_kernels"} == set(ALLOWED)
+
+
+def test_the_kernels_need_torch_and_triton_alone() -> None:
+    files = FOLDERS["specpipe_kernels"].rglob("*.py")
+    names = {name.split(".")[0] for path in files for name in imports(path)}
+    assert names - set(sys.stdlib_module_names) == {"torch", "triton", "specpipe_kernels"}
+
+
+@pytest.mark.parametrize("part", ["core", "errors"])
+def test_the_vocabulary_needs_the_standard_library_alone(part: str) -> None:
+    names = {name.split(".")[0] for name in imports(FOLDERS[f"specpipe.{part}"].with_suffix(".py"))}
+    assert names <= {"specpipe", *sys.stdlib_module_names}
