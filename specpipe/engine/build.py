@@ -59,7 +59,7 @@ def build_engine(spec: EngineSpec) -> Engine:
         config=config,
         decoder=TokenizerDecoder(tokenizer),
         eos_ids=eos_token_ids(spec.target, tokenizer),
-        num_pages=_num_pages(runners, config),
+        num_pages=num_pages(runners, config),
     )
 
 
@@ -82,7 +82,7 @@ def _load(source: ModelSource, spec: EngineSpec, page_size: int) -> ModelRunner:
     )
 
 
-def _num_pages(runners: list[ModelRunner], config: EngineConfig) -> int:
+def num_pages(runners: list[ModelRunner], config: EngineConfig) -> int:
     """As many pages as all slots can ever use, or as memory holds; the trash page included."""
     per_page = sum(runner.page_bytes for runner in runners)
     wanted = config.slots * config.pages_per_row

@@ -1,0 +1,154 @@
+"""`specpipe bench engine`: decode throughput of one engine over batch sizes and K, with synthetic acceptance.
+
+Decode-only throughput = generated tokens / (seconds of the run - seconds of the same prompts with one token each).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from specpipe.benchmark.shapes import random_model
+from specpipe.core import EngineConfig, Phase, Request, SamplingParams, SpeculationPlan, StepReport
+from specpipe.engine.attention import register
+from specpipe.engine.build import num_pages
+from specpipe.engine.engine import Engine
+from specpipe.engine.runner import ModelRunner
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """What is measured. Lengths are in tokens."""
+
+    target: str = "llama-3.1-8b"
+    draft: str = "llama-3.2-1b"
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+    batches: tuple[int, ...] = (1, 16, 64, 256)
+    ks: tuple[int, ...] = (0, 1, 2, 3)
+    rates: tuple[float, ...] = (0.8718, 0.5663, 0.3188)
+    prompt_tokens: int = 230
+    new_tokens: int = 300
+    max_model_len: int = 1024
+    prefill_budget: int = 8192
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One batch size and K."""
+
+    batch: int
+    k: int
+    decode_tokens_per_s: float
+    total_s: float
+    prefill_s: float
+    acceptance_length: float
+    round_ms: float
+    phases_ms: dict[Phase, float] = field(default_factory=dict)
+    """Mean of a decoding round; `host` is the time that the device was idle."""
+
+
+class _NoText:
+    """Rows of random tokens have no text."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+    def stream(self, stop: tuple[str, ...]) -> Any:
+        raise AssertionError("no row of a benchmark has stop strings")
+
+
+def build(bench: Bench) -> Engine:
+    """An engine with random weights, slots for the largest batch."""
+    register()
+    device, dtype = torch.device(bench.device), getattr(torch, bench.dtype)
+    config = EngineConfig(
+        slots=max(bench.batches),
+        max_model_len=bench.max_model_len,
+        max_k=max(bench.ks),
+        proposer="draft",
+        method="synthetic",
+        synthetic_rates=bench.rates[: max(bench.ks)] if max(bench.ks) else (1.0,),
+        prefill_budget=bench.prefill_budget,
+    )
+    runners = []
+    for seed, shape in enumerate((bench.target, bench.draft)):
+        model = random_model(shape, device, dtype, seed=seed)
+        length = config.pages_per_row * config.page_size
+        vocab_size = model.config.vocab_size
+        runners.append(ModelRunner(model, vocab_size=vocab_size, context_length=length, page_size=config.page_size))
+    return Engine(*runners, config=config, decoder=_NoText(), eos_ids=(), num_pages=num_pages(runners, config))
+
+
+def requests(lengths: Sequence[tuple[int, int]], vocab_size: int, *, seed: int = 0) -> list[Request]:
+    """Rows of random tokens: (prompt tokens, new tokens) each."""
+    random = np.random.default_rng(seed)
+    return [
+        Request(
+            request_id=str(row),
+            shard=0,
+            row=row,
+            prompt="",
+            prompt_token_ids=tuple(random.integers(0, vocab_size, prompt).tolist()),
+            sampling=SamplingParams(max_new_tokens=new, ignore_eos=True),
+            seed=row,
+        )
+        for row, (prompt, new) in enumerate(lengths)
+    ]
+
+
+def run(engine: Engine, rows: Sequence[Request], k: int) -> tuple[float, list[StepReport]]:
+    """→ wall seconds from submission to the last completion, and every step."""
+    plan = SpeculationPlan(ks=(k,), proposer="draft", queue_depth=float(len(rows)), reason="benchmark")
+    began = time.perf_counter()
+    engine.submit(rows, plan)
+    steps = []
+    while (step := engine.step()) is not None:
+        steps.append(step)
+    return time.perf_counter() - began, steps
+
+
+def measure(engine: Engine, bench: Bench, batch: int, k: int) -> Measured:
+    """Warm-up, prefill alone, then the whole."""
+    vocab = engine.target.vocab_size
+    run(engine, requests([(bench.prompt_tokens, 8)] * batch, vocab), k)
+    prefill_s, _ = run(engine, requests([(bench.prompt_tokens, 1)] * batch, vocab), k)
+    total_s, steps = run(engine, requests([(bench.prompt_tokens, bench.new_tokens)] * batch, vocab), k)
+    # Rounds in the middle: no prefill, no tail.
+    rounds = [step for step in steps if step.running == batch and "prefill" not in step.phases][2:-8] or steps
+    drafts = sum(part.verified.drafts for step in steps for part in step.shards.values())
+    accepted = sum(part.verified.accepted_tokens for step in steps for part in step.shards.values())
+    phases: dict[Phase, float] = {}
+    for step in rounds:
+        for phase, seconds in step.phases.items():
+            phases[phase] = phases.get(phase, 0.0) + 1e3 * seconds / len(rounds)
+    return Measured(
+        batch=batch,
+        k=k,
+        decode_tokens_per_s=batch * bench.new_tokens / (total_s - prefill_s),
+        total_s=total_s,
+        prefill_s=prefill_s,
+        acceptance_length=1 + accepted / drafts if drafts else 1.0,
+        round_ms=1e3 * float(np.median([step.seconds for step in rounds])),
+        phases_ms=phases,
+    )
+
+
+def sweep(engine: Engine, bench: Bench) -> Iterator[Measured]:
+    """Every batch size and K."""
+    for batch in bench.batches:
+        for k in bench.ks:
+            yield measure(engine, bench, batch, k)
+
+
+def mixed_job(engine: Engine, k: int, *, rows: int = 768, shortest: int = 32, longest: int = 511) -> float:
+    """Rows of mixed lengths, prefill included → output tokens per second."""
+    random = np.random.default_rng(0)
+    lengths = [tuple(pair) for pair in random.integers(shortest, longest + 1, (rows, 2)).tolist()]
+    seconds, steps = run(engine, requests(lengths, engine.target.vocab_size), k)
+    return sum(part.emitted_tokens for step in steps for part in step.shards.values()) / seconds
