@@ -67,4 +67,4 @@ def _print(report: ConvertReport) -> None:
     for label, count in rows:
         table.add_row(Text(label), f"{count:,}")
     console.print(table)
-    console.print(Text(f"→ {report.out}"))
+    console.print(Text(f"→ {report.out}"), soft_wrap=True)
