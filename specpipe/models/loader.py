@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ from specpipe.models.support import check_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+# transformers replaces parts of torch while it loads; two threads at once leave them replaced for good.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def load_config(source: ModelSource, *, trust_remote_code: bool = False) -> Any:
@@ -44,17 +48,20 @@ def load_model(
     config = load_config(source, trust_remote_code=trust_remote_code)
     config.pad_token_id = None  # GPT-2 looks for padding among the ids, which synchronises with the host
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            source.path,
-            config=config,
-            dtype=dtype,
-            attn_implementation=attn_implementation,
-            local_files_only=True,
-            use_safetensors=any(Path(source.path).glob("*.safetensors")),  # resolve() has allowed what else is there
-            weights_only=True,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
+        with _ONE_AT_A_TIME:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                source.path,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attn_implementation,
+                local_files_only=True,
+                use_safetensors=any(
+                    Path(source.path).glob("*.safetensors")
+                ),  # resolve() has allowed what else is there
+                weights_only=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+            )
     except pickle.UnpicklingError:
         raise ModelError(
             f"model {source.name} cannot be loaded: its pytorch_model*.bin hold more than weights, which could run "

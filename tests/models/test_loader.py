@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,11 @@ def test_a_pickle_that_would_run_code_is_refused(llama: Path, tmp_path: Path, mo
 class _Evil:
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return open, ("ran", "w")
+
+
+def test_threads_that_load_at_once_do_not_spoil_each_other() -> None:
+    source = resolve("builtin:tiny", "target")
+    with ThreadPoolExecutor(4) as threads:
+        models = [threads.submit(load_model, source, "cpu", torch.float32, "eager") for _ in range(4)]
+        for model in models:
+            assert model.result().lm_head.weight is model.result().model.embed_tokens.weight  # tied

@@ -3,6 +3,7 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 from support.fake_workers import make_job
 
 from specpipe.errors import MachineError
@@ -48,6 +49,7 @@ def test_more_workers_than_gpus_are_refused_unless_the_cluster_may_grow(tmp_path
 
 
 def test_a_cluster_that_nobody_runs_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # other tests may have one running in this process
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free.getsockname()[1]}")
