@@ -13,6 +13,7 @@ import pytest
 
 from specpipe.data import PartFooter, publish_bytes, publish_part, read_part_footer
 from specpipe.data.locations import locate
+from specpipe.data.publish import publish_file
 
 TABLE = pa.table({"prompt": ["a", "b"], "n": [1, 2]})
 
@@ -42,9 +43,24 @@ def test_the_umask_decides_who_may_read(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         publish_bytes(str(tmp_path / "summary.json"), b"{}")
+        publish(str(tmp_path / "part.parquet"))
+        with publish_file(str(tmp_path / "big.parquet")) as path:
+            pq.write_table(TABLE, path)
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "summary.json").stat().st_mode) == 0o666 & ~umask
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o666 & ~umask}
+
+
+def test_a_file_that_no_memory_holds_is_published_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "big.parquet"
+    with pytest.raises(RuntimeError), publish_file(str(target)) as path:
+        Path(path).write_bytes(b"half")
+        raise RuntimeError
+    assert os.listdir(tmp_path / "new") == []
+    with publish_file(str(target)) as path:
+        pq.write_table(TABLE, path)
+        assert not target.exists()
+    assert pq.read_table(target).equals(TABLE) and os.listdir(tmp_path / "new") == ["big.parquet"]
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])

@@ -162,3 +162,11 @@ def test_free_memory_and_mounts_are_those_of_this_machine(tmp_path: Path) -> Non
     assert 0 < host.free_memory("cpu") <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert host.mount_type(Path("/proc/self")) == "proc"
     assert host.mount_type(tmp_path / "not" / "there") not in ("", "unknown", "proc")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_machine_a_kernel_is_compiled_and_run() -> None:
+    found = findings(None)
+    assert found["torch"].status == "ok" and "CUDA" in found["torch"].found
+    assert "compute capability" in found["GPUs"].found
+    assert (found["Triton"].status, found["Triton"].found) == ("ok", "compiles and runs a kernel")
