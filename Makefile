@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH := runs/bench/$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-slow test-gpu lint bench clean
@@ -32,8 +33,9 @@ lint: $(STAMP) ## ruff and mypy, strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP) ## speculative against plain decoding on this machine
-	$(BIN)/specpipe bench engine
+bench: $(STAMP) ## the sample job speculative, then plain, into a new folder under runs/bench
+	$(BIN)/specpipe run jobs/sharegpt.yaml --set output.path=$(BENCH)/speculative
+	$(BIN)/specpipe run jobs/sharegpt.yaml --set output.path=$(BENCH)/plain --set speculation.policy=off
 
-clean: ## removes the environment and caches, never runs/
+clean: ## removes the environment and caches, never runs
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -29,7 +29,7 @@ def print_result(result: RunResult, max_failed_rows: int, console: Console | Non
         console.print("Start it again to go on: what is published is not run again.", highlight=False)
     if failed > max_failed_rows:
         console.print(
-            f"{failed:,} rows failed and output.max_failed_rows is {max_failed_rows:,}; the error column says why.",
+            f"{failed:,} row{'s' if failed > 1 else ''} failed and output.max_failed_rows is {max_failed_rows:,}; the error column says why.",
             highlight=False,
         )
 
