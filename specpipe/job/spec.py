@@ -25,6 +25,7 @@ TUNING = frozenset(
         "name",
         "model.device",
         "data.warmup_rows",
+        "sampling.defaults",  # the values that they come to are identity
         "speculation.policy",
         "speculation.num_speculative_tokens",
         "speculation.max_running",

@@ -179,8 +179,8 @@ def _explained(name: str) -> Iterator[None]:
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise ModelError(
-            f"model {name} is not in the local cache and the Hub cannot be reached ({_reason(error)}); go online, "
-            f"unset HF_HUB_OFFLINE, or fetch it beforehand with `hf download {repo}` under the same HF_HOME"
+            f"model {name} is neither a folder here nor cached, and the Hub cannot be reached ({_reason(error)}). "
+            f"Go online, unset HF_HUB_OFFLINE, or fetch it beforehand: `hf download {repo}` under the same HF_HOME"
         ) from error
     except errors.HfHubHTTPError as error:
         raise ModelError(

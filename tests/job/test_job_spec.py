@@ -96,6 +96,7 @@ def test_identity_and_tuning_are_every_field_once_and_json() -> None:
         ("name", "x", False),
         ("model", {"target": "big", "draft": "small", "device": "cpu"}, False),
         ("data", {"path": "rows", "warmup_rows": 5}, False),
+        ("sampling", {"defaults": "model"}, False),
         ("speculation", {"policy": "off"}, False),
         ("speculation", {"num_speculative_tokens": 5, "max_running": 2, "proposer": "ngram"}, False),
         ("workers", {"count": 4, "slots": 64, "shard_tokens": 1000}, False),
