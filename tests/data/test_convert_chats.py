@@ -9,6 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specpipe.data import kept_schema, list_files, require_prompt
 from specpipe.data.convert import ConvertReport, convert_chats
@@ -181,6 +183,25 @@ def test_an_object_store_gets_the_whole_file_or_none() -> None:
     Path(SOURCE).write_text(json.dumps([TOOLS]), encoding="utf-8")
     assert convert_chats(SOURCE, out).written == 1
     assert list_files(out)[0].rows == 1
+
+
+_text = st.text(max_size=5) | st.sampled_from(["human", "gpt", "system", "user", "\ud800", "[{}]"])
+_keys = st.sampled_from(["conversations", "messages", "from", "value", "role", "content", "id", "system", "tool_calls"])
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_keys, inner, max_size=4),
+    max_leaves=12,
+)
+_turns = st.lists(st.dictionaries(_keys, _text | _json, max_size=3), max_size=4)
+_records = st.lists(_json | st.fixed_dictionaries({"conversations": _turns}) | _turns, max_size=4)
+
+
+@settings(max_examples=120, deadline=None)
+@given(records=_records, take=st.sampled_from([None, "first", "all"]))
+def test_whatever_the_records_are_each_is_written_or_counted(records: list[object], take: str | None) -> None:
+    report, rows = convert([TOOLS, *records], take=take, keep=["system", "id2"], overwrite=True)
+    assert report.records == len(records) + 1 == report.written + sum(report.skipped.values())
+    assert len(rows) == report.written and all(said(row) for row in rows)
 
 
 _CONVERT = """
