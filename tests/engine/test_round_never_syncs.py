@@ -7,36 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.engines import make_engine, make_requests, plan
-from torch.utils._python_dispatch import TorchDispatchMode
-
-SYNCING = {
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "equal",
-    "unique",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "lift_fresh",
-    "is_nonzero",
-    "repeat_interleave",
-}
-
-
-class NoSync(TorchDispatchMode):
-    """Raises on every operation that waits for the device or whose shape depends on its values."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        masks = name in ("index", "index_put", "index_put_") and any(
-            t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]
-        )
-        # A repeat_interleave with a known output size reads nothing back.
-        sized = name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None
-        if masks or (name in SYNCING and not sized):
-            raise AssertionError(f"{name} makes the host wait for the device")
-        return func(*args, **(kwargs or {}))
+from support.no_sync import NoSync
 
 
 def test_the_guard_sees_a_sync() -> None:

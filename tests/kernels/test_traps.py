@@ -15,26 +15,15 @@ import triton
 import triton.language as tl
 from support import sampling_oracle as oracle
 from support.chi_squared import p_value
+from support.no_sync import NoSync
 from support.sampling_cases import BACKENDS, INTERPRETER, Backend, emitted, random_round, run, same_rows, sampling, to
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from specpipe_kernels import METHODS, Purpose, RejectionOutput, SamplingTensors, rejection_sample, sample
 from specpipe_kernels.reference.rejection_sample import _log_residual
 from specpipe_kernels.triton_ops import residual as triton_residual
 from specpipe_kernels.triton_ops import rows as triton_rows
 
-SYNCING = {
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "equal",
-    "unique",
-    "_unique2",
-    "unique_dim",
-    "lift_fresh",
-    "is_nonzero",
-}
 V = 16
 
 
@@ -289,11 +278,6 @@ def test_trap_15_q_follows_its_request(backend: Backend) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_trap_16_nothing_is_read_back_to_the_host(method: str, temperature: float) -> None:
-    class NoSync(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            assert func.overloadpacket.__name__ not in SYNCING, func
-            return func(*args, **(kwargs or {}))
-
     for ragged in (False, True):
         case = random_round(vocab=30, draft_vocab=25, k=2, rows=4, method=method, ragged=ragged, seed=16)
         rows = [oracle.Row(temperature=temperature, top_k=4, top_p=0.9, min_p=0.01)] * 4

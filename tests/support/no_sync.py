@@ -1,0 +1,37 @@
+"""A guard that sees on a CPU what would make a CUDA host wait, or forbid capture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_SYNCING = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "lift_fresh",
+    "is_nonzero",
+    "repeat_interleave",
+}
+
+
+class NoSync(TorchDispatchMode):
+    """Raises on every operation that waits for the device or whose shape depends on its values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        masks = name in ("index", "index_put", "index_put_") and any(
+            t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]
+        )
+        # A repeat_interleave with a known output size reads nothing back.
+        sized = name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None
+        if masks or (name in _SYNCING and not sized):
+            raise AssertionError(f"{name} makes the host wait for the device")
+        return func(*args, **(kwargs or {}))
