@@ -28,9 +28,9 @@ def print_result(result: RunResult, max_failed_rows: int, console: Console | Non
     if not result.summary["complete"]:
         console.print("Start it again to go on: what is published is not run again.", highlight=False)
     if failed > max_failed_rows:
+        rows = f"{failed:,} row{'s' if failed > 1 else ''} failed"
         console.print(
-            f"{failed:,} row{'s' if failed > 1 else ''} failed and output.max_failed_rows is {max_failed_rows:,}; the error column says why.",
-            highlight=False,
+            f"{rows} and output.max_failed_rows is {max_failed_rows:,}; the error column says why.", highlight=False
         )
 
 
