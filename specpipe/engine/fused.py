@@ -7,13 +7,13 @@ so does any model that is not listed here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from specpipe.engine.attention import AttentionBatch, AttentionFacts
+from specpipe.engine.attention import AttentionBatch, AttentionFacts, AttentionProbe
 from specpipe_kernels import Normed, linear, linear_glu, linear_residual, paged_attention, rms_norm, rope_store_kv
 
 FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
@@ -93,6 +93,7 @@ class FusedStack:
     def __init__(self, model: Any, attention: Mapping[nn.Module, AttentionFacts], *, positions: int) -> None:
         """positions: length of the rotary table; no token stands beyond it."""
         base = model.model
+        self._unfused: Callable[..., Any] = base.forward
         self._embed: nn.Module = base.embed_tokens
         self._norm: Tensor = base.norm.weight.data
         self._eps: float = model.config.rms_norm_eps
@@ -104,11 +105,13 @@ class FusedStack:
         self._cos, self._sin = cos[0].clone().contiguous(), sin[0].clone().contiguous()
 
     def forward(
-        self, input_ids: Tensor, *, position_ids: Tensor, specpipe_batch: AttentionBatch, **ignored: Any
+        self, input_ids: Tensor, *, position_ids: Tensor, specpipe_batch: AttentionBatch | AttentionProbe, **others: Any
     ) -> Any:
         """input_ids, position_ids [1, N] → last_hidden_state [1, N, H]."""
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
+        if isinstance(specpipe_batch, AttentionProbe):
+            return self._unfused(input_ids, position_ids=position_ids, specpipe_batch=specpipe_batch, **others)
         h: Tensor = self._embed(input_ids[0])
         normed = Normed(rms_norm(h, self._layers[0].input_norm, self._eps), None, self._eps)
         following = [layer.input_norm for layer in self._layers[1:]] + [None]

@@ -42,6 +42,9 @@ def to(value: Any, device: str) -> Any:
     if isinstance(value, Tensor):
         if device == "cpu":
             return value
+        if 0 in value.stride():  # expanded: one copy of what repeats
+            once = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in value.stride())]
+            return once.to(device).expand(value.shape)
         moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
         return moved.copy_(value)
     if isinstance(value, SamplingTensors):
