@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# One thread a process: small tensors gain nothing from more.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q
 BENCH := runs/bench/$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
@@ -20,10 +22,10 @@ run: $(STAMP) ## the main job on the embedded pair: jobs/sharegpt.yaml into runs
 	$(BIN)/specpipe run jobs/sharegpt.yaml
 
 test: $(STAMP) ## the default test set: CPU only, no network
-	$(BIN)/pytest -q
+	$(PYTEST) -n 2 --dist loadfile
 
 test-slow: $(STAMP) ## the tests marked slow
-	$(BIN)/pytest -q -m 'slow and not gpu'
+	$(PYTEST) -m 'slow and not gpu'
 
 test-gpu: ## the tests marked gpu, with the Python at hand (a CUDA device is needed)
 	PYTHONPATH=.:kernels $(PYTHON) -m pytest -q -m gpu

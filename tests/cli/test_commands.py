@@ -53,7 +53,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     )
     began = time.perf_counter()
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 5
     assert "specpipe run" in shown.stdout
     assert "130" in shown.stdout
 
