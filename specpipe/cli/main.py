@@ -12,6 +12,7 @@ from specpipe.cli.doctor import doctor
 from specpipe.cli.init import init
 from specpipe.cli.run import run
 from specpipe.cli.show import show
+from specpipe.cli.verify import verify
 from specpipe.errors import EXIT_INTERRUPTED, SpecpipeError
 
 
@@ -38,6 +39,7 @@ def main() -> None:
       specpipe run jobs/sharegpt.yaml             generate; a second start goes on where the first one ended
       specpipe run jobs/sharegpt.yaml --dry-run   what it would do, without doing it
       specpipe show runs/sharegpt                 how a run went, or goes
+      specpipe verify runs/sharegpt               proves that no row is missing, doubled or damaged
 
     \b
     Exit codes:
@@ -54,3 +56,4 @@ main.add_command(run)
 main.add_command(convert)
 main.add_command(doctor)
 main.add_command(show)
+main.add_command(verify)

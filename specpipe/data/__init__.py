@@ -5,7 +5,7 @@ from specpipe.data.output import output_schema, to_table
 from specpipe.data.planner import plan_shards
 from specpipe.data.preflight import kept_schema, require_prompt
 from specpipe.data.publish import PartFooter, publish_bytes, publish_part, read_part_footer
-from specpipe.data.requests import PromptEncoder, RequestBuilder, row_seed
+from specpipe.data.requests import PromptEncoder, RequestBuilder, expected_identity, input_columns, row_seed
 from specpipe.data.rows import Row, RowHasher, hash_rows, read_kept, read_rows
 
 __all__ = [
@@ -15,7 +15,9 @@ __all__ = [
     "RequestBuilder",
     "Row",
     "RowHasher",
+    "expected_identity",
     "hash_rows",
+    "input_columns",
     "kept_schema",
     "list_files",
     "output_schema",

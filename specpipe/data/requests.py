@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,8 +64,7 @@ class RequestBuilder:
     @property
     def columns(self) -> tuple[str, ...]:
         """Every input column that can make a difference: what `read_rows` needs to read."""
-        own = (self.prompt_column,) if self.prompt_column else ()
-        return tuple(dict.fromkeys((*own, *PROMPT_COLUMNS, *ID_COLUMNS, *_OVERRIDES)))
+        return input_columns(self.prompt_column)
 
     def build(self, row: Row, shard: Shard) -> Request | Completion:
         """A Request, or a Completion with finish_reason "error" that says what is wrong and where.
@@ -153,6 +153,27 @@ class RequestBuilder:
         if sampling.max_new_tokens <= room:
             return sampling
         return dataclasses.replace(sampling, max_new_tokens=room)
+
+
+def input_columns(prompt_column: str | None) -> tuple[str, ...]:
+    """Every input column that can make a difference to a row, and so to a shard's hash."""
+    own = (prompt_column,) if prompt_column else ()
+    return tuple(dict.fromkeys((*own, *PROMPT_COLUMNS, *ID_COLUMNS, *_OVERRIDES)))
+
+
+def expected_identity(row: Row, position: int, *, job_seed: int, prompt_column: str | None) -> tuple[str, set[int]]:
+    """The request_id of a row's output, and the seeds that may stand beside it. `position` is that in the dataset."""
+    seeds = {row_seed(job_seed, position)}
+    values = row.values or {}
+    try:
+        name = _identifier(values) or str(position)
+    except InputError:
+        return str(position), seeds
+    with suppress(InputError):
+        own = request_body(values, prompt_column).get("seed")
+        if own is not None:
+            seeds.add(_integer(own))  # a row that failed before its seed was read has the derived one
+    return name, seeds
 
 
 def _identifier(values: Mapping[str, object]) -> str:

@@ -37,6 +37,14 @@ def build_summary(
     return {"name": manifest.tuning.get("name", "job"), "run_id": manifest.run_id, **summarise(records, facts)}
 
 
+def has_results(folder: RunFolder) -> bool:
+    """Whether a start wrote the results of all parts; one that was killed after its last part did not."""
+    try:
+        return folder.read(SHARDS) is not None and bool(json.loads(folder.read(SUMMARY) or b"{}").get("complete"))
+    except ValueError:
+        return False
+
+
 def publish_results(folder: RunFolder, records: Sequence[ShardRecord], summary: Mapping[str, Any]) -> None:
     """Compact the footers, then the summary: whoever sees it sees the telemetry too."""
     folder.publish(SHARDS, parquet_bytes(shard_table(records)))

@@ -23,7 +23,7 @@ from specpipe.pipeline.ledger import read_ledger
 from specpipe.pipeline.manifest import Manifest, check_identity, new_manifest, read_manifest
 from specpipe.pipeline.prepare import Prepared, prepare
 from specpipe.pipeline.progress import Progress
-from specpipe.pipeline.results import build_summary, exit_code_of, publish_results
+from specpipe.pipeline.results import build_summary, exit_code_of, has_results, publish_results
 from specpipe.pipeline.scoreboard import Earlier
 from specpipe.pipeline.timeline_log import TimelineLog
 from specpipe.speculation.make import make_policy
@@ -206,7 +206,7 @@ def _finished(
         workers={name: info.facts for name, info in outcome.workers.items()},
         versions=versions(),
     )
-    if state != "already complete":
+    if state != "already complete" or not has_results(opened.folder):
         publish_results(opened.folder, list(records.values()), summary)
     code = exit_code_of(summary, opened.prepared.job.output.max_failed_rows)
     if state == "interrupted" and not summary["complete"]:
