@@ -35,6 +35,9 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens at least min_p times as likely as the most likely one; 0 keeps all."""
     max_new_tokens: int = 256
+    min_tokens: int = 0
+    """So many tokens come before any that ends the row; max_new_tokens wins. Until then end-of-sequence and
+    stop_token_ids have no probability, in target and draft alike, and stop strings do not count."""
     ignore_eos: bool = False
     """Generate max_new_tokens whatever the model says, as throughput benchmarks do."""
     stop: tuple[str, ...] = ()
@@ -51,6 +54,7 @@ class SamplingParams:
             (0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1"),
             (0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1"),
             (self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "1 or more"),
+            (self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 (off) or more"),
             (all(self.stop), "stop", self.stop, "strings that are not empty"),
             (all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "ids of 0 or more"),
             (self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2**63 - 1"),
@@ -76,7 +80,9 @@ class Request:
     request_id: str
     shard: int
     row: int
-    """Index of the row within its shard, from 0: outputs are written in this order."""
+    """Index of the output row within its shard, from 0: outputs are written in this order."""
+    sample: int = 0
+    """Which of its prompt's samples this is, from 0."""
     prompt: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -122,10 +128,13 @@ class Shard:
     """One past the last row."""
     first_row: int
     """Position of the first row in the whole dataset: the row's default identity."""
+    samples: int = 1
+    """Outputs of each row."""
 
     @property
     def rows(self) -> int:
-        return self.stop - self.start
+        """Output rows."""
+        return (self.stop - self.start) * self.samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

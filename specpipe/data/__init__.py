@@ -7,6 +7,7 @@ from specpipe.data.preflight import kept_schema, require_prompt
 from specpipe.data.publish import PartFooter, publish_bytes, publish_part, read_part_footer
 from specpipe.data.requests import PromptEncoder, RequestBuilder, expected_identity, input_columns, row_seed
 from specpipe.data.rows import Row, RowHasher, hash_rows, read_kept, read_rows
+from specpipe.data.samples import repeat_rows, samples_of
 
 __all__ = [
     "InputFile",
@@ -27,8 +28,10 @@ __all__ = [
     "read_kept",
     "read_part_footer",
     "read_rows",
+    "repeat_rows",
     "require_prompt",
     "require_unchanged",
     "row_seed",
+    "samples_of",
     "to_table",
 ]

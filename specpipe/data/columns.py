@@ -14,6 +14,7 @@ OUTPUT_COLUMNS = (
     "draft_tokens",
     "accepted_tokens",
     "seed",
+    "sample",
 )
 """Columns that every output part has, in this order, before the user's own."""
 

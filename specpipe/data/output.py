@@ -23,6 +23,7 @@ _TYPES = {
     "draft_tokens": pa.int64(),
     "accepted_tokens": pa.int64(),
     "seed": pa.int64(),
+    "sample": pa.int32(),
 }
 
 
@@ -62,4 +63,5 @@ def _cells(completion: Completion) -> tuple[object, ...]:
         completion.draft_tokens,
         completion.accepted_tokens,
         request.seed,
+        request.sample,
     )

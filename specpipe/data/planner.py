@@ -19,15 +19,16 @@ def plan_shards(
     workers: int,
     max_prompt_tokens: int | None = None,
     limit: int | None = None,
+    samples: int = 1,
 ) -> tuple[Shard, ...]:
     """Every row of `files`, in order, in exactly one shard; no shard spans two files. Deterministic.
 
     A shard holds about `shard_tokens` (prompt + output). Towards the end shards shrink to half of a worker's share of
     what is left (guided self-scheduling, Polychronopoulos and Kuck 1987), so that the workers finish together.
-    `limit` keeps the first rows only.
+    `limit` keeps the first rows only; each is generated for `samples` times, side by side.
     """
     ranges = _limited(files, limit)
-    costs = [_tokens_per_row(file, max_new_tokens, max_prompt_tokens) for file, _ in ranges]
+    costs = [samples * _tokens_per_row(file, max_new_tokens, max_prompt_tokens) for file, _ in ranges]
     left = sum(cost * rows for cost, (_, rows) in zip(costs, ranges, strict=True))
     smallest = max(1, min(shard_tokens, left // (2 * workers)) // _SMALLEST)
     shards: list[Shard] = []
@@ -37,10 +38,10 @@ def plan_shards(
         while start < rows:
             budget = min(shard_tokens, max(smallest, left // (2 * workers)))
             take = min(rows - start, max(1, budget // cost))
-            shard = Shard(
-                index=len(shards), file=file.path, start=start, stop=start + take, first_row=first_row + start
+            index, stop, position = len(shards), start + take, first_row + start
+            shards.append(
+                Shard(index=index, file=file.path, start=start, stop=stop, first_row=position, samples=samples)
             )
-            shards.append(shard)
             start += take
             left -= take * cost
         first_row += rows

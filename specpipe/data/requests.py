@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from specpipe.core import Completion, Request, SamplingParams, Shard
 from specpipe.data.columns import ID_COLUMNS, PROMPT_COLUMNS
 from specpipe.data.prompts import Message, Prompt, find_prompt, request_body
 from specpipe.data.rows import Row, utf8
+from specpipe.data.samples import hash_seed
 from specpipe.errors import InputError, SpecpipeError
 
 
@@ -42,8 +42,7 @@ class PromptEncoder(Protocol):
 
 def row_seed(job_seed: int, row: int) -> int:
     """63 bits from the job's seed and a row's position in the dataset: the same whatever the shards are."""
-    digest = hashlib.blake2b(f"{job_seed}:{row}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    return hash_seed(job_seed, row)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,6 +229,7 @@ _OVERRIDES: Mapping[str, tuple[str, Callable[[object], object]]] = {
     "max_tokens": ("max_new_tokens", _integer),
     "max_completion_tokens": ("max_new_tokens", _integer),
     "max_new_tokens": ("max_new_tokens", _integer),
+    "min_tokens": ("min_tokens", _integer),
     "ignore_eos": ("ignore_eos", _flag),
     "stop": ("stop", _strings),
     "stop_token_ids": ("stop_token_ids", _integers),

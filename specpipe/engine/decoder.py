@@ -28,12 +28,11 @@ class StopStrings:
 
     def __init__(self, detokenizer: Detokenizer, stop: tuple[str, ...]) -> None:
         self._detokenizer, self._stop = detokenizer, stop
-        self._longest = max(len(s) for s in stop)
 
     def push(self, token_id: int) -> str | None:
         """→ the whole text before the earliest stop string that this token completes, or None."""
         added = self._detokenizer.push(token_id)
         text = self._detokenizer.text
-        begin = max(0, len(text) - len(added) - self._longest + 1)
-        found = [at for at in (text.find(s, begin) for s in self._stop) if at >= 0]
+        old = len(text) - len(added)
+        found = [at for at in (text.find(s, max(0, old - len(s) + 1)) for s in self._stop) if at >= 0]
         return text[: min(found)] if found else None

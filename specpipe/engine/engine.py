@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from specpipe.core import (
     FinishReason,
     Phase,
     Request,
+    SamplingParams,
     ShardRound,
     SpeculationPlan,
     StepReport,
@@ -141,6 +142,13 @@ class Engine:
         an error in the next step."""
         self._scheduler.submit(requests, plan)
 
+    def prepare(self, sampling: SamplingParams, ks: Iterable[int]) -> None:
+        """Does ahead of time what the first rounds of such rows with these K would have to do: capturing graphs."""
+        self._rounds.prepare(
+            RoundKey(k=k, all_greedy=sampling.greedy, truncated=sampling.truncates, width=self.config.pages_per_row)
+            for k in set(ks)
+        )
+
     def step(self) -> StepReport | None:
         """At most one prefill chunk and one round, then the results of the oldest round in flight.
 
@@ -231,12 +239,13 @@ class Engine:
         rows = [row for row in self._scheduler.rows.values() if row.prefilled and row.length + unread[row] < row.limit]
         if not rows:
             return self._read_later([], 0, self._clock.stamps.new_empty(0, 5), prefilled) if prefilled else None
-        k = min(self._planned_k(), max(row.limit - row.length - 1 for row in rows))
+        k = self._planned_k() if any(row.limit - row.length > 1 for row in rows) else 0
         key = RoundKey(
             k=k,
             all_greedy=all(row.request.sampling.greedy for row in rows),
             truncated=any(row.request.sampling.truncates for row in rows),
             width=self._width(rows, k),
+            held=any(row.held for row in rows),
         )
         return self._read_later(rows, k, self._rounds.run([row.slot for row in rows], key), prefilled)
 

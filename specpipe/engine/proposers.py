@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specpipe.core import EngineConfig, Method
+from specpipe.engine.min_tokens import hold_open
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.slots import NO_TOKEN, SlotState
 from specpipe_kernels import Purpose, SamplingTensors, sample
@@ -29,6 +30,8 @@ class RoundRows(NamedTuple):
     block_tables: Tensor
     """[B, W] int32."""
     sampling: SamplingTensors
+    held: bool
+    """Whether a row may have fewer than its min_tokens."""
 
 
 class Proposal(NamedTuple):
@@ -71,6 +74,8 @@ class DraftModelProposer:
         for step in range(k):
             starts = rows.lengths - 2 if step == 0 else rows.lengths - 1 + step
             row_logits = self._step(fed, rows, starts)[:, : self._vocab_size]
+            if rows.held:
+                hold_open(row_logits, state, rows.slots, rows.lengths[:, None] + step)
             drawn = sample(row_logits, rows.sampling, rows.lengths + step, purpose=self._purpose, index=step).tokens
             tokens.append(torch.where(step < num_tokens, drawn, NO_TOKEN))
             logits.append(row_logits)

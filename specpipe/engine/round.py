@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specpipe.core import Method
+from specpipe.engine.min_tokens import hold_open
 from specpipe.engine.proposers import Proposal, Proposer, RoundRows
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.slots import NO_TOKEN, SlotState
@@ -28,6 +29,8 @@ class RoundKey(NamedTuple):
     truncated: bool
     width: int
     """Block-table columns that any row of the round can reach."""
+    held: bool = False
+    """False is a promise that every row has its min_tokens."""
 
 
 class RoundResult(NamedTuple):
@@ -75,6 +78,9 @@ class Round:
             proposal = self._propose(rows, key.k)
             self._clock.mark(Mark.DRAFTED)
             logits = self._verify(rows, proposal, key.k)
+            if key.held:
+                columns = torch.arange(key.k + 1, device=slots.device)
+                hold_open(logits, self.state, slots, rows.lengths[:, None] + columns)
             self._clock.mark(Mark.VERIFIED)
             verdict = rejection_sample(
                 logits,
@@ -101,6 +107,7 @@ class Round:
             room=torch.where(state.active[slots], room, 0).to(torch.int32),
             block_tables=state.block_table[:, : key.width].index_select(0, slots),
             sampling=state.sampling(slots, all_greedy=key.all_greedy, truncated=key.truncated),
+            held=key.held,
         )
 
     def _propose(self, rows: RoundRows, k: int) -> Proposal:

@@ -59,6 +59,11 @@ class Row:
         return len(self.request.prompt_token_ids) + self.request.sampling.max_new_tokens
 
     @property
+    def held(self) -> bool:
+        """Whether the row may not end yet (min_tokens)."""
+        return len(self.generated) < self.request.sampling.min_tokens
+
+    @property
     def prefilled(self) -> bool:
         return self.target_done >= len(self.request.prompt_token_ids) - 1
 
@@ -76,7 +81,7 @@ class Row:
         for token in tokens:
             self.generated.append(token)
             text = self.matcher.push(token)
-            if text is not None:
+            if text is not None and not self.held:
                 return text
         return None
 

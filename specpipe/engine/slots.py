@@ -51,6 +51,7 @@ class SlotState:
         self.length = full(n, value=1)
         self.draft_valid = full(n)
         self.limit = full(n, value=1)
+        self.min_length = full(n)
         self.active = full(n, dtype=torch.bool)
         self.stop_ids = full(n, len(self.eos_ids) + MAX_STOP_TOKENS, value=NO_TOKEN)
         self.block_table = full(n, config.pages_per_row, dtype=torch.int32)
@@ -86,6 +87,8 @@ class SlotState:
         self.length[slots] = self.upload(lengths)
         limits = [n + r.sampling.max_new_tokens for n, r in zip(lengths, requests, strict=True)]
         self.limit[slots] = self.upload(limits)
+        floors = [n + r.sampling.min_tokens for n, r in zip(lengths, requests, strict=True)]
+        self.min_length[slots] = self.upload(floors)
         self.draft_valid[slots] = 0
         self.seed[slots] = self.upload([r.seed for r in requests])
         self.temperature[slots] = self.upload([r.sampling.temperature for r in requests], torch.float32)

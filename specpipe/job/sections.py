@@ -69,13 +69,26 @@ class DataSection(Section):
     output still has every row."""
 
 
-SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens", "ignore_eos", "stop", "stop_token_ids")
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "max_new_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "stop",
+    "stop_token_ids",
+)
 """Keys of `sampling` that are fields of SamplingParams."""
 
 
 class SamplingSection(Section):
-    """How tokens are drawn. A row may bring its own values in columns of these names."""
+    """How tokens are drawn. A row may bring its own values in columns of these names, all but `n` and `defaults`."""
 
+    n: Count = 1
+    """Outputs of each prompt, side by side in the output, told apart by its column `sample`. Each draws with a seed of
+    its own; greedy ones are all the same."""
     temperature: Number = default_of(SamplingParams, "temperature")
     """0 is greedy. Otherwise logits are divided by it."""
     top_k: Int = default_of(SamplingParams, "top_k")
@@ -86,6 +99,9 @@ class SamplingSection(Section):
     """Keep tokens at least min_p times as likely as the most likely one. 0 keeps all."""
     max_new_tokens: Int = default_of(SamplingParams, "max_new_tokens")
     """Most tokens that a row generates."""
+    min_tokens: Int = default_of(SamplingParams, "min_tokens")
+    """So many tokens come before any that ends the row: until then the model cannot end it, stop_token_ids neither,
+    and stop strings do not count."""
     ignore_eos: bool = default_of(SamplingParams, "ignore_eos")
     """Generate max_new_tokens whatever the model says, as throughput benchmarks do."""
     stop: Annotated[tuple[str, ...], OneIsAList] = default_of(SamplingParams, "stop")
@@ -105,6 +121,8 @@ class SamplingSection(Section):
                 SamplingParams(**{name: getattr(self, name)})
             except InputError as error:
                 wrong.append(f".{error}")
+        if not wrong and self.min_tokens > self.max_new_tokens:
+            wrong.append(f".min_tokens is {self.min_tokens}; expected at most max_new_tokens ({self.max_new_tokens})")
         if wrong:
             raise ValueError("\n".join(wrong))
         return self

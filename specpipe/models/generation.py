@@ -23,7 +23,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "suppress_tokens": ([],),
     "begin_suppress_tokens": ([],),
     "bad_words_ids": ([],),
-    "min_new_tokens": (0,),
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
     "sequence_bias": ({},),
@@ -33,7 +32,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 def generation_defaults(source: ModelSource) -> dict[str, float | int]:
-    """Values for `sampling` from generation_config.json: temperature, top_k, top_p and min_p, max_new_tokens if given.
+    """Values for `sampling` from generation_config.json: temperature, top_k, top_p and min_p, max_new_tokens
+    and min_tokens (min_new_tokens) if given.
 
     As in transformers, do_sample false or absent is greedy, and an absent top_k is 50. Raises ModelError where the file
     is not there or asks for what is not served.
@@ -49,8 +49,9 @@ def generation_defaults(source: ModelSource) -> dict[str, float | int]:
     values = {name: _number(source, name, given.get(name), default) for name, default in _SAMPLED.items()}
     if given.get("do_sample") is not True:
         values = {"temperature": 0.0}
-    if given.get("max_new_tokens") is not None:
-        values["max_new_tokens"] = _number(source, "max_new_tokens", given["max_new_tokens"], 1)
+    for name, ours in (("max_new_tokens", "max_new_tokens"), ("min_new_tokens", "min_tokens")):
+        if given.get(name) is not None:
+            values[ours] = _number(source, name, given[name], 1)
     try:
         SamplingParams(**values)  # type: ignore[arg-type]
     except InputError as error:

@@ -57,13 +57,15 @@ def _pack(shards: tuple[Shard, ...]) -> dict[str, Any]:
     files = list(dict.fromkeys(shard.file for shard in shards))
     place = {file: i for i, file in enumerate(files)}
     rows = [[shard.index, place[shard.file], shard.start, shard.stop, shard.first_row] for shard in shards]
-    return {"files": files, "shard_columns": ["index", "file", "start", "stop", "first_row"], "shards": rows}
+    samples = shards[0].samples if shards else 1
+    columns = ["index", "file", "start", "stop", "first_row"]
+    return {"files": files, "samples": samples, "shard_columns": columns, "shards": rows}
 
 
 def _unpack(content: Mapping[str, Any]) -> tuple[Shard, ...]:
-    files = content["files"]
+    files, samples = content["files"], content["samples"]
     return tuple(
-        Shard(index=index, file=files[file], start=start, stop=stop, first_row=first_row)
+        Shard(index=index, file=files[file], start=start, stop=stop, first_row=first_row, samples=samples)
         for index, file, start, stop, first_row in content["shards"]
     )
 

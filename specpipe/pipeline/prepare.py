@@ -55,6 +55,7 @@ class Prepared:
             max_prompt_tokens=job.model.max_model_len,
             workers=workers,
             limit=job.data.limit,
+            samples=job.sampling.n,
         )
         if not shards:
             raise DataError(f"data.path {job.data.path} has no rows; expected at least one")

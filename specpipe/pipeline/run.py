@@ -87,9 +87,10 @@ def execute(job: JobSpec, *, viewer: Viewer | None = None, backend: Backend | No
 def _headline(opened: _Opened) -> str:
     files = opened.prepared.files
     done = f", {len(opened.done)} of {len(opened.manifest.shards)} shards done" if opened.manifest else ""
+    job = opened.prepared.job
     rows = sum(file.rows for file in files)
-    limit = opened.prepared.job.data.limit or rows
-    return f"{opened.prepared.job.name}: {min(rows, limit):,} rows → {opened.folder.path}{done}"
+    rows = min(rows, job.data.limit or rows) * job.sampling.n
+    return f"{job.name}: {rows:,} rows → {opened.folder.path}{done}"
 
 
 def _open(prepared: Prepared, folder: RunFolder) -> _Opened:

@@ -18,7 +18,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from specpipe.core import Completion, Request, Shard, ShardReport
-from specpipe.data import RowHasher, publish_part, read_kept, read_rows, require_unchanged, to_table
+from specpipe.data import (
+    RowHasher,
+    publish_part,
+    read_kept,
+    read_rows,
+    repeat_rows,
+    require_unchanged,
+    samples_of,
+    to_table,
+)
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.assemble import Assembly, WorkerConfig, assemble
 from specpipe.pipeline.engine_loop import WARM_UP_SHARD, EngineLoop, LoopStatus
@@ -71,7 +80,7 @@ class Worker:
     def _warm_up(self, order: ShardOrder) -> None:
         shard = order.shard
         stop = min(shard.stop, shard.start + self._config.job.data.warmup_rows)
-        requests, _, _ = self._read(dataclasses.replace(shard, index=WARM_UP_SHARD, stop=stop))
+        requests, _, _ = self._read(dataclasses.replace(shard, index=WARM_UP_SHARD, stop=stop, samples=1))
         self._loop.run(WARM_UP_SHARD, requests, order.plan)
 
     def run_shard(self, order: ShardOrder) -> ShardReport:
@@ -128,17 +137,18 @@ class Worker:
         require_unchanged(file)
         for row in read_rows(file, shard.start, shard.stop, builder.columns):
             hasher.update(row)
-            built = builder.build(row, shard)
-            if isinstance(built, Request):
-                requests.append(built)
-            else:
-                refused.append(built)
+            for built in samples_of(builder.build(row, shard), shard.samples):
+                if isinstance(built, Request):
+                    requests.append(built)
+                else:
+                    refused.append(built)
         return requests, refused, hasher.hexdigest()
 
     def _read_kept(self, shard: Shard) -> Any:
         if self._config.kept_schema is None:
             return None
-        return read_kept(self._config.files[shard.file], shard.start, shard.stop, self._config.kept_schema)
+        kept = read_kept(self._config.files[shard.file], shard.start, shard.stop, self._config.kept_schema)
+        return repeat_rows(kept, shard.samples)
 
     def _publish(
         self, shard: Shard, completions: list[Completion], kept: Any, shard_hash: str, record: ShardRecord

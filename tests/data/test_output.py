@@ -34,12 +34,12 @@ def test_rows_stand_in_input_order_with_their_counts() -> None:
         {
             "request_id": "r1", "prompt": "hi", "generated_text": "", "generated_token_ids": [], "num_input_tokens": 3,
             "num_generated_tokens": 0, "finish_reason": "error", "error": "bad", "draft_tokens": 0,
-            "accepted_tokens": 0, "seed": 2**63 - 1,
+            "accepted_tokens": 0, "seed": 2**63 - 1, "sample": 0,
         },
         {
             "request_id": "r2", "prompt": "hi", "generated_text": "yo", "generated_token_ids": [7, 8],
             "num_input_tokens": 3, "num_generated_tokens": 2, "finish_reason": "stop", "error": "", "draft_tokens": 6,
-            "accepted_tokens": 1, "seed": 2**63 - 1,
+            "accepted_tokens": 1, "seed": 2**63 - 1, "sample": 0,
         },
     ]  # fmt: skip
 

@@ -23,9 +23,11 @@ def test_the_guard_sees_a_sync() -> None:
 def test_round(small_pair, temperature: float, method: str, proposer: str, k: int) -> None:
     pair = small_pair("llama")
     rates = (0.9, 0.6, 0.3) if method == "synthetic" else ()
-    engine = make_engine(pair.target, pair.draft, max_k=k, proposer=proposer, method=method, synthetic_rates=rates)
+    engine = make_engine(
+        pair.target, pair.draft, max_k=k, proposer=proposer, method=method, synthetic_rates=rates, eos_ids=[7]
+    )
     truncation = {"top_k": 20, "top_p": 0.9, "min_p": 0.01} if temperature else {}
-    requests = make_requests(3, vocab_size=pair.vocab_size, temperature=temperature, **truncation)
+    requests = make_requests(3, vocab_size=pair.vocab_size, temperature=temperature, min_tokens=9, **truncation)
     engine.submit(requests, plan(k, proposer=proposer))
     while engine.step().running == 0:
         pass

@@ -28,6 +28,7 @@ def defaults(folder: Path, **values: object) -> dict[str, float | int]:
         ({"do_sample": True, "top_k": 0}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}),
         ({"temperature": 0.6, "top_p": 0.9}, {"temperature": 0.0}),
         ({"do_sample": False, "max_new_tokens": 2048}, {"temperature": 0.0, "max_new_tokens": 2048}),
+        ({"min_new_tokens": 7}, {"temperature": 0.0, "min_tokens": 7}),
         ({"repetition_penalty": 1.0, "num_beams": 1}, {"temperature": 0.0}),
     ],
 )

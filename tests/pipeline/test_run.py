@@ -37,6 +37,23 @@ def test_a_run_leaves_every_row_and_all_telemetry(tmp_path: Path) -> None:
     assert summary["peak_output_throughput"] > 0
 
 
+def test_samples_of_a_prompt_stand_side_by_side_and_depend_on_nothing_else(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.parquet", 11, r4=None)
+    job = make_job(tmp_path, "sampling.n=3", "output.keep_columns=[tag]", "output.max_failed_rows=3")
+    result = execute(job, backend=InProcessBackend())
+    assert (result.exit_code, result.summary["total_rows"], result.summary["failed"]) == (0, 33, 3)
+    table = outputs(tmp_path / "out")
+    assert table["sample"].to_pylist() == [0, 1, 2] * 11
+    assert table["tag"].to_pylist() == [f"t{i}" for i in range(11) for _ in range(3)]
+    assert len(set(table["seed"].to_pylist())) == 33
+    assert execute(job, backend=InProcessBackend()).state == "already complete"
+
+    execute(make_job(tmp_path, f"output.path={tmp_path}/once"), backend=InProcessBackend())
+    assert (
+        outputs(tmp_path / "once")["generated_token_ids"].to_pylist() == table["generated_token_ids"][::3].to_pylist()
+    )
+
+
 def test_a_complete_run_says_so_and_starts_nothing(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     execute(job, backend=InProcessBackend())

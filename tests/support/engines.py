@@ -26,8 +26,9 @@ class PlainMatcher:
         self._stop, self._text = stop, ""
 
     def push(self, token_id: int) -> str | None:
+        old = len(self._text)
         self._text += f"{token_id} "
-        found = [at for at in (self._text.find(s) for s in self._stop) if at >= 0]
+        found = [at for at in (self._text.find(s, max(0, old - len(s) + 1)) for s in self._stop) if at >= 0]
         return self._text[: min(found)] if found else None
 
 
@@ -137,6 +138,7 @@ def generate(model: torch.nn.Module, requests: Sequence[Request], eos_ids: Seque
             attention_mask=torch.ones_like(prompt),
             do_sample=False,
             max_new_tokens=request.sampling.max_new_tokens,
+            min_new_tokens=request.sampling.min_tokens or None,
             eos_token_id=list(eos_ids) or None,
             pad_token_id=0,
         )
