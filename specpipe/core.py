@@ -132,9 +132,13 @@ class Shard:
     """Outputs of each row."""
 
     @property
+    def input_rows(self) -> int:
+        return self.stop - self.start
+
+    @property
     def rows(self) -> int:
         """Output rows."""
-        return (self.stop - self.start) * self.samples
+        return self.input_rows * self.samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

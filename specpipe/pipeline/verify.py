@@ -85,7 +85,7 @@ def _manifest(folder: RunFolder, manifest: Manifest) -> Iterator[Finding]:
         if (shard.index, shard.first_row, shard.start) != (index, row, ends.get(shard.file)):
             yield _wrong(f"{MANIFEST}: shard {shard.index} does not follow the one before it; rows are lost or doubled")
             return
-        ends[shard.file], row = shard.stop, shard.first_row + shard.rows
+        ends[shard.file], row = shard.stop, shard.first_row + shard.input_rows
     wanted = sum(int(pin["rows"]) for pin in pins)
     limit = manifest.identity.get("data.limit")
     wanted = wanted if limit is None else min(wanted, int(limit))

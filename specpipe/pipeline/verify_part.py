@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from specpipe.core import Shard
 from specpipe.data import RowHasher, expected_identity, input_columns, output_schema, read_part_footer, read_rows
 from specpipe.data.files import InputFile
 from specpipe.data.locations import locate
+from specpipe.data.samples import sample_seed
 from specpipe.errors import DataError
 from specpipe.pipeline.verification import Finding, few
 from specpipe.telemetry.record import ShardRecord
@@ -89,16 +91,22 @@ class PartCheck:
 
     def _compare(self, table: Any, shard: Shard, shard_hash: str) -> Iterator[Finding]:
         hasher = RowHasher()
-        names, seeds = table["request_id"].to_pylist(), table["seed"].to_pylist()
+        outputs = zip(
+            table["request_id"].to_pylist(), table["seed"].to_pylist(), table["sample"].to_pylist(), strict=True
+        )
         columns = input_columns(self.prompt_column)
         for i, row in enumerate(read_rows(self.files[shard.file], shard.start, shard.stop, columns)):
             hasher.update(row)
             position = shard.first_row + i
             name, may = expected_identity(row, position, job_seed=self.job_seed, prompt_column=self.prompt_column)
-            if names[i] != name:
-                yield _wrong(shard, f"request_id is {names[i]!r:.80}; the input row is {name!r:.80}", row=i)
-            elif seeds[i] not in may:
-                yield _wrong(shard, f"seed is {seeds[i]}; expected {' or '.join(map(str, sorted(may)))}", row=i)
+            for sample, (request_id, seed, said) in enumerate(islice(outputs, shard.samples)):
+                at, seeds = i * shard.samples + sample, {sample_seed(own, sample) for own in may}
+                if request_id != name:
+                    yield _wrong(shard, f"request_id is {request_id!r:.80}; the input row is {name!r:.80}", row=at)
+                elif said != sample:
+                    yield _wrong(shard, f"sample is {said}; expected {sample}", row=at)
+                elif seed not in seeds:
+                    yield _wrong(shard, f"seed is {seed}; expected {' or '.join(map(str, sorted(seeds)))}", row=at)
         if hasher.hexdigest() != shard_hash:
             yield _wrong(shard, f"its input rows ({shard.file}) are not those that it was made from: hashes differ")
 

@@ -56,6 +56,21 @@ def test_a_finished_run_is_proven_complete(run: Path, fast: bool) -> None:
     assert json.loads(json.dumps(found.to_dict()))["complete"] is True
 
 
+def test_samples_are_proven_one_by_one(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.parquet", 9, r5=None)
+    execute(make_job(tmp_path, "sampling.n=3", "output.max_failed_rows=3"), backend=InProcessBackend())
+    run = tmp_path / "out"
+    found = verify(str(run))
+    assert (said(found), found.verified_rows, found.failed_rows) == ("", 27, 3)
+    table = pq.read_table(part(run, 0))
+    swapped = table.take([1, 0, *range(2, table.num_rows)])
+    rewrite(run, 0, swapped)
+    assert "row 0: sample is 1; expected 0" in said(verify(str(run)))
+    doubled = swapped.set_column(table.column_names.index("sample"), table.schema.field("sample"), table["sample"])
+    rewrite(run, 0, doubled)
+    assert "row 0: seed is " in said(verify(str(run)))
+
+
 def test_a_missing_part_is_named_with_its_rows(run: Path) -> None:
     part(run, 2).unlink()
     found = verify(str(run))
