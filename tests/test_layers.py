@@ -25,7 +25,10 @@ ALLOWED = {
     | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.speculation"}
     | {"specpipe.telemetry", "specpipe_kernels"},
     "specpipe.benchmark": VOCABULARY | {"specpipe.engine", "specpipe_kernels"},
-    "specpipe.cli": VOCABULARY | {"specpipe.benchmark", "specpipe.data", "specpipe.job", "specpipe.pipeline"},
+    "specpipe.evaluation": VOCABULARY
+    | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.pipeline", "specpipe.telemetry"},
+    "specpipe.cli": VOCABULARY
+    | {"specpipe.benchmark", "specpipe.data", "specpipe.evaluation", "specpipe.job", "specpipe.pipeline"},
     "specpipe_kernels": set(),
 }
 FOLDERS = {part: ROOT / ("kernels" if part == "specpipe_kernels" else "") / part.replace(".", "/") for part in ALLOWED}

@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from specpipe import __version__
+from specpipe.cli.compare import compare
 from specpipe.cli.convert import convert
 from specpipe.cli.doctor import doctor
+from specpipe.cli.eval import evaluate
 from specpipe.cli.init import init
 from specpipe.cli.run import run
 from specpipe.cli.show import show
@@ -54,6 +56,8 @@ def main() -> None:
 main.add_command(init)
 main.add_command(run)
 main.add_command(convert)
+main.add_command(compare)
 main.add_command(doctor)
+main.add_command(evaluate)
 main.add_command(show)
 main.add_command(verify)

@@ -1,0 +1,80 @@
+"""`specpipe eval`."""
+
+from __future__ import annotations
+
+import click
+
+_PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@click.group("eval", short_help="Score runs with lm-eval.")
+def evaluate() -> None:
+    """Score what a run generated with lm-eval's own tasks and metrics.
+
+    \b
+      specpipe eval record --model builtin:tiny --out gsm8k.parquet --tasks gsm8k
+      specpipe run job.yaml --set data.path=gsm8k.parquet
+      specpipe eval replay runs/job
+    """
+
+
+@evaluate.command(context_settings=_PASS_ON, short_help="Write an evaluation's requests as a dataset.")
+@click.option("--model", required=True, metavar="NAME", help="The target: its tokenizer and template make the prompts.")
+@click.option("--out", required=True, metavar="FILE", help="The Parquet file to write.")
+@click.option("--max-length", type=click.IntRange(min=2), metavar="N", help="Longest prompt + output in tokens.")
+@click.option("--chat-template", type=click.Path(), help="A Jinja file instead of the model's own template.")
+@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the tokenizer.")
+@click.option("--add-bos-token/--no-add-bos-token", default=None, help="As lm-eval's model argument of that name.")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def record(
+    model: str,
+    out: str,
+    max_length: int | None,
+    chat_template: str | None,
+    trust_remote_code: bool,
+    add_bos_token: bool | None,
+    flags: tuple[str, ...],
+) -> None:
+    """Write what lm-eval would ask with FLAGS, its own command line, as a dataset that `specpipe run` reads.
+
+    Options of specpipe come first, then lm-eval's.
+
+    \b
+      specpipe eval record --model builtin:tiny --out requests.parquet \\
+          --tasks gsm8k --num_fewshot 5 --limit 200 --apply_chat_template
+    """
+    from specpipe.cli.quiet import quiet
+
+    quiet(verbose=False)
+    from specpipe.evaluation.recording import record as write
+
+    count = write(
+        flags,
+        out,
+        target=model,
+        max_length=max_length,
+        chat_template=chat_template,
+        trust_remote_code=trust_remote_code,
+        add_bos_token=add_bos_token,
+    )
+    click.echo(f"{count:,} requests → {out}")
+
+
+@evaluate.command(context_settings=_PASS_ON, short_help="Score a run's outputs.")
+@click.option("--out", metavar="FOLDER", help="Folder for the results. Left out: lm_eval in the run's own folder.")
+@click.option("--requests", metavar="FILE", help="The recording, where it has moved since the run.")
+@click.argument("run", metavar="RUN")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def replay(out: str | None, requests: str | None, run: str, flags: tuple[str, ...]) -> None:
+    """Have lm-eval score RUN, the output folder of a job on a recording.
+
+    FLAGS of lm-eval are the recorded ones; others that would change prompts or scores are refused.
+    """
+    from specpipe.cli.quiet import quiet
+
+    quiet(verbose=False)
+    from specpipe.evaluation.replay import replay as score
+
+    scored = score(run, flags, out=out, requests=requests)
+    click.echo(scored.tables)
+    click.echo(f"→ {scored.folder}")

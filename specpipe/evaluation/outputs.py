@@ -1,0 +1,71 @@
+"""The published outputs of a run, in input order, a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from specpipe.data.locations import locate
+from specpipe.errors import OutputError
+from specpipe.pipeline.folder import RunFolder
+from specpipe.pipeline.manifest import Manifest, read_manifest
+
+_BATCH_ROWS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOutputs:
+    """A complete run whose texts may be used."""
+
+    folder: RunFolder
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: str) -> RunOutputs:
+        """Raises OutputError for a folder that is no run's, a run that is not complete, or a synthetic one."""
+        folder = RunFolder.at(path)
+        manifest = read_manifest(folder)
+        if manifest is None:
+            raise OutputError(f"{folder.path} is no specpipe run: it has no manifest.json")
+        if manifest.synthetic:
+            raise OutputError(
+                f"{folder.path} ran with speculation.method: synthetic, which accepts drafts at given rates to measure "
+                "speed; its outputs are no text of the target's and are not compared, scored or exported"
+            )
+        there = set(folder.names("outputs"))
+        missing = [shard.index for shard in manifest.shards if _part(folder, shard.index) not in there]
+        if missing:
+            raise OutputError(
+                f"{folder.path} is not complete: {len(missing):,} of {len(manifest.shards):,} shards have no outputs "
+                "yet. Start the job again to finish it"
+            )
+        return cls(folder=folder, manifest=manifest)
+
+    @property
+    def rows(self) -> int:
+        return self.manifest.rows
+
+    @property
+    def inputs(self) -> list[str]:
+        """Paths of the run's input files."""
+        return [str(pin["path"]) for pin in self.manifest.identity["inputs"]]
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
+        """pyarrow.RecordBatch of at most 1,024 rows with `columns` in that order (None: all)."""
+        for shard in self.manifest.shards:
+            location = locate(self.folder.file(RunFolder.part_name(shard.index)))
+            with location.filesystem.open_input_file(location.path) as source:
+                for batch in pq.ParquetFile(source).iter_batches(_BATCH_ROWS, columns=columns):
+                    yield batch if columns is None else batch.select(list(columns))
+
+    def records(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """The same, a row at a time."""
+        for batch in self.batches(columns):
+            yield from batch.to_pylist()
+
+
+def _part(folder: RunFolder, shard: int) -> str:
+    return folder.part_name(shard).rpartition("/")[2]

@@ -1,0 +1,133 @@
+"""lm-eval's generate_until requests as rows of a dataset: tokenised and cut as its transformers backend does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from specpipe.errors import JobError
+
+SCHEMA = pa.schema(
+    [
+        pa.field("request_id", pa.string(), nullable=False),
+        pa.field("prompt", pa.string(), nullable=False),
+        pa.field("prompt_token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("task", pa.string(), nullable=False),
+        pa.field("doc_id", pa.int64(), nullable=False),
+        pa.field("temperature", pa.float64(), nullable=False),
+        pa.field("top_p", pa.float64()),
+        pa.field("top_k", pa.int64()),
+        pa.field("min_p", pa.float64()),
+        pa.field("max_tokens", pa.int64(), nullable=False),
+        pa.field("stop", pa.list_(pa.string()), nullable=False),
+        pa.field("stop_token_ids", pa.list_(pa.int64()), nullable=False),
+        pa.field("ignore_eos", pa.bool_(), nullable=False),
+    ]
+)
+"""Columns of a recording. A row says all about its own end, so that a job's `sampling` cannot change a score."""
+MAX_GEN_TOKS = 256  # what lm-eval's transformers backend takes where a task says nothing
+_SERVED = {"until", "do_sample", "max_gen_toks", "temperature", "top_p", "top_k", "min_p"}
+_HARMLESS: Mapping[str, tuple[object, ...]] = {
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "repetition_penalty": (1,),
+    "use_cache": (True,),
+}
+
+
+def request_key(context: str, gen_kwargs: Mapping[str, Any]) -> str:
+    """32 hexadecimal digits of what lm-eval asks: sha256 over the request's type, prompt and arguments."""
+    text = json.dumps(["generate_until", context, gen_kwargs], sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+@dataclass(slots=True)
+class RequestIds:
+    """Ids in the order of asking: a request that is asked again (`repeats`) gets the next number."""
+
+    _seen: Counter[str] = field(default_factory=Counter)
+
+    def next(self, context: str, gen_kwargs: Mapping[str, Any]) -> str:
+        """Key and occurrence, from 0."""
+        key = request_key(context, gen_kwargs)
+        self._seen[key] += 1
+        return f"{key}:{self._seen[key] - 1}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptCutter:
+    """Prompts to token ids as lm-eval's transformers backend (HFLM.tok_batch_encode) makes them."""
+
+    tokenizer: Any
+    max_length: int
+    """Longest prompt + output in tokens."""
+    add_bos_token: bool | None = None
+
+    @property
+    def eos(self) -> str | None:
+        """The text of the end-of-sequence token, which that backend adds to every request's stop strings."""
+        token_id = self.tokenizer.eos_token_id
+        return None if token_id is None else str(self.tokenizer.decode(token_id, skip_special_tokens=False))
+
+    def token_ids(self, context: str, max_gen_toks: int) -> list[int]:
+        """The last max_length - max_gen_toks tokens of the prompt. Raises JobError where that is none."""
+        room = self.max_length - max_gen_toks
+        if room < 1:
+            raise JobError(
+                f"a request asks for {max_gen_toks} tokens and the model's length is {self.max_length}; expected "
+                "fewer (--gen_kwargs max_gen_toks=…), or a longer --max-length"
+            )
+        special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
+        bos = self.tokenizer.bos_token
+        if bos and context.startswith(bos):
+            special = {"add_special_tokens": False}
+        ids: list[int] = self.tokenizer(context, verbose=False, **special)["input_ids"]
+        return ids[-room:]
+
+
+def request_rows(
+    requests: Iterable[Any], cutter: PromptCutter, normalise: Any, stops: Any
+) -> Iterator[dict[str, object]]:
+    """Rows of SCHEMA from lm-eval's Instances, in order.
+
+    normalise and stops: lm_eval.models.utils' normalize_gen_kwargs and handle_stop_sequences. Raises JobError for
+    requests that would be answered otherwise than they ask.
+    """
+    ids, eos = RequestIds(), cutter.eos
+    for request in requests:
+        context, gen_kwargs = request.args
+        arguments = normalise(gen_kwargs, MAX_GEN_TOKS)
+        _check(request.task_name, arguments)
+        yield {
+            "request_id": ids.next(context, gen_kwargs),
+            "prompt": context,
+            "prompt_token_ids": cutter.token_ids(context, arguments["max_gen_toks"]),
+            "task": request.task_name,
+            "doc_id": request.doc_id,
+            "temperature": float(arguments.get("temperature", 0.0)) if arguments["do_sample"] else 0.0,
+            **{name: arguments.get(name) for name in ("top_p", "top_k", "min_p")},
+            "max_tokens": arguments["max_gen_toks"],
+            "stop": [text for text in stops(list(arguments["until"]), eos=eos) if text],
+            "stop_token_ids": [],
+            "ignore_eos": False,
+        }
+
+
+def _check(task: str, arguments: Mapping[str, Any]) -> None:
+    for name, value in arguments.items():
+        if name not in _SERVED and value is not None and value not in _HARMLESS.get(name, ()):
+            raise JobError(
+                f"task {task} asks for {name}={value!r}, which specpipe does not serve; leave it out, or change it "
+                "with --gen_kwargs"
+            )
+    if arguments["do_sample"] and not arguments.get("temperature"):
+        raise JobError(
+            f"task {task} asks for do_sample without a temperature; expected one above 0 "
+            "(--gen_kwargs do_sample=True,temperature=0.7), or do_sample=False"
+        )
