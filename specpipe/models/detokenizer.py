@@ -39,8 +39,9 @@ class Detokenizer:
             if grown:
                 self.text = self._settled + window[len(self._known) :].rstrip(_INCOMPLETE)
             return self.text[before:]
-        if not grown:
-            # Decoders with byte fallback give up on a whole run of bytes when one of them fits no character.
+        if not grown or _INCOMPLETE in window[len(self._known) :]:
+            # Decoders with byte fallback give up on a whole run of bytes, which may have begun before the window, when
+            # one of them fits no character.
             self._settled = self._known = self.text = self._decode(self._ids)
             self._window, self._read = 0, len(self._ids)
             return self.text

@@ -54,6 +54,14 @@ def test_text_equals_the_whole_decoded_whenever_it_ends_with_a_character(name: s
     assert detokenizer.finish() == whole(tokenizer, ids)
 
 
+def test_a_byte_that_fits_no_character_spoils_its_whole_run() -> None:
+    tokenizer = TOKENIZERS["sentencepiece"]
+    detokenizer = Detokenizer(tokenizer)
+    for token in tokenizer.convert_tokens_to_ids(["<0x00>", "<0x20>", "<0x80>", "▁"]):
+        detokenizer.push(token)
+    assert detokenizer.text == "\ufffd\ufffd\ufffd "
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_characters_of_several_tokens_appear_whole(name: str) -> None:
     tokenizer = TOKENIZERS[name]
