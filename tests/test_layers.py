@@ -26,7 +26,8 @@ ALLOWED = {
     | {"specpipe.telemetry", "specpipe_kernels"},
     "specpipe.benchmark": VOCABULARY | {"specpipe.engine", "specpipe_kernels"},
     "specpipe.evaluation": VOCABULARY
-    | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.pipeline", "specpipe.telemetry"},
+    | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.pipeline"}
+    | {"specpipe.telemetry"},
     "specpipe.cli": VOCABULARY
     | {"specpipe.benchmark", "specpipe.data", "specpipe.evaluation", "specpipe.job", "specpipe.pipeline"},
     "specpipe_kernels": set(),
