@@ -4,7 +4,7 @@ CUDA tensors run Triton, the rest runs plain torch (see `specpipe_kernels.backen
 """
 
 from specpipe_kernels.attention import paged_attention, store_kv, write_index
-from specpipe_kernels.layers import linear, linear_glu, linear_residual, rms_norm, rope_store_kv
+from specpipe_kernels.layers import linear, linear_glu, linear_residual, linear_rope_store_kv, rms_norm
 from specpipe_kernels.rejection_sampler import RejectionSampler
 from specpipe_kernels.sampling import rejection_sample, sample, sample_recovered_tokens, synthetic_rates
 from specpipe_kernels.timestamp import timestamp
@@ -23,10 +23,10 @@ __all__ = [
     "linear",
     "linear_glu",
     "linear_residual",
+    "linear_rope_store_kv",
     "paged_attention",
     "rejection_sample",
     "rms_norm",
-    "rope_store_kv",
     "sample",
     "sample_recovered_tokens",
     "store_kv",

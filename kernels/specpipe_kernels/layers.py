@@ -46,8 +46,10 @@ def linear_residual(
     return result
 
 
-def rope_store_kv(
-    qkv: Tensor,
+def linear_rope_store_kv(
+    x: Tensor | Normed,
+    weight: Tensor,
+    bias: Tensor | None,
     cos: Tensor,
     sin: Tensor,
     positions: Tensor,
@@ -60,13 +62,16 @@ def rope_store_kv(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Rotate queries and keys, store keys and values; returns the queries [M, Hq, D].
+    """Project x [M, H], rotate queries and keys, store keys and values; returns the queries [M, Hq, D].
 
-    qkv [M, (Hq + 2 Hkv) * D], heads of q, k and v behind each other. cos and sin [P, D] are tables by position, in the
-    half-split layout of transformers; positions [M] int64 index them. Pages and write_index as in `store_kv`.
+    weight [(Hq + 2 Hkv) * D, H] and bias: of q, k and v above each other. cos and sin [P, D] are tables by position, in
+    the half-split layout of transformers; positions [M] int64 index them. Pages and write_index as in `store_kv`.
     q_norm, k_norm [D]: RMS norms over each head before rotation (Qwen 3). RoPE: Su et al., arXiv 2104.09864.
     """
-    result: Tensor = implementation("rope_store_kv", qkv)(
-        qkv, cos, sin, positions, k_pages, v_pages, write_index, q_heads=q_heads, q_norm=q_norm, k_norm=k_norm, eps=eps
-    )
+    values = x.values if isinstance(x, Normed) else x
+    function = implementation("linear_rope_store_kv", values, module="linear")
+    result: Tensor = function(
+        x, weight, bias, cos, sin, positions, k_pages, v_pages, write_index,
+        q_heads=q_heads, q_norm=q_norm, k_norm=k_norm, eps=eps,
+    )  # fmt: skip
     return result

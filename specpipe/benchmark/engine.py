@@ -114,7 +114,7 @@ def run(engine: Engine, rows: Sequence[Request], k: int) -> tuple[float, list[St
 
 
 def measure(engine: Engine, bench: Bench, batch: int, k: int) -> Measured:
-    """Warm-up, prefill alone, then the whole."""
+    """Warm-up, prefill alone, then the whole. The engine is prepared (`Engine.prepare`)."""
     vocab = engine.target.vocab_size
     run(engine, requests([(bench.prompt_tokens, 8)] * batch, vocab), k)
     prefill_s, _ = run(engine, requests([(bench.prompt_tokens, 1)] * batch, vocab), k)

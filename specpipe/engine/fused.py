@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from specpipe.engine.attention import AttentionBatch, AttentionFacts, AttentionProbe
-from specpipe_kernels import Normed, linear, linear_glu, linear_residual, paged_attention, rms_norm, rope_store_kv
+from specpipe_kernels import Normed, linear_glu, linear_residual, linear_rope_store_kv, paged_attention, rms_norm
 
 FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 
@@ -123,9 +123,10 @@ class FusedStack:
 
     def _attend(self, layer: _Layer, normed: Normed, positions: Tensor, batch: AttentionBatch) -> Tensor:
         k_pages, v_pages = cast(Tensor, layer.attention.k_pages), cast(Tensor, layer.attention.v_pages)
-        qkv = linear(normed, layer.qkv, layer.qkv_bias)
-        query = rope_store_kv(
-            qkv,
+        query = linear_rope_store_kv(
+            normed,
+            layer.qkv,
+            layer.qkv_bias,
             self._cos,
             self._sin,
             positions,

@@ -73,10 +73,16 @@ class Scheduler:
         return refused
 
     def admit(self) -> list[Admission]:
-        """Gives slots and pages to waiting rows, in order, while both last."""
+        """Gives slots and pages to waiting rows, in order, while both last.
+
+        Rows are admitted by several at once where there are many slots: a prefill of one row costs a pass over all
+        weights, as one of ten rows does.
+        """
         now = time.perf_counter()
         admitted: list[Admission] = []
         with self._lock:
+            if self.rows and len(self._free_slots) < min(len(self._waiting), self.config.slots // 32):
+                return []
             while self._waiting and self._free_slots:
                 request, submitted_at = self._waiting[0]
                 if not self.pages.can_allocate(self._pages_for(request)):

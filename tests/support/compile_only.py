@@ -86,7 +86,7 @@ def compile_everything() -> None:
                         target, drafts, counts, positions, sampling, draft_logits=logits, method=method,
                         synthetic_rates=rates if method == "synthetic" else None,
                     )  # fmt: skip
-        for rows in (1, 4, 33, 64):
+        for rows in (1, 4, 32, 64):
             multiply(dtype, rows)
         for head_dim, queries in ((64, 1), (128, 4), (128, 64), (80, 3)):
             attend(dtype, head_dim, queries)
@@ -112,6 +112,11 @@ def multiply(dtype: torch.dtype, rows: int) -> None:
         _, normed = linear.linear_residual(x, weight, x, by, 1e-5)
         linear.linear(normed, weight, by)
         linear.linear_glu(normed, glu)
+        for bias in (None, torch.zeros(24 * dim, dtype=dtype)):
+            linear.linear_rope_store_kv(
+                normed, torch.zeros(24 * dim, hidden, dtype=dtype), bias, table, table, positions, pages, pages,
+                positions, q_heads=16,
+            )  # fmt: skip
 
 
 def attend(dtype: torch.dtype, head_dim: int, queries: int) -> None:

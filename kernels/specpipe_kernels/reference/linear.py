@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specpipe_kernels.reference.rms_norm import rms_norm
+from specpipe_kernels.reference.rope_store_kv import rope_store_kv
 from specpipe_kernels.types import Normed
 
 
@@ -33,3 +34,26 @@ def linear_residual(
     """See `specpipe_kernels.linear_residual`."""
     h = residual + functional.linear(x, weight)
     return h, Normed(h if norm_weight is None else rms_norm(h, norm_weight, eps), None, eps)
+
+
+def linear_rope_store_kv(
+    x: Tensor | Normed,
+    weight: Tensor,
+    bias: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    write_index: Tensor,
+    *,
+    q_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """See `specpipe_kernels.linear_rope_store_kv`."""
+    qkv = linear(x, weight, bias)
+    return rope_store_kv(
+        qkv, cos, sin, positions, k_pages, v_pages, write_index, q_heads=q_heads, q_norm=q_norm, k_norm=k_norm, eps=eps
+    )

@@ -23,7 +23,7 @@ def rope_store_kv(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """See `specpipe_kernels.rope_store_kv`."""
+    """What `specpipe_kernels.linear_rope_store_kv` does behind its projection, qkv [M, (Hq + 2 Hkv) * D]."""
     kv_heads, dim = k_pages.shape[1], k_pages.shape[3]
     q, k, v = qkv.view(qkv.shape[0], -1, dim).split([q_heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:

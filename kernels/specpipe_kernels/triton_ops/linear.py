@@ -1,16 +1,18 @@
-"""Matrix products with a handful of rows, bound by the bytes of the weights: x [M, K] times w [N, K] transposed.
+"""Matrix products with few rows, bound by the bytes of the weights: x [M, K] times w [N, K] transposed.
 
 A program owns BLOCK_N rows of the weights and streams them once; the M rows of x (at most MAX_ROWS) are the narrow side
 of its matrix tile. Where N alone gives too few programs to keep the memory busy, SPLITS programs share K; the last one
 to arrive adds the parts in a fixed order, so that results do not depend on timing.
 
-RMS norms cost no kernel: whoever writes a residual row h also writes h * norm_weight and, per program, the sum of h²
-over its columns; whoever multiplies those rows scales its product by rsqrt(mean h² + eps) at the end.
+What stands around the products of a decoder layer rides on their epilogues:
+- GLU: a program owns the same rows of the gate and of the up projection and multiplies them;
+- RESIDUAL: the residual is added, and an RMS norm is left open: h * norm_weight is written beside h, with the sum of h²
+  over each program's columns; whoever multiplies those rows scales its product by rsqrt(mean h² + eps) at the end;
+- ROPE: a program owns both halves of a rotation; queries are rotated, keys and values go to their pages.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -19,14 +21,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.pdl import arrival_counters, launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.triton_ops.rms_norm import add_rms_norm
+from specpipe_kernels.triton_ops.rope_store_kv import rope_store_kv
 from specpipe_kernels.triton_ops.silu_mul import silu_mul
 from specpipe_kernels.types import Normed
 
-MAX_ROWS = 64
-MAX_TILES = 16384
-PLAIN, GLU, RESIDUAL = 0, 1, 2
+MAX_ROWS = 32
+PLAIN, GLU, RESIDUAL, ROPE = 0, 1, 2, 3
 
 
 @triton.jit
@@ -38,64 +40,122 @@ def _row_scale(squares, m, rows, eps, PARTS: tl.constexpr, PARTS_PAD: tl.constex
     return tl.rsqrt(tl.sum(sums, 0) / K + eps)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
+def _store_rotated(
+    low, high, lane, half_mask, head, m, rows, cos, sin, positions, last_position, q_out, k_pages, v_pages, write_index,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
+):  # fmt: skip
+    """low, high [lanes, M]: the halves of one head of every token, to q_out or to the token's place in the pages."""
+    HALF: tl.constexpr = D // 2
+    mask = half_mask[:, None] & (m[None, :] < rows)
+    if head < Q_HEADS + KV_HEADS:
+        position = tl.load(positions + m, mask=m < rows, other=0)
+        at = tl.minimum(tl.maximum(position, 0), last_position)[None, :] * D + lane[:, None]
+        c_low = tl.load(cos + at, mask=mask, other=0.0).to(tl.float32)
+        c_high = tl.load(cos + at + HALF, mask=mask, other=0.0).to(tl.float32)
+        s_low = tl.load(sin + at, mask=mask, other=0.0).to(tl.float32)
+        s_high = tl.load(sin + at + HALF, mask=mask, other=0.0).to(tl.float32)
+        # Rounded before rotation, as a projection that is stored would be.
+        low = low.to(q_out.dtype.element_ty).to(tl.float32)
+        high = high.to(q_out.dtype.element_ty).to(tl.float32)
+        turned = low * c_low - high * s_low
+        high = high * c_high + low * s_high
+        low = turned
+    if head < Q_HEADS:
+        base = q_out + (m[None, :].to(tl.int64) * Q_HEADS + head) * D
+    else:
+        index = tl.load(write_index + m, mask=m < rows, other=0)
+        kv_head = (head - Q_HEADS) % KV_HEADS
+        place = ((index // PAGE_SIZE * KV_HEADS + kv_head) * PAGE_SIZE + index % PAGE_SIZE) * D
+        base = (k_pages if head < Q_HEADS + KV_HEADS else v_pages) + place[None, :]
+    tl.store(base + lane[:, None], low.to(q_out.dtype.element_ty), mask=mask)
+    tl.store(base + lane[:, None] + HALF, high.to(q_out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows", "last_position"])
 def _linear_kernel(
-    x, squares, weight, bias, residual, norm_weight, out, out_scaled, out_squares, scratch, counters,
-    rows, eps, stride_x, stride_residual,
+    x, squares, weight, bias, residual, norm_weight, out, out_scaled, out_squares, scratch, arrivals,
+    cos, sin, positions, k_pages, v_pages, write_index,
+    rows, last_position, eps, stride_x, stride_residual,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr,
-    EPILOGUE: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr,
+    NORM: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     split = tl.program_id(1)
-    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
-    in_n = n < N
+    lanes = tl.arange(0, BLOCK_N)
+    TWO: tl.constexpr = (EPILOGUE == 1) | (EPILOGUE == 3)
+    head = 0
+    lane = lanes
+    if EPILOGUE == 3:  # blocks of a head's lower half; the upper half lies D / 2 rows below
+        BLOCKS: tl.constexpr = (D // 2 + BLOCK_N - 1) // BLOCK_N
+        head = tile // BLOCKS
+        lane = tile % BLOCKS * BLOCK_N + lanes
+        n = head * D + lane
+        in_n = lane < D // 2
+    else:
+        n = tile * BLOCK_N + lanes
+        in_n = n < N
+    other_rows: tl.constexpr = D // 2 if EPILOGUE == 3 else N
     k_lanes = tl.arange(0, BLOCK_K)
     steps: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLITS)
     first = split * steps * BLOCK_K
     w_row = weight + n.to(tl.int64)[:, None] * K
     wait_for_inputs(PDL)
-    let_next_start(PDL)
 
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    gate = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    two = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for step in tl.range(0, steps, num_stages=STAGES):
         k = first + step * BLOCK_K + k_lanes
         w_mask = in_n[:, None] & (k[None, :] < K)
         x_at = x + m[None, :].to(tl.int64) * stride_x + k[:, None]
         x_tile = tl.load(x_at, mask=(m[None, :] < rows) & (k[:, None] < K), other=0.0)
-        if EPILOGUE == 1:
-            gate_tile = tl.load(w_row + k[None, :], mask=w_mask, other=0.0)
-            up_tile = tl.load(w_row + N * K + k[None, :], mask=w_mask, other=0.0)
-            gate = tl.dot(gate_tile, x_tile, gate, input_precision="ieee")
-            acc = tl.dot(up_tile, x_tile, acc, input_precision="ieee")
-        else:
-            w_tile = tl.load(w_row + k[None, :], mask=w_mask, other=0.0)
-            acc = tl.dot(w_tile, x_tile, acc, input_precision="ieee")
+        w_tile = tl.load(w_row + k[None, :], mask=w_mask, other=0.0)
+        acc = tl.dot(w_tile, x_tile, acc, input_precision="ieee")
+        if TWO:
+            w_two = tl.load(w_row + other_rows * K + k[None, :], mask=w_mask, other=0.0)
+            two = tl.dot(w_two, x_tile, two, input_precision="ieee")
+    let_next_start(PDL)
 
     mask = in_n[:, None] & (m[None, :] < rows)
     if SPLITS > 1:
-        PART: tl.constexpr = BLOCK_N * BLOCK_M
-        lane = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
-        tl.store(scratch + (tile * SPLITS + split) * PART + lane, acc)
+        PART: tl.constexpr = BLOCK_N * BLOCK_M * (2 if TWO else 1)
+        entry = lanes[:, None] * BLOCK_M + m[None, :]
+        mine = scratch + (tile * SPLITS + split) * PART + entry
+        tl.store(mine, acc)
+        if TWO:
+            tl.store(mine + BLOCK_N * BLOCK_M, two)
         tl.debug_barrier()
-        arrived = tl.atomic_add(counters + tile, 1, sem="acq_rel")
+        arrived = tl.atomic_add(arrivals + tile, 1, sem="acq_rel")
         if arrived < SPLITS - 1:
             return
-        tl.store(counters + tile, 0)
+        tl.store(arrivals + tile, 0)
         acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        two = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         for other in range(SPLITS):
-            acc += tl.load(scratch + (tile * SPLITS + other) * PART + lane, cache_modifier=".cg")
+            theirs = scratch + (tile * SPLITS + other) * PART + entry
+            acc += tl.load(theirs, cache_modifier=".cg")
+            if TWO:
+                two += tl.load(theirs + BLOCK_N * BLOCK_M, cache_modifier=".cg")
 
     if PARTS > 0:
         scale = _row_scale(squares, m, rows, eps, PARTS, PARTS_PAD, K)
         acc *= scale[None, :]
-        gate *= scale[None, :]
+        two *= scale[None, :]
     if BIAS:
         acc += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
+        if TWO:
+            two += tl.load(bias + n + other_rows, mask=in_n, other=0.0).to(tl.float32)[:, None]
+    if EPILOGUE == 3:
+        _store_rotated(
+            acc, two, lane, in_n, head, m, rows, cos, sin, positions, last_position, out, k_pages, v_pages, write_index,
+            Q_HEADS, KV_HEADS, D, PAGE_SIZE,
+        )  # fmt: skip
+        return
     if EPILOGUE == 1:
-        acc *= gate / (1.0 + tl.exp(-gate))
+        acc = acc / (1.0 + tl.exp(-acc)) * two
     if EPILOGUE == 2:
         at = residual + m[None, :].to(tl.int64) * stride_residual + n[:, None]
         acc += tl.load(at, mask=mask, other=0.0).to(tl.float32)
@@ -119,21 +179,31 @@ class Tiling(NamedTuple):
     warps: int
 
 
-def tiling(rows: int, n: int, k: int, *, glu: bool, itemsize: int) -> Tiling:
-    """The tiling of a product of so many rows."""
-    block_n = 32 if rows <= 16 or n < 8192 else 64
-    block_k = (256 if rows <= 16 else 128) * 2 // itemsize // (2 if glu else 1)
-    tiles = -(-n // block_n)
+def tiling(rows: int, n: int, k: int, *, epilogue: int, itemsize: int, head_dim: int = 0) -> Tiling:
+    """The tiling of a product of so many rows. For ROPE n counts the lower halves of all heads."""
+    two = epilogue in (GLU, ROPE)
+    block_n = 64 if epilogue in (GLU, RESIDUAL) else 32
+    if epilogue == ROPE:
+        block_n = min(block_n, max(16, triton.next_power_of_2(head_dim // 2)))
+    block_k = (128 if two or epilogue == RESIDUAL else 256) * 2 // itemsize
     splits = 1
-    while not glu and tiles * splits < 256 and splits < 8 and k // (2 * splits) >= 2 * block_k:
+    tiles = -(-n // block_n)
+    # About one program a processor, each with at least four steps, keeps enough bytes in flight.
+    while epilogue != GLU and tiles * splits < 128 and splits < 8 and k // (2 * splits) >= 4 * block_k:
         splits *= 2
-    return Tiling(block_n, block_k, splits, 4, 4)
+    return Tiling(block_n, block_k, splits, 4, 8 if rows > 16 and epilogue == RESIDUAL else 4)
 
 
-@cache
-def _counters(device: torch.device) -> Tensor:
-    """Arrivals per tile; every launch leaves them at zero."""
-    return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
+class Rope(NamedTuple):
+    """What the ROPE epilogue needs beside the product; see `specpipe_kernels.linear_rope_store_kv`."""
+
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
+    k_pages: Tensor
+    v_pages: Tensor
+    write_index: Tensor
+    q_heads: int
 
 
 def _launch(
@@ -144,29 +214,36 @@ def _launch(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     norm_weight: Tensor | None = None,
+    rope: Rope | None = None,
     tiles: Tiling | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     values, squares, eps = x if isinstance(x, Normed) else (x, None, 0.0)
     rows, k = values.shape
-    n = weight.shape[0] // (2 if epilogue == GLU else 1)
     assert rows <= MAX_ROWS and weight.is_contiguous() and values.stride(1) == 1
-    cut = tiles or tiling(rows, n, k, glu=epilogue == GLU, itemsize=weight.element_size())
+    n, dim, kv_heads, page_size = weight.shape[0] // (1 + (epilogue == GLU)), 0, 1, 1
+    out_shape, halves = (rows, n), n
+    if rope is not None:
+        _, kv_heads, page_size, dim = rope.k_pages.shape
+        out_shape, halves = (rows, rope.q_heads * dim), n // 2
+    cut = tiles or tiling(rows, halves, k, epilogue=epilogue, itemsize=weight.element_size(), head_dim=dim)
+    count = n // dim * triton.cdiv(dim // 2, cut.block_n) if rope is not None else triton.cdiv(n, cut.block_n)
     block_m = max(16, triton.next_power_of_2(rows))
-    count = triton.cdiv(n, cut.block_n)
-    out = values.new_empty(rows, n)
+    out = values.new_empty(out_shape)
     scaled = torch.empty_like(out) if norm_weight is not None else out
     parts = out.new_empty(count, rows, dtype=torch.float32) if norm_weight is not None else out
-    scratch = out.new_empty(count * cut.splits * cut.block_n * block_m if cut.splits > 1 else 1, dtype=torch.float32)
-    counters = _counters(values.device) if cut.splits > 1 else scratch
+    part = cut.block_n * block_m * (2 if epilogue in (GLU, ROPE) else 1)
+    scratch = out.new_empty(count * cut.splits * part if cut.splits > 1 else 1, dtype=torch.float32)
     PARTS = 0 if squares is None else squares.shape[0]
+    cos, sin, positions, k_pages, v_pages, index, q_heads = rope or (out, out, out, out, out, out, 0)
     _linear_kernel[(count, cut.splits)](
         values, values if squares is None else squares, weight, weight if bias is None else bias,
         out if residual is None else residual, weight if norm_weight is None else norm_weight, out, scaled, parts,
-        scratch, counters, rows, eps, values.stride(0), 0 if residual is None else residual.stride(0),
+        scratch, arrival_counters(values.device), cos, sin, positions, k_pages, v_pages, index,
+        rows, cos.shape[0] - 1, eps, values.stride(0), 0 if residual is None else residual.stride(0),
         N=n, K=k, BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, SPLITS=cut.splits,
         PARTS=PARTS, PARTS_PAD=triton.next_power_of_2(max(1, PARTS)), EPILOGUE=epilogue, BIAS=bias is not None,
-        NORM=norm_weight is not None, STAGES=cut.stages, num_warps=cut.warps, num_stages=cut.stages,
-        **launch_options(values),
+        NORM=norm_weight is not None, Q_HEADS=q_heads, KV_HEADS=kv_heads, D=dim, PAGE_SIZE=page_size,
+        STAGES=cut.stages, num_warps=cut.warps, num_stages=cut.stages, **launch_options(values),
     )  # fmt: skip
     return out, scaled, parts
 
@@ -210,3 +287,30 @@ def linear_residual(
         return out, Normed(out, None, eps)
     out, normed = add_rms_norm(product, residual, norm_weight, eps)
     return out, Normed(normed, None, eps)
+
+
+def linear_rope_store_kv(
+    x: Tensor | Normed,
+    weight: Tensor,
+    bias: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    write_index: Tensor,
+    *,
+    q_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """See `specpipe_kernels.linear_rope_store_kv`."""
+    values = x.values if isinstance(x, Normed) else x
+    if _is_narrow(values) and q_norm is None:
+        rope = Rope(cos, sin, positions, k_pages, v_pages, write_index, q_heads)
+        return _launch(x, weight, ROPE, bias=bias, rope=rope)[0].view(values.shape[0], q_heads, -1)
+    return rope_store_kv(
+        linear(x, weight, bias), cos, sin, positions, k_pages, v_pages, write_index, q_heads=q_heads, q_norm=q_norm,
+        k_norm=k_norm, eps=eps,
+    )  # fmt: skip

@@ -4,9 +4,9 @@ A program handles one tile of one row's queries for one KV head: BLOCK_M = queri
 that share a KV head, so that a decode step of few tokens still fills a matrix tile and reads every key once. It loops
 over the row's pages by the length on the device: nothing about the context is frozen into a launch or a CUDA graph.
 
-Few rows cannot fill a GPU. Then SPLITS programs share a row's pages, each writes its part of the online softmax
-(maximum, sum, accumulator), and a second kernel combines them (Flash-Decoding). SPLITS depends on shapes alone; how
-many pages a split takes is computed on the device.
+Few rows cannot fill a GPU. Then SPLITS programs share a row's pages and each writes its part of the online softmax
+(maximum, sum, accumulator); the last one to arrive combines them in a fixed order (Flash-Decoding without its second
+kernel). SPLITS depends on shapes alone; how many pages a split takes is computed on the device.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specpipe_kernels.triton_ops.pdl import arrival_counters, launch_options, let_next_start, wait_for_inputs
+
 LOG2E = tl.constexpr(math.log2(math.e))
-MAX_SPLITS = 32
 STAGE_BYTES = 160 * 1024  # of shared memory for pages in flight; an H100 or H200 has 227 KB a block, an A100 163 KB
 
 
@@ -66,18 +67,20 @@ def _scores(q, k, scale, softcap, position, kv, length, WINDOW: tl.constexpr, SO
 
 @triton.jit(do_not_specialize=["num_tokens", "rows", "width", "tiles"])
 def _attention_kernel(
-    query, k_pages, v_pages, tables, cu_queries, starts, sinks, out, part_max, part_sum,
+    query, k_pages, v_pages, tables, cu_queries, starts, sinks, out, parts, part_max, part_sum, arrivals,
     scale, softcap, num_tokens, rows, width, tiles, q_stride_n, q_stride_h, q_stride_d, stride_table,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
     K_PAD: tl.constexpr, V_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ROW_TILES: tl.constexpr, SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(PDL)
     G: tl.constexpr = Q_HEADS // KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // G
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    if SPLITS == 1:
+    if split == 0:
         end_of_rows = tl.load(cu_queries + rows)
         _zero_unowned(out, tile, tiles, kv_head, end_of_rows, num_tokens, Q_HEADS, G, V_DIM, V_PAD)
     if ROW_TILES:  # every row fits into one tile
@@ -137,49 +140,40 @@ def _attention_kernel(
         acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         top = new_top
 
+    let_next_start(PDL)
     entry = token * Q_HEADS + head
     mask = valid[:, None] & (v_dim[None, :] < V_DIM)
-    if SPLITS == 1:
-        if SINKS:
-            sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
-            anchor = tl.maximum(top, sink)
-            total = total * tl.exp2(top - anchor) + tl.exp2(sink - anchor)
-            acc = acc * tl.exp2(top - anchor)[:, None]
-        acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-        tl.store(out + entry[:, None] * V_DIM + v_dim[None, :], acc.to(out.dtype.element_ty), mask=mask)
-    else:
-        entry = entry * SPLITS + split
-        tl.store(part_max + entry, top, mask=valid)
-        tl.store(part_sum + entry, total, mask=valid)
-        tl.store(out + entry[:, None] * V_DIM + v_dim[None, :], acc, mask=mask)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _combine_kernel(
-    parts, part_max, part_sum, cu_queries, sinks, out, rows,
-    Q_HEADS: tl.constexpr, V_DIM: tl.constexpr, V_PAD: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0)
-    head = tl.program_id(1)
-    owned = token < tl.load(cu_queries + rows)  # the parts of other tokens were never written
-    entry = token.to(tl.int64) * Q_HEADS + head
-    split = tl.arange(0, SPLITS)
-    dim = tl.arange(0, V_PAD)
-    top = tl.load(part_max + entry * SPLITS + split, mask=(split < SPLITS) & owned, other=float("-inf"))
-    total = tl.load(part_sum + entry * SPLITS + split, mask=(split < SPLITS) & owned, other=0.0)
-    anchor = tl.max(top, 0)
+    if SPLITS > 1:
+        part = entry * SPLITS
+        tl.store(part_max + part + split, top, mask=valid)
+        tl.store(part_sum + part + split, total, mask=valid)
+        tl.store(parts + (part + split)[:, None] * V_DIM + v_dim[None, :], acc, mask=mask)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrivals + tile * KV_HEADS + kv_head, 1, sem="acq_rel")
+        if arrived < SPLITS - 1:
+            return
+        tl.store(arrivals + tile * KV_HEADS + kv_head, 0)
+        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, V_PAD], tl.float32)
+        for other in tl.static_range(SPLITS):  # unrolled: all loads are in flight together
+            their_top = tl.load(part_max + part + other, mask=valid, other=float("-inf"), cache_modifier=".cg")
+            their_total = tl.load(part_sum + part + other, mask=valid, other=0.0, cache_modifier=".cg")
+            at = parts + (part + other)[:, None] * V_DIM + v_dim[None, :]
+            theirs = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
+            new_top = tl.maximum(top, their_top)
+            anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+            mine, yours = tl.exp2(top - anchor), tl.exp2(their_top - anchor)
+            total = total * mine + their_total * yours
+            acc = acc * mine[:, None] + theirs * yours[:, None]
+            top = new_top
     if SINKS:
-        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
-        anchor = tl.maximum(anchor, sink)
-    anchor = tl.where(anchor == float("-inf"), 0.0, anchor)
-    weight = tl.exp2(top - anchor)
-    norm = tl.sum(total * weight, 0)
-    if SINKS:
-        norm += tl.exp2(sink - anchor)
-    at = parts + (entry * SPLITS + split[:, None]) * V_DIM + dim[None, :]
-    acc = tl.load(at, mask=(dim[None, :] < V_DIM) & (weight[:, None] > 0.0), other=0.0)
-    result = tl.sum(acc * weight[:, None], 0) / tl.where(norm > 0.0, norm, 1.0)
-    tl.store(out + entry * V_DIM + dim, result.to(out.dtype.element_ty), mask=dim < V_DIM)
+        sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
+        anchor = tl.maximum(top, sink)
+        total = total * tl.exp2(top - anchor) + tl.exp2(sink - anchor)
+        acc = acc * tl.exp2(top - anchor)[:, None]
+    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    tl.store(out + entry[:, None] * V_DIM + v_dim[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
 class _Launch(NamedTuple):
@@ -210,7 +204,8 @@ def _plan(query: Tensor, k_pages: Tensor, v_pages: Tensor, rows: int, width: int
     tiles = rows if row_tiles else tokens // (block_m // group) + rows
     # Twice as many programs as processors: below that, latency and not bandwidth decides.
     spare = 2 * _processors(query.device) // max(1, tiles * kv_heads)
-    splits = min(MAX_SPLITS, 1 << max(0, spare.bit_length() - 1), triton.next_power_of_2(width))
+    # The last program reads all parts: more of them than pages in use would be read for nothing.
+    splits = min(8 if width <= 64 else 16, 1 << max(0, spare.bit_length() - 1), triton.next_power_of_2(width))
     page_bytes = page_size * query.element_size()
     page_bytes *= triton.next_power_of_2(k_dim) + triton.next_power_of_2(v_pages.shape[3])
     stages = max(1, min(3, STAGE_BYTES // page_bytes))
@@ -242,25 +237,22 @@ def paged_attention(
     if tokens == 0:
         return out
     launch = _plan(query, k_pages, v_pages, rows, width, max_queries)
-    parts, part_max, part_sum = out, out, out
+    parts, part_max, part_sum, arrivals = out, out, out, out
     if launch.splits > 1:
         parts = torch.empty(tokens, q_heads, launch.splits, v_dim, dtype=torch.float32, device=query.device)
         part_max = torch.empty(tokens, q_heads, launch.splits, dtype=torch.float32, device=query.device)
         part_sum = torch.empty_like(part_max)
+        arrivals = arrival_counters(query.device)
     k_pad, v_pad = max(16, triton.next_power_of_2(k_dim)), max(16, triton.next_power_of_2(v_dim))
     logits = query if sinks is None else sinks
     log2e = math.log2(math.e)
     factors = (scale * log2e, 0.0) if softcap is None else (scale / softcap, softcap * log2e)
     _attention_kernel[(launch.tiles, kv_heads, launch.splits)](
-        query, k_pages, v_pages, block_tables, cu_queries, starts, logits, parts, part_max, part_sum,
+        query, k_pages, v_pages, block_tables, cu_queries, starts, logits, out, parts, part_max, part_sum, arrivals,
         *factors, tokens, rows, width, launch.tiles, *query.stride(), block_tables.stride(0),
         Q_HEADS=q_heads, KV_HEADS=kv_heads, K_DIM=k_dim, V_DIM=v_dim, K_PAD=k_pad, V_PAD=v_pad, PAGE_SIZE=page_size,
         BLOCK_M=launch.block_m, WINDOW=window or 0, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         ROW_TILES=launch.row_tiles, SPLITS=launch.splits, num_warps=launch.warps, num_stages=launch.stages,
+        **launch_options(query),
     )  # fmt: skip
-    if launch.splits > 1:
-        _combine_kernel[(tokens, q_heads)](
-            parts, part_max, part_sum, cu_queries, logits, out, rows,
-            Q_HEADS=q_heads, V_DIM=v_dim, V_PAD=v_pad, SINKS=sinks is not None, SPLITS=launch.splits, num_warps=1,
-        )  # fmt: skip
     return out

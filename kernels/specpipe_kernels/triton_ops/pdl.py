@@ -1,7 +1,9 @@
-"""Programmatic dependent launch: a kernel may start while its predecessor still runs, and waits before it reads.
+"""How kernels follow and share: programmatic dependent launch, and counters of programs that arrived.
 
-Hopper and newer (PTX griddepcontrol). Every kernel launched with `launch_options` must call `wait_for_inputs` before it
-touches what an earlier kernel wrote, and then `let_next_start`: then a chain of small kernels has no launch gaps.
+With programmatic dependent launch (Hopper and newer, PTX griddepcontrol) a kernel may start while its predecessor
+finishes. Every kernel launched with `launch_options` must call `wait_for_inputs` before it touches what an earlier
+kernel wrote, and `let_next_start` when its own reading is done: earlier, the next kernel's programs would take the room
+that its last ones need (measured: 5 % of a round slower instead of faster).
 """
 
 from __future__ import annotations
@@ -32,6 +34,18 @@ def let_next_start(PDL: tl.constexpr):
 @cache
 def _has_pdl(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+MAX_ARRIVALS = 1 << 16
+
+
+@cache
+def arrival_counters(device: torch.device) -> Tensor:
+    """[MAX_ARRIVALS] int32 of programs that share a result and have arrived; every launch leaves them at zero.
+
+    One stream a device uses them: kernels that run at the same time must not share them.
+    """
+    return torch.zeros(MAX_ARRIVALS, dtype=torch.int32, device=device)
 
 
 def launch_options(tensor: Tensor) -> dict[str, bool]:

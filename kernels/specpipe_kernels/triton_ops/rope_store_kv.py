@@ -94,7 +94,7 @@ def rope_store_kv(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """See `specpipe_kernels.rope_store_kv`."""
+    """What `specpipe_kernels.linear_rope_store_kv` does behind its projection, qkv [M, (Hq + 2 Hkv) * D]."""
     tokens = qkv.shape[0]
     _, kv_heads, page_size, dim = k_pages.shape
     assert qkv.shape[1] == (q_heads + 2 * kv_heads) * dim and qkv.stride(1) == 1 and dim % 2 == 0
