@@ -8,14 +8,16 @@ import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from specpipe.errors import MachineError
 from specpipe.job import JobSpec
 from specpipe.pipeline.assemble import DeviceName, WorkerConfig
 from specpipe.pipeline.handles import Pool
+from specpipe.pipeline.interrupts import hold_interrupts
 
+log = logging.getLogger(__name__)
 _KNOCK_S = 5.0
 _OBJECT_STORE = 100 * 2**20  # only small messages cross Ray
 
@@ -28,6 +30,8 @@ class Placement:
     device: DeviceName
     cpus: float
     """CPUs that Ray sets aside for a worker."""
+    logs: str = ""
+    """Folder of the workers' logs, on each machine that runs some; empty where they have none of their own."""
 
     @property
     def threads(self) -> int:
@@ -103,17 +107,22 @@ def connected(job: JobSpec, *, verbose: bool) -> Iterator[Placement]:
 
     ours = not ray.is_initialized()
     address = os.environ.get("RAY_ADDRESS")
-    if ours:
-        _start(address, verbose=verbose)
+    logs = ""
     try:
+        if ours:
+            with hold_interrupts():
+                logs = _start(address, verbose=verbose)
+            log.info("workers log to %s", logs)
         have = ray.cluster_resources()
-        yield place(job, cpus=have.get("CPU", 1.0), gpus=have.get("GPU", 0.0), elastic=bool(address))
+        placement = place(job, cpus=have.get("CPU", 1.0), gpus=have.get("GPU", 0.0), elastic=bool(address))
+        yield replace(placement, logs=logs)
     finally:
         if ours:
             ray.shutdown()
 
 
-def _start(address: str | None, *, verbose: bool) -> None:
+def _start(address: str | None, *, verbose: bool) -> str:
+    """→ the folder of Ray's logs."""
     import ray
 
     # A worker that gets no GPU keeps seeing the machine's environment as it is.
@@ -125,18 +134,19 @@ def _start(address: str | None, *, verbose: bool) -> None:
         try:
             if address:
                 _knock(address)
-                ray.init(address=address, log_to_driver=verbose, logging_level=level)
-                return
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=verbose,
-                logging_level=level,
-                object_store_memory=_OBJECT_STORE,
-            )
+                context = ray.init(address=address, log_to_driver=verbose, logging_level=level)
+            else:
+                context = ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    log_to_driver=verbose,
+                    logging_level=level,
+                    object_store_memory=_OBJECT_STORE,
+                )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = f"RAY_ADDRESS={address}" if address else "this machine"
             raise MachineError(f"Ray cannot be reached or started ({where}): {error}") from error
+    return os.path.join(context.address_info["session_dir"], "logs")
 
 
 def _knock(address: str) -> None:

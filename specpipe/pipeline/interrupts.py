@@ -1,4 +1,4 @@
-"""Ctrl-C: once drains, twice aborts."""
+"""Ctrl-C: once drains, twice aborts; while Ray starts, once aborts when that is safe."""
 
 from __future__ import annotations
 
@@ -34,3 +34,29 @@ def drain_on_interrupt(drain: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def hold_interrupts() -> Iterator[None]:
+    """Hold a SIGINT back until the block ends, which then raises KeyboardInterrupt; the second raises at once.
+
+    For Ray's start: interrupted in the middle of it, its libraries take the process down with a segmentation fault.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held = False
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        nonlocal held
+        if held:
+            raise KeyboardInterrupt
+        held = True
+
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if held:
+        raise KeyboardInterrupt

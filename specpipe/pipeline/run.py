@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from specpipe.core import AcceptanceCounts, Shard
 from specpipe.data.locations import locate
 from specpipe.data.publish import ATTEMPT_PREFIX
-from specpipe.errors import EXIT_INTERRUPTED
+from specpipe.errors import EXIT_INTERRUPTED, JobError
 from specpipe.job import JobSpec
 from specpipe.pipeline.assemble import WorkerConfig, versions
 from specpipe.pipeline.cluster import Backend, Placement, RayBackend
@@ -29,6 +30,7 @@ from specpipe.pipeline.timeline_log import TimelineLog
 from specpipe.speculation.make import make_policy
 from specpipe.telemetry.record import ShardRecord
 
+log = logging.getLogger(__name__)
 _TIMELINE_WORKERS = 100  # with more workers the timeline's intervals grow, so that its rows per second do not
 
 
@@ -132,12 +134,21 @@ def _start(opened: _Opened, placement: Placement, backend: Backend, viewer: View
             driver.run()
     except StaleRunError:
         raise
-    except BaseException:
+    except BaseException as error:
+        if not isinstance(error, JobError | KeyboardInterrupt):
+            _point_to_logs(placement)
         timeline.publish()
         _finished(opened, manifest, driver.outcome, state="interrupted")
         raise
+    if driver.outcome.failed or len(driver.outcome.workers) > placement.workers:
+        _point_to_logs(placement)
     timeline.publish()
     return _finished(opened, manifest, driver.outcome, state="interrupted" if driver.outcome.interrupted else None)
+
+
+def _point_to_logs(placement: Placement) -> None:
+    if placement.logs:
+        log.warning("what the workers said is in %s, on the machine of each", placement.logs)
 
 
 def _worker_config(

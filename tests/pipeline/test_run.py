@@ -135,17 +135,22 @@ def test_a_worker_that_dies_costs_no_row(tmp_path: Path) -> None:
     assert outputs(tmp_path / "out")["request_id"].to_pylist() == [str(i) for i in range(24)]
 
 
-def test_a_shard_that_always_fails_ends_in_exit_code_3_and_is_tried_again_next_time(tmp_path: Path) -> None:
+def test_a_shard_that_always_fails_ends_in_exit_code_3_and_is_tried_again_next_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     job = make_job(tmp_path)
     blocked = tmp_path / "out/outputs/part-00001.parquet"
     blocked.mkdir(parents=True)
     (tmp_path / "out/.specpipe").mkdir()
-    result = execute(job, backend=InProcessBackend())
+    result = execute(job, backend=InProcessBackend(logs="/tmp/ray/logs"))
     assert (result.state, result.exit_code) == ("incomplete", 3)
+    assert "what the workers said is in /tmp/ray/logs" in caplog.messages[-1]
     assert "IsADirectoryError" in result.summary["failed_shards"]["1"]
     assert inspect(str(tmp_path / "out"))["failed_shards"].keys() == {"1"}
     blocked.rmdir()
-    assert execute(job, backend=InProcessBackend()).exit_code == 0
+    caplog.clear()
+    assert execute(job, backend=InProcessBackend(logs="/tmp/ray/logs")).exit_code == 0
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(("allowed", "code"), [(0, 3), (1, 3), (2, 0)])

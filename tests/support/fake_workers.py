@@ -125,13 +125,14 @@ class InProcessBackend:
 
     assemble: Callable[[WorkerConfig], Assembly] = fake_assembly
     workers: int = 1
+    logs: str = ""
     spawned: list[InProcessWorker] = field(default_factory=list)
     config: WorkerConfig | None = None
 
     @contextmanager
     def connect(self, job: JobSpec) -> Iterator[Placement]:
         with ThreadPoolExecutor(32) as self.threads:  # waits for every worker to end
-            yield Placement(workers=self.workers, device="cpu", cpus=1.0)
+            yield Placement(workers=self.workers, device="cpu", cpus=1.0, logs=self.logs)
 
     def pool(self, config: WorkerConfig, placement: Placement) -> InProcessBackend:
         import dataclasses
