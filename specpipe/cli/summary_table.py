@@ -116,7 +116,8 @@ def _rates(rates: Sequence[float]) -> str:
 
 def _histogram(rows: Mapping[str, int]) -> str:
     total = sum(rows.values())
-    return ", ".join(f"K={k} {count / total:.0%}" for k, count in rows.items())
+    shares = {k: count / total for k, count in rows.items()}
+    return ", ".join(f"K={k} {share:.0%}" for k, share in shares.items() if share >= 0.005)
 
 
 def _time(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

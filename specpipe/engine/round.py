@@ -74,9 +74,12 @@ class Round:
         """slots [B] int64: the slot of each batch row. Commits what is accepted and says what happened."""
         with torch.inference_mode():
             self._clock.mark(Mark.ROUND_BEGIN)
+            if not key.k:  # nothing is drafted: what follows belongs to the target's forward
+                self._clock.mark(Mark.DRAFTED)
             rows = self._rows(slots, key)
             proposal = self._propose(rows, key.k)
-            self._clock.mark(Mark.DRAFTED)
+            if key.k:
+                self._clock.mark(Mark.DRAFTED)
             logits = self._verify(rows, proposal, key.k)
             if key.held:
                 columns = torch.arange(key.k + 1, device=slots.device)

@@ -93,6 +93,7 @@ def assemble(config: WorkerConfig) -> Assembly:
             trust_remote_code=trust,
         )
     )
+    engine.prepare(config.job.sampling_params(), {0, config.job.speculation.max_k})
     max_model_len = engine.config.max_model_len
     builder = make_builder(config.job, encoder, max_model_len=max_model_len, vocab_size=engine.target.vocab_size)
     name = torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {config.threads} threads"
