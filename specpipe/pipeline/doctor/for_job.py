@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from specpipe.core import Completion, Request, Shard
-from specpipe.data import list_files, read_rows
+from specpipe.data import Row, list_files, read_rows
 from specpipe.data.locations import Location, locate
+from specpipe.data.prompts import find_prompt
 from specpipe.data.publish import publish_bytes
-from specpipe.errors import OutputError, SpecpipeError
+from specpipe.errors import InputError, OutputError, SpecpipeError
 from specpipe.job import JobSpec
 from specpipe.models.source import ModelSource, Role, hub_access, is_on_hub
 from specpipe.pipeline.assemble import make_builder
@@ -124,8 +125,9 @@ def _dataset(job: JobSpec, target: ModelSource) -> Iterator[Finding]:
 
     file = next(iter(list_files(job.data.path, job.data.format, job.data.prompt)))
     trust, template = job.model.trust_remote_code, job.model.chat_template
+    tokenizer = load_tokenizer(target, trust_remote_code=trust, chat_template=template)
     encoder = PromptEncoder(
-        load_tokenizer(target, trust_remote_code=trust, chat_template=template),
+        tokenizer,
         system_prompt=job.data.system_prompt,
         template_kwargs=dict(job.model.chat_template_kwargs),
         name=target.name,
@@ -135,7 +137,8 @@ def _dataset(job: JobSpec, target: ModelSource) -> Iterator[Finding]:
     builder = make_builder(job, encoder, max_model_len=length, vocab_size=config.vocab_size)
     rows = min(file.rows, job.data.limit or _ROWS, _ROWS)
     shard = Shard(index=0, file=file.path, start=0, stop=rows, first_row=0)
-    built = [builder.build(row, shard) for row in read_rows(file, 0, rows, builder.columns)]
+    given = list(read_rows(file, 0, rows, builder.columns))
+    built = [builder.build(row, shard) for row in given]
     errors = [row.error for row in built if isinstance(row, Completion)]
     if errors:
         found = f"{len(errors)} of the first {rows} rows cannot be run; {errors[0]}"
@@ -144,6 +147,17 @@ def _dataset(job: JobSpec, target: ModelSource) -> Iterator[Finding]:
         tokens = [len(row.prompt_token_ids) for row in built if isinstance(row, Request)]
         longest = f", {max(tokens):,} tokens at most" if tokens else ""
         yield Finding(name="dataset", status="ok", found=f"the first {rows} rows are prompts{longest}")
+    if tokenizer.chat_template and not job.data.system_prompt and any(_is_plain(row, job) for row in given):
+        found = "plain text, which goes in as it stands; the target has a chat template, and answers chats"
+        mend = "messages in place of plain prompts, or data.system_prompt, which makes chats of them"
+        yield Finding(name="prompts", status="note", found=found, mend=mend)
+
+
+def _is_plain(row: Row, job: JobSpec) -> bool:
+    try:
+        return row.values is not None and find_prompt(row.values, job.data.prompt).text is not None
+    except InputError:
+        return False
 
 
 def _plan(job: JobSpec) -> Iterator[Finding]:

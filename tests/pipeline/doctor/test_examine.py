@@ -48,9 +48,15 @@ def test_a_job_that_can_run_has_no_problem_and_nothing_is_written(
     job: dict[str, dict[str, object]], tmp_path: Path
 ) -> None:
     found = findings(spec(job))
-    assert {finding.status for name, finding in found.items() if name != "dataset"} == {"ok"}
+    assert {finding.status for name, finding in found.items() if name not in ("dataset", "prompts")} == {"ok"}
     assert "share a vocabulary" in found["models"].found and "3 rows" in found["plan"].found
     assert sorted(os.listdir(tmp_path)) == ["rows.parquet"]
+
+
+def test_plain_prompts_for_a_model_of_chats_are_a_note(job: dict[str, dict[str, object]]) -> None:
+    note = findings(spec(job))["prompts"]
+    assert note.status == "note" and "data.system_prompt" in note.mend
+    assert "prompts" not in findings(spec(job, "data.system_prompt=Be brief."))
 
 
 def test_without_a_job_the_machine_alone_is_looked_at() -> None:
