@@ -77,6 +77,8 @@ def parse_flags(arguments: Sequence[str], recorded: Mapping[str, Any] | None = N
         raise JobError("--config is refused at replay: the flags are those of the recording")
     _refuse(namespace, config)
     prompts = {name: config[name] for name in PROMPT_FLAGS}
+    if not prompts["tasks"]:
+        raise JobError("lm-eval is given no task; expected --tasks NAME[,NAME …]")
     if prompts["include_path"]:
         prompts["include_path"] = os.path.abspath(prompts["include_path"])
     known = (*PROMPT_FLAGS, *_OURS)

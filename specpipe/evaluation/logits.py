@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from specpipe.core import Request
+from specpipe.core import Request, Shard
 from specpipe.data import list_files, read_rows
 from specpipe.errors import OutputError
 from specpipe.evaluation.outputs import RunOutputs
@@ -120,8 +120,7 @@ def _greedy_requests(
     builder = replace(builder, max_model_len=job.model.max_model_len or 1 << 30)
     count = 0
     for divergence in divergences:
-        shard = next(s for s in run.manifest.shards if s.first_row <= divergence.row < s.first_row + s.rows)
-        at = shard.start + divergence.row - shard.first_row
+        shard, at = _place(run, divergence.row)
         if shard.file not in files:
             raise OutputError(f"{shard.file}, which {run.folder.path} ran on, is no longer there; logits need its rows")
         row = next(iter(read_rows(files[shard.file], at, at + 1, builder.columns)))
@@ -131,3 +130,12 @@ def _greedy_requests(
             count += 1
         if count == LOOKED_AT:
             return
+
+
+def _place(run: RunOutputs, row: int) -> tuple[Shard, int]:
+    """The shard of an output row, and the input row in its file."""
+    for shard in run.manifest.shards:
+        if row < shard.rows:
+            return shard, shard.start + row // shard.samples
+        row -= shard.rows
+    raise IndexError(row)
