@@ -202,8 +202,8 @@ def _plan(query: Tensor, k_pages: Tensor, v_pages: Tensor, rows: int, width: int
     block_m = max(16, wanted, triton.next_power_of_2(group))
     row_tiles = max_queries <= block_m // group
     tiles = rows if row_tiles else tokens // (block_m // group) + rows
-    # Twice as many programs as processors: below that, latency and not bandwidth decides.
-    spare = 2 * _processors(query.device) // max(1, tiles * kv_heads)
+    # Four times as many programs as processors: below that, latency and not bandwidth decides.
+    spare = 4 * _processors(query.device) // max(1, tiles * kv_heads)
     # The last program reads all parts: more of them than pages in use would be read for nothing.
     splits = min(8 if width <= 64 else 16, 1 << max(0, spare.bit_length() - 1), triton.next_power_of_2(width))
     page_bytes = page_size * query.element_size()
