@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from specpipe import __version__
+from specpipe.cli.bench import bench
 from specpipe.cli.compare import compare
 from specpipe.cli.convert import convert
 from specpipe.cli.doctor import doctor
@@ -53,6 +54,7 @@ def main() -> None:
     """
 
 
+main.add_command(bench)
 main.add_command(init)
 main.add_command(run)
 main.add_command(convert)

@@ -1,0 +1,98 @@
+"""`specpipe bench`: measurements that a user can repeat."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from specpipe.errors import JobError
+
+if TYPE_CHECKING:
+    from specpipe.benchmark.engine import Measured
+
+
+@click.group(short_help="Measure kernels and the engine on this machine.")
+def bench() -> None:
+    """Measure on this machine what docs/performance.md says of another."""
+
+
+@bench.command(short_help="Decode throughput over batch sizes and K.")
+@click.option("--target", default="llama-3.1-8b", show_default=True, help="Shape of the target; weights are random.")
+@click.option("--draft", default="llama-3.2-1b", show_default=True, help="Shape of the draft.")
+@click.option("--batch", "batches", multiple=True, type=click.IntRange(1), help="Rows at once; any number of times.")
+@click.option("--k", "ks", multiple=True, type=click.IntRange(0, 32), help="Draft tokens; any number of times.")
+@click.option("--rates", default="0.8718,0.5663,0.3188", show_default=True, help="Synthetic acceptance per position.")
+@click.option("--prompt-tokens", default=230, show_default=True, type=click.IntRange(1))
+@click.option("--new-tokens", default=300, show_default=True, type=click.IntRange(2))
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--mixed", is_flag=True, help="Also 768 rows of 32 to 511 tokens in and out, prefill included, for each K."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def engine(
+    target: str,
+    draft: str,
+    batches: tuple[int, ...],
+    ks: tuple[int, ...],
+    rates: str,
+    prompt_tokens: int,
+    new_tokens: int,
+    device: str,
+    mixed: bool,
+    as_json: bool,
+) -> None:
+    """Decode-only tokens per second of one engine with random weights and synthetic acceptance.
+
+    Decode-only = generated tokens / (seconds of the run - seconds of the same prompts with one token each).
+
+    \b
+      specpipe bench engine --batch 1 --batch 64 --k 0 --k 2
+      specpipe bench engine --device cpu --target small --draft small --batch 4
+    """
+    import torch
+
+    from specpipe.benchmark.engine import Bench, build, mixed_job, sweep
+    from specpipe.core import SamplingParams
+
+    where = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    what = Bench(
+        target=target,
+        draft=draft,
+        device=where,
+        dtype="bfloat16" if where == "cuda" else "float32",
+        batches=batches or (1, 16, 64, 256),
+        ks=ks or (0, 1, 2, 3),
+        rates=_rates(rates),
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        max_model_len=max(prompt_tokens + new_tokens, 1024 if mixed else 0),
+    )
+    built = build(what)
+    built.prepare(SamplingParams(), what.ks)
+    for measured in sweep(built, what):
+        click.echo(json.dumps(dataclasses.asdict(measured)) if as_json else _line(measured))
+    for k in what.ks if mixed else ():
+        speed = mixed_job(built, k)
+        found = {"mixed_k": k, "tokens_per_s": speed}
+        click.echo(json.dumps(found) if as_json else f"mixed job, K={k}: {speed:,.0f} tok/s")
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or any(not 0 <= rate <= 1 for rate in rates) or sorted(rates, reverse=True) != list(rates):
+        raise JobError(f"--rates is {text!r}; expected numbers from 1 to 0 that do not rise, as in 0.9,0.6,0.3")
+    return rates
+
+
+def _line(measured: Measured) -> str:
+    phases = ", ".join(f"{phase} {ms:.2f}" for phase, ms in measured.phases_ms.items())
+    return (
+        f"B={measured.batch:<4} K={measured.k:<2} {measured.decode_tokens_per_s:10,.0f} tok/s   "
+        f"acceptance length {measured.acceptance_length:.2f}   round {measured.round_ms:.3f} ms ({phases})"
+    )
