@@ -57,6 +57,8 @@ def engine(
     from specpipe.benchmark.engine import Bench, build, mixed_job, sweep
     from specpipe.core import SamplingParams
 
+    if max(ks or (3,)) > len(_rates(rates)):
+        raise JobError(f"--rates gives {len(_rates(rates))} rates for K = {max(ks)}; expected one for every position")
     where = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     what = Bench(
         target=target,
