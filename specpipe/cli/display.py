@@ -75,16 +75,17 @@ class RunDisplay:
 
 
 def _facts(progress: Progress) -> list[str]:
-    if not progress.workers and progress.starting:
-        return [f"starting {progress.starting} worker{'s' if progress.starting > 1 else ''}"]
+    if not progress.workers and (waiting := _not_ready(progress)):
+        return [waiting]
     facts = [
         f"{progress.tokens_per_s:,.0f} tok/s",
         f"acceptance length {progress.acceptance_length:.2f}",
         f"K {progress.k:.1f}",
         f"queue depth {progress.queue_depth:,.0f}",
     ]
-    if progress.workers != 1 or progress.starting:
-        facts.append(f"{progress.workers} workers" + (f" (+{progress.starting})" if progress.starting else ""))
+    if progress.workers != 1 or progress.starting or progress.unplaced:
+        waiting = _not_ready(progress)
+        facts.append(f"{progress.workers} workers" + (f" ({waiting})" if waiting else ""))
     if progress.failed_rows:
         facts.append(f"{progress.failed_rows:,} failed rows")
     if progress.failed_shards:
@@ -94,3 +95,12 @@ def _facts(progress: Progress) -> list[str]:
     elif progress.eta_s is not None and progress.done_rows < progress.total_rows:
         facts.append(f"ETA {duration(progress.eta_s)}")
     return facts
+
+
+def _not_ready(progress: Progress) -> str:
+    """Workers that load their models, and those that the cluster has no room for yet."""
+    parts = [
+        f"{progress.starting} starting" if progress.starting else "",
+        f"{progress.unplaced} waiting for room in the cluster" if progress.unplaced else "",
+    ]
+    return ", ".join(part for part in parts if part)

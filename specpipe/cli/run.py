@@ -12,6 +12,7 @@ import click
 @click.option("--data", metavar="PATH", help="The dataset (data.path).")
 @click.option("--out", metavar="PATH", help="The output folder (output.path).")
 @click.option("--dry-run", is_flag=True, help="Check the job, its models and data; print the plan; start nothing.")
+@click.option("--retry-failed", is_flag=True, help="Run rows that have an error again, and only those, besides.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N rows (data.limit).")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a field of the job, any number.")
 @click.option("-v", "--verbose", is_flag=True, help="Log what the driver and the workers do.")
@@ -24,6 +25,7 @@ def run(
     data: str | None,
     out: str | None,
     dry_run: bool,
+    retry_failed: bool,
     limit: int | None,
     overrides: tuple[str, ...],
     verbose: bool,
@@ -33,7 +35,8 @@ def run(
     Without JOB, --model, --data and --out say what to run; --set changes all else.
 
     Start it again to go on after an interruption or a crash: published shards are not run again. Ctrl-C once lets the
-    running shards finish; twice stops at once. Either way nothing that was published is lost.
+    running shards finish; twice stops at once. Either way nothing that was published is lost. Rows that failed are not
+    run again either, unless --retry-failed says so.
 
     \b
       specpipe run jobs/sharegpt.yaml --limit 20 --set output.path=runs/try
@@ -59,6 +62,7 @@ def run(
 
     with RunDisplay(spec.name) as display:
         viewer = Viewer(announce=display.announce, progress=display.show)
-        result = execute(spec, viewer=viewer, backend=RayBackend(verbose=verbose))
+        backend = RayBackend(verbose=verbose)
+        result = execute(spec, viewer=viewer, backend=backend, retry_failed=retry_failed)
     print_result(result, spec.output.max_failed_rows)
     ctx.exit(result.exit_code)

@@ -30,7 +30,9 @@ def print_result(result: RunResult, max_failed_rows: int, console: Console | Non
     if failed > max_failed_rows:
         rows = f"{failed:,} row{'s' if failed > 1 else ''} failed"
         console.print(
-            f"{rows} and output.max_failed_rows is {max_failed_rows:,}; the error column says why.", highlight=False
+            f"{rows} and output.max_failed_rows is {max_failed_rows:,}; the error column says why, and --retry-failed "
+            "runs them again.",
+            highlight=False,
         )
 
 

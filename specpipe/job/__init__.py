@@ -7,6 +7,7 @@ from specpipe.job.sections import (
     OutputSection,
     SamplingSection,
     SpeculationSection,
+    WorkerRange,
     WorkersSection,
 )
 from specpipe.job.spec import JobSpec
@@ -18,6 +19,7 @@ __all__ = [
     "OutputSection",
     "SamplingSection",
     "SpeculationSection",
+    "WorkerRange",
     "WorkersSection",
     "load_job",
     "parse_job",

@@ -71,7 +71,7 @@ def problems_of(error: ValidationError, root: type[BaseModel], given: object) ->
 def _problems(detail: Any, root: type[BaseModel], given: object) -> list[Problem]:
     keys = _place(detail["loc"], root)
     field = _field(keys, root)
-    if detail["type"] == "extra_forbidden":
+    if detail["type"] == "extra_forbidden" and field is None:
         return [Problem(keys, f"{'.'.join(keys)} is no key of a job file{_did_you_mean(keys, root)}")]
     if detail["type"] == "value_error" and (field is None or _is_section(field)):
         # A section's own checks: lines that start with the key, or with the whole place for checks across sections.
@@ -80,7 +80,7 @@ def _problems(detail: Any, root: type[BaseModel], given: object) -> list[Problem
     if field is None:
         return [Problem(keys, f"the file holds {_show(given)}; expected sections such as model, data and output")]
     expected = describe(field.annotation, field.metadata)
-    if detail["type"] == "missing":
+    if detail["type"] == "missing" and len(detail["loc"]) == len(keys):
         return [Problem(keys[:-1], f"{'.'.join(keys)} is missing; expected {expected}")]
     value = _lookup(given, keys)
     quote = "; put it in quotes" if "text" in expected and not isinstance(value, str | list | dict | None) else ""

@@ -62,7 +62,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.default
-    if any(isinstance(part, Described) for part in field.metadata):
+    if isinstance(value, tuple) and any(isinstance(part, Described) for part in field.metadata):
         value = dict(value)
     return "none" if value is None else f"`{value if isinstance(value, str) else json.dumps(value)}`"
 

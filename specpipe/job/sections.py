@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from specpipe.core import MAX_DRAFT_TOKENS, EngineConfig, Method, ProposerName, SamplingParams
 from specpipe.data.columns import OUTPUT_COLUMNS
 from specpipe.errors import InputError
-from specpipe.job.values import Int, Keywords, Number, OffIsAWord, OneIsAList, Section, default_of
+from specpipe.job.values import Described, Int, Keywords, Number, OffIsAWord, OneIsAList, Section, default_of
 
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[Int, Field(ge=1)]
@@ -203,11 +203,28 @@ class SpeculationSection(Section):
         return tuple(min(1.0, max(0.0, accepted - i)) for i in range(self.num_speculative_tokens))
 
 
+class WorkerRange(Section):
+    """How many workers a run takes: it begins with room for `min`, and others join as there is room, up to `max`."""
+
+    min: Count = 1
+    max: Count
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> WorkerRange:
+        if self.min > self.max:
+            raise ValueError(f".min is {self.min}; expected at most max ({self.max})")
+        return self
+
+
 class WorkersSection(Section):
     """Ray actors, each of which holds the pair on one device."""
 
-    count: Count | Literal["auto"] = "auto"
-    """`auto`: one for each GPU of the cluster, or one on a machine without GPUs."""
+    count: Annotated[
+        Count | Literal["auto"] | WorkerRange,
+        Described("a whole number (1 or more), auto or a range such as {min: 2, max: 8}"),
+    ] = "auto"
+    """`auto`: one for each GPU of the cluster, or one on a machine without GPUs. `{min: 2, max: 8}`: the run starts
+    where there is room for min, and takes up to max; in a cluster workers join and leave while it goes on."""
     slots: Count = default_of(EngineConfig, "slots")
     """Rows that a worker generates at once."""
     gpus_per_worker: Count = 1
@@ -219,6 +236,9 @@ class WorkersSection(Section):
     A run that is resumed keeps the shards it began with."""
     max_attempts: Count = 3
     """Times that a shard is tried before the run goes on without it."""
+    stall_seconds: Annotated[Number, Field(gt=0)] = 900.0
+    """A worker whose engine step, or whose answer, takes longer is taken for hung: its stacks are logged and it is
+    replaced. Loading and warm-up are not counted."""
     prefill_budget: Count = default_of(EngineConfig, "prefill_budget")
     """Most prompt tokens that a worker reads in one step."""
 

@@ -38,6 +38,7 @@ TUNING = frozenset(
         "workers.cpus_per_worker",
         "workers.shard_tokens",
         "workers.max_attempts",
+        "workers.stall_seconds",
         "workers.prefill_budget",
         "output.path",
         "output.max_failed_rows",

@@ -54,6 +54,8 @@ class WorkerConfig:
     threads: int
     """CPU threads of torch."""
     timeline_interval_s: int = 1
+    stall_s: float = 900.0
+    """An engine step that takes longer has hung: the status then says where."""
     assemble: Callable[[WorkerConfig], Assembly] | None = None
     """Builds the worker's parts; None for the real ones."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from specpipe.errors import MachineError
-from specpipe.job import JobSpec
+from specpipe.job import JobSpec, WorkerRange
 from specpipe.pipeline.assemble import DeviceName, WorkerConfig
 from specpipe.pipeline.handles import Pool
 from specpipe.pipeline.interrupts import hold_interrupts
@@ -48,12 +48,15 @@ def place(job: JobSpec, *, cpus: float, gpus: float, elastic: bool) -> Placement
 
     Raises MachineError for what the cluster can never give.
     """
-    wanted = job.workers.count
+    count = job.workers.count
+    wanted = count.max if isinstance(count, WorkerRange) else count
     if job.model.device == "cuda" and not gpus and not elastic:
         raise MachineError("model.device is cuda and Ray sees no GPU here; set model.device: cpu, or mend the driver")
     device: DeviceName = "cuda" if job.model.device != "cpu" and (gpus or job.model.device == "cuda") else "cpu"
     if device == "cuda":
         workers = max(1, int(gpus)) if wanted == "auto" else wanted
+        if isinstance(count, WorkerRange):
+            workers = _within(count, int(gpus), "GPU(s)", elastic=elastic)
         if workers > gpus and not elastic:
             raise MachineError(
                 f"workers.count is {workers} and this machine has {int(gpus)} GPU(s); a worker needs one of its own. "
@@ -62,6 +65,9 @@ def place(job: JobSpec, *, cpus: float, gpus: float, elastic: bool) -> Placement
         share = 1.0
     else:
         workers = 1 if wanted == "auto" else wanted
+        if isinstance(count, WorkerRange):
+            each = 1.0 if job.workers.cpus_per_worker == "auto" else job.workers.cpus_per_worker
+            workers = _within(count, int(cpus / each), "worker(s) by its CPUs", elastic=elastic)
         share = max(1.0, cpus // workers) if workers <= cpus else cpus / workers
     per_worker = share if job.workers.cpus_per_worker == "auto" else job.workers.cpus_per_worker
     if not elastic and per_worker * workers > cpus:
@@ -70,6 +76,16 @@ def place(job: JobSpec, *, cpus: float, gpus: float, elastic: bool) -> Placement
             "workers.count or workers.cpus_per_worker"
         )
     return Placement(workers=workers, device=device, cpus=per_worker)
+
+
+def _within(count: WorkerRange, room: int, what: str, *, elastic: bool) -> int:
+    """Workers to ask for: the most, of which a machine that cannot grow gives what it has."""
+    if room < count.min:
+        raise MachineError(
+            f"workers.count.min is {count.min} and there is room for {room} {what}. Lower it, or start the run when "
+            "there is more"
+        )
+    return count.max if elastic else min(count.max, room)
 
 
 class Backend(Protocol):

@@ -1,18 +1,19 @@
-"""The driver: hands shards to workers, retries what failed, replaces what died, and never touches a token."""
+"""The driver: keeps workers alive and supplied, retries what failed, and never touches a token."""
 
 from __future__ import annotations
 
 import logging
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from specpipe.core import Shard, ShardReport, SpeculationPlan
+from specpipe.core import Shard, ShardReport
 from specpipe.errors import ModelError, SpecpipeError
+from specpipe.pipeline.dispatcher import Dispatched, Dispatcher
 from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.failures import EngineError, StaleRunError
 from specpipe.pipeline.fleet import Fleet, Member
@@ -21,16 +22,18 @@ from specpipe.pipeline.patience import Patience
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.scoreboard import Earlier, Scoreboard
 from specpipe.pipeline.tasks import Task, TaskQueue
-from specpipe.speculation.policy import Policy, Situation
+from specpipe.speculation.policy import Policy
 from specpipe.telemetry.timeline import Sample
 
 log = logging.getLogger(__name__)
 _LAST_WORDS_S = 2.0
+_ROOM_S = 60.0  # without any worker for so long, the log says what the run waits for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriverConfig:
     workers: int
+    """Most at once; those without a place wait for one."""
     slots: int
     in_flight: int = 2
     """Shards that a worker holds at once, so that its slots stay full across shard borders."""
@@ -39,6 +42,9 @@ class DriverConfig:
     poll_s: float = 1.0
     stall_s: float = 900.0
     """A worker whose engine step or answer takes longer is taken for hung, and replaced."""
+    backup_s: float = 10.0
+    """The last shards may be given to an idle worker too when they have been running for longer than this, and longer
+    than the mean shard."""
 
 
 @dataclass(slots=True)
@@ -48,6 +54,8 @@ class Outcome:
     reports: list[ShardReport] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
     """Shards that no attempt could finish -> the last reason."""
+    contested: set[int] = field(default_factory=set)
+    """Shards that two workers ran: only the part's own footer says whose it is."""
     interrupted: bool = False
     workers: dict[str, WorkerInfo] = field(default_factory=dict)
 
@@ -70,19 +78,30 @@ class Driver:
         policy: Policy,
         config: DriverConfig,
         *,
+        failed_rows: Mapping[int, int] | None = None,
         earlier: Earlier | None = None,
         observers: Observers | None = None,
     ) -> None:
+        """`failed_rows`: shards of which only so many rows, those with an error, are to be run again."""
         self._observers = observers or Observers()
-        self._config, self._policy = config, policy
-        self._tasks = TaskQueue(shards)
+        self._config = config
+        self._tasks = TaskQueue(shards, failed_rows)
         self._fleet = Fleet(pool)
         self._score = Scoreboard(earlier or Earlier(), self._tasks, self._fleet)
+        self._dispatcher = Dispatcher(
+            self._tasks,
+            self._fleet,
+            self._score,
+            policy,
+            slots=config.slots,
+            in_flight=config.in_flight,
+            backup_s=config.backup_s,
+        )
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._hungry: dict[str, Member] = {}
         self._draining = False
         self._patience = Patience(config.workers)
-        self.outcome = Outcome(workers=self._fleet.infos)
+        self._alone_since = time.monotonic()
+        self.outcome = Outcome(workers=self._fleet.infos, contested=self._dispatcher.contested)
 
     def drain(self) -> None:
         """Hand out nothing more; let the running shards finish and publish."""
@@ -104,7 +123,8 @@ class Driver:
                 if time.monotonic() >= next_poll:
                     self._poll()
                     next_poll = time.monotonic() + self._config.poll_s
-                self._feed()
+                if not self._draining:
+                    self._send(self._dispatcher.feed())
             self.outcome.interrupted = self._draining and bool(self._tasks)
             self._hear_last_words()
         finally:
@@ -133,8 +153,12 @@ class Driver:
         member = self._fleet.spawn(lane)
         warm_up = None
         if self._config.warm_up and (shard := self._tasks.first) is not None:
-            warm_up = ShardOrder(shard=shard, plan=self._plan(member), attempt=1)
+            warm_up = ShardOrder(shard=shard, plan=self._dispatcher.plan(member), attempt=1)
+        self._when_done(member.handle.placed(), partial(self._placed, member))
         self._when_done(member.handle.start(warm_up), partial(self._started, member))
+
+    def _placed(self, member: Member, future: Future[None]) -> None:
+        member.placed = future.exception() is None  # what went wrong, `start` says too
 
     def _started(self, member: Member, future: Future[WorkerInfo]) -> None:
         if member.name not in self._fleet.members:
@@ -148,7 +172,7 @@ class Driver:
             self._refused(member, error)
             return
         self._fleet.admit(member, info)
-        self._hungry[member.name] = member
+        self._dispatcher.offer(member)
 
     def _refused(self, member: Member, error: SpecpipeError) -> None:
         """A worker that says why it cannot work is not replaced: one bad machine must not end the run, nor stay in it.
@@ -165,7 +189,7 @@ class Driver:
         if member.name not in self._fleet.members:
             return  # two messages about one death
         log.warning("%s is lost: %s", member.name, reason)
-        self._hungry.pop(member.name, None)
+        self._dispatcher.forget(member)
         for task in self._fleet.remove(member):
             self._retry(task, member, reason, suspect=True)
         self._patience.worker_died(member.lane, reason, fruitful=member.reported_rows > 0)
@@ -175,36 +199,9 @@ class Driver:
 
     # shards go out and come back
 
-    def _plan(self, member: Member) -> SpeculationPlan:
-        depth = self._fleet.queue_depth(member, self._tasks.rows)
-        return self._policy.plan(
-            Situation(slots=self._config.slots, queue_depth=depth, acceptance=self._score.acceptance),
-        )
-
-    def _feed(self) -> None:
-        """Give every hungry worker what it may take."""
-        if self._draining or not self._tasks:
-            return
-        suspects = self._tasks.suspects
-        for member in list(self._hungry.values()):
-            if suspects and member.tasks and not member.alone:
-                suspects -= 1  # it gets nothing more until it is idle, then a suspect
-                continue
-            while len(member.tasks) < self._config.in_flight and not member.alone:
-                if not self._hand_out(member):
-                    break
-            if len(member.tasks) >= self._config.in_flight or member.alone:
-                self._hungry.pop(member.name, None)
-
-    def _hand_out(self, member: Member) -> bool:
-        task = self._tasks.take(worker=member.name, idle=not member.tasks, others=self._fleet.ready.keys())
-        if task is None:
-            return False
-        self._fleet.hand_over(member, task)
-        plan = self._plan(member)
-        future = member.handle.run_shard(ShardOrder(shard=task.shard, plan=plan, attempt=task.attempt))
-        self._when_done(future, partial(self._finished, member, task))
-        return True
+    def _send(self, dispatched: Iterable[Dispatched]) -> None:
+        for member, task, report in dispatched:
+            self._when_done(report, partial(self._finished, member, task))
 
     def _finished(self, member: Member, task: Task, future: Future[ShardReport]) -> None:
         try:
@@ -218,21 +215,24 @@ class Driver:
             self._failed(member, task, str(error))
             return
         if not self._fleet.take_back(member, task, finished=True):
-            return  # the worker was given up meanwhile, and the shard handed to another
+            return  # the worker was given up meanwhile and the shard handed to another, or another was first
         self._patience.shard_finished()
-        self._hungry[member.name] = member
-        self._score.publish(report)
+        self._dispatcher.offer(member)
+        self._dispatcher.finished(member, task)
+        self._score.publish(report, task.rows)
         self.outcome.reports.append(report)
 
     def _failed(self, member: Member, task: Task, reason: str) -> None:
         if not self._fleet.take_back(member, task, finished=False):
             return
-        self._hungry[member.name] = member
+        self._dispatcher.offer(member)
         self._retry(task, member, reason, suspect=False)
         self._patience.attempt_failed(reason)
 
     def _retry(self, task: Task, member: Member, reason: str, *, suspect: bool) -> None:
         log.warning("shard %d, attempt %d on %s: %s", task.shard.index, task.attempt, member.name, reason)
+        if self._dispatcher.runs_elsewhere(task):
+            return
         if task.attempt < self._config.max_attempts:
             self._tasks.retry(task, worker=member.name, suspect=suspect)
         else:
@@ -244,7 +244,22 @@ class Driver:
         for member, why in self._fleet.stalled(self._config.stall_s):
             self._lost(member, why)
         self._ask(final=False)
+        if not self._draining:
+            self._send(self._dispatcher.back_up())
+        self._say_what_it_waits_for()
         self._show()
+
+    def _say_what_it_waits_for(self) -> None:
+        now = time.monotonic()
+        if any(member.placed for member in self._fleet.members.values()):
+            self._alone_since = now
+        elif now - self._alone_since > _ROOM_S:
+            self._alone_since = now
+            log.warning(
+                "no worker has found room in the cluster for %.0f s; it needs a free GPU or CPUs (workers.count, "
+                "workers.cpus_per_worker), and the run goes on as soon as there are some",
+                _ROOM_S,
+            )
 
     def _ask(self, *, final: bool) -> None:
         for member, future in self._fleet.poll(final=final):
@@ -271,6 +286,8 @@ class Driver:
         except SpecpipeError as error:
             self._lost(member, str(error))
             return
+        for note in member.status.notes:
+            log.warning("%s: %s", member.name, note)
         if samples := member.status.samples:
             member.second = samples[-1].second
             self._observers.samples(samples)

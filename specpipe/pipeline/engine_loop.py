@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specpipe.core import Completion, EngineConfig, Request, SpeculationPlan, StepReport
-from specpipe.pipeline.failures import EngineError
+from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
 from specpipe.telemetry.attribution import Share, shares
 from specpipe.telemetry.meter import ShardMeter
 from specpipe.telemetry.timeline import Sample, TimelineSampler
@@ -53,6 +53,8 @@ class LoopStatus:
     in_step_s: float
     """Seconds that the present engine step has taken so far; 0.0 while idle. Grows without end when a device hangs."""
     samples: tuple[Sample, ...]
+    notes: tuple[str, ...] = ()
+    """What the driver should log, since the last time: a batch that was halved, the stacks of a step that hangs."""
 
 
 @dataclass(slots=True)
@@ -65,11 +67,24 @@ class _Ticket:
     done: threading.Event = field(default_factory=threading.Event)
 
 
+class _NoEngine:
+    """In place of an engine that is gone, whose memory somebody else wants."""
+
+    config = EngineConfig()
+    running = waiting = 0
+
+    def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None:
+        raise AssertionError("submitted to an engine that is gone")
+
+    def step(self) -> StepReport | None:
+        return None
+
+
 class EngineLoop:
     """Steps the engine for as long as shards are in flight; wakes on submission, fails all of them if a step raises."""
 
     def __init__(self, engine: Engine, sampler: TimelineSampler) -> None:
-        self._engine = engine
+        self._engine: Engine = engine
         self._sampler = sampler
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -95,14 +110,13 @@ class EngineLoop:
             self._submit(shard, ticket, requests, plan)
             ticket.done.wait()
         if len(ticket.completions) < ticket.expected:
-            assert self._failure is not None
-            raise EngineError(str(self._failure))
+            raise self._died()
         return [ticket.completions[row] for row in sorted(ticket.completions)], ticket.meter
 
     def _submit(self, shard: int, ticket: _Ticket, requests: Sequence[Request], plan: SpeculationPlan) -> None:
         with self._lock:
             if self._failure is not None:
-                raise EngineError(str(self._failure))
+                raise self._died()
             if shard in self._tickets:
                 raise ValueError(f"shard {shard} is already in flight on this worker")
             self._engine.submit(requests, plan)
@@ -110,6 +124,11 @@ class EngineLoop:
             self._queue_depth = plan.queue_depth
             self._submissions += 1
         self._wake.set()
+
+    def _died(self) -> EngineError:
+        """Why, as an exception of its own for each caller. Raises AssertionError when the engine lives."""
+        assert self._failure is not None
+        return type(self._failure)(str(self._failure))
 
     def status(self, *, after: int, final: bool = False) -> LoopStatus:
         """Counters so far, and the timeline's intervals that began after Unix second `after` and are over, or all."""
@@ -136,10 +155,11 @@ class EngineLoop:
         try:
             while not self._closing:
                 self._step()
-            self._fail("the worker was stopped")
+            self._fail(EngineError("the engine stopped: the worker was stopped"))
         except BaseException as error:  # also what a device library raises: nobody may wait forever
             log.error("%s", traceback.format_exc())
-            self._fail(f"{type(error).__name__}: {error}")
+            kind = MemoryFailure if is_out_of_memory(error) else EngineError
+            self._fail(kind(f"the engine stopped: {type(error).__name__}: {error}"))
 
     def _step(self) -> None:
         seen = self._submissions
@@ -188,9 +208,10 @@ class EngineLoop:
             del self._tickets[shard]
             ticket.done.set()
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, failure: EngineError) -> None:
         with self._lock:
-            self._failure = EngineError(f"the engine stopped: {reason}")
+            self._failure, self._engine = failure, _NoEngine()
+            self._step_began = 0.0
             for ticket in self._tickets.values():
                 ticket.done.set()
             self._tickets.clear()

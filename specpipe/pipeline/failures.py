@@ -13,5 +13,16 @@ class EngineError(SpecpipeError):
     """A worker's engine died: the worker must be replaced, its shards retried on another."""
 
 
+class MemoryFailure(EngineError):
+    """The device's memory ran out: a smaller engine can go on."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device had no memory left: torch.OutOfMemoryError, or what a graph capture makes of it."""
+    return type(error).__name__ == "OutOfMemoryError" or (
+        isinstance(error, RuntimeError) and "out of memory" in str(error)
+    )
+
+
 class StaleRunError(OutputError):
     """A newer start owns the output folder: this one must publish nothing more."""

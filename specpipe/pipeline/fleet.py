@@ -20,6 +20,8 @@ class Member:
     handle: WorkerHandle
     lane: int
     """Place in the fleet; a replacement takes over its predecessor's."""
+    placed: bool = False
+    """It has a place to run in; one without waits for room in the cluster."""
     tasks: dict[int, Task] = field(default_factory=dict)
     """In flight, by shard number."""
     sent_rows: int = 0
@@ -69,13 +71,15 @@ class Fleet:
 
     def admit(self, member: Member, info: WorkerInfo) -> None:
         """The worker is ready for shards."""
+        member.placed = True
         self.ready[member.name] = member
         self.infos[member.name] = info
 
     def hand_over(self, member: Member, task: Task) -> None:
         """The worker now holds the task."""
+        task.handed_at = time.monotonic()
         member.tasks[task.shard.index] = task
-        member.sent_rows += task.shard.rows
+        member.sent_rows += task.rows
         self.in_flight += 1
 
     def take_back(self, member: Member, task: Task, *, finished: bool) -> bool:
@@ -84,9 +88,9 @@ class Fleet:
             return False
         self.in_flight -= 1
         if finished:
-            member.reported_rows += task.shard.rows
+            member.reported_rows += task.rows
         else:
-            member.sent_rows -= task.shard.rows
+            member.sent_rows -= task.rows
         return True
 
     def remove(self, member: Member) -> list[Task]:
@@ -121,10 +125,17 @@ class Fleet:
     def stalled(self, limit_s: float) -> list[tuple[Member, str]]:
         """Workers whose engine step, or whose answer, has taken longer than `limit_s`."""
         now = time.monotonic()
-        out = []
+        out: list[tuple[Member, str]] = []
         for member in self.ready.values():
             if member.asked_at is not None and now - member.asked_at > limit_s:
-                out.append((member, f"no answer for {now - member.asked_at:.0f} s"))
+                out.append((member, self._silent(member, now - member.asked_at)))
             elif member.status is not None and member.status.in_step_s > limit_s:
                 out.append((member, f"one engine step has taken {member.status.in_step_s:.0f} s"))
         return out
+
+    def _silent(self, member: Member, seconds: float) -> str:
+        facts = self.infos[member.name].facts
+        return (
+            f"no answer for {seconds:.0f} s; its stacks are in the log of process {facts.get('pid')} on "
+            f"{facts.get('host')}"
+        )

@@ -19,6 +19,8 @@ class ShardOrder:
     plan: SpeculationPlan
     attempt: int
     """1 for the first."""
+    failed_only: bool = False
+    """Run the rows of the published part that have an error, and publish the part anew with what became of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +36,9 @@ class WorkerHandle(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    def placed(self) -> Future[None]:
+        """Done when the worker has a place to run in; until then it waits for room."""
 
     def start(self, warm_up: ShardOrder | None) -> Future[WorkerInfo]:
         """Check the output folder, load the models, run the first rows of `warm_up` and throw them away."""

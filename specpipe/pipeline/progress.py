@@ -23,6 +23,9 @@ class Progress:
     workers: int
     """Live ones."""
     starting: int
+    """Placed, and loading their models."""
+    unplaced: int
+    """Asked for, and waiting for room in the cluster."""
     running: int
     waiting: int
     """Rows in workers without a slot."""

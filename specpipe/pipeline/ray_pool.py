@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -19,6 +20,15 @@ from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 from specpipe.pipeline.worker import Worker
 
 _THREADS = 8  # shards in flight, status, and room
+_STDERR = 2  # Ray's log of the worker; its sys.stderr need not be a file
+
+
+class _Actor(Worker):
+    """Leaves its stacks in Ray's log when it answers nobody any more, as in native code that holds the GIL."""
+
+    def status(self, after: int, final: bool = False) -> LoopStatus:
+        faulthandler.dump_traceback_later(self._config.stall_s, file=_STDERR)
+        return super().status(after, final)
 
 
 class RayPool:
@@ -26,7 +36,7 @@ class RayPool:
 
     def __init__(self, config: WorkerConfig, *, cpus: float, gpus: int) -> None:
         self._config = ray.put(config)
-        self._actor_class = ray.remote(Worker).options(
+        self._actor_class = ray.remote(_Actor).options(
             num_cpus=cpus,
             num_gpus=gpus,
             max_concurrency=_THREADS,
@@ -48,6 +58,9 @@ class ActorHandle:
     @property
     def name(self) -> str:
         return self._name
+
+    def placed(self) -> Future[None]:
+        return self._call(self._actor.__ray_ready__)
 
     def start(self, warm_up: ShardOrder | None) -> Future[WorkerInfo]:
         return self._call(self._actor.start, warm_up)

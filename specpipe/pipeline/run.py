@@ -20,7 +20,7 @@ from specpipe.pipeline.failures import StaleRunError
 from specpipe.pipeline.folder import MANIFEST, RunFolder
 from specpipe.pipeline.handles import Pool
 from specpipe.pipeline.interrupts import drain_on_interrupt
-from specpipe.pipeline.ledger import read_ledger
+from specpipe.pipeline.ledger import done_record, read_ledger
 from specpipe.pipeline.manifest import Manifest, check_identity, new_manifest, read_manifest
 from specpipe.pipeline.prepare import Prepared, prepare
 from specpipe.pipeline.progress import Progress
@@ -31,6 +31,8 @@ from specpipe.speculation.make import make_policy
 from specpipe.telemetry.record import ShardRecord
 
 log = logging.getLogger(__name__)
+BACKUP_S = 10.0
+"""Shards that run for longer than this at the end are given to an idle worker too."""
 _TIMELINE_WORKERS = 100  # with more workers the timeline's intervals grow, so that its rows per second do not
 
 
@@ -52,10 +54,18 @@ class _Opened:
     folder: RunFolder
     manifest: Manifest | None
     done: dict[int, ShardRecord]
+    retry_failed: bool
+
+    @property
+    def failed_rows(self) -> dict[int, int]:
+        """By shard: how many of its published rows are to be run again."""
+        if not self.retry_failed:
+            return {}
+        return {shard: record.failed_rows for shard, record in self.done.items() if record.failed_rows}
 
     @property
     def is_complete(self) -> bool:
-        return self.manifest is not None and len(self.done) == len(self.manifest.shards)
+        return self.manifest is not None and len(self.done) == len(self.manifest.shards) and not self.failed_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +77,12 @@ class Viewer:
     progress: Callable[[Progress], None] = lambda progress: None
 
 
-def execute(job: JobSpec, *, viewer: Viewer | None = None, backend: Backend | None = None) -> RunResult:
+def execute(
+    job: JobSpec, *, viewer: Viewer | None = None, backend: Backend | None = None, retry_failed: bool = False
+) -> RunResult:
     """Run a job, or what is left of it. Blocks. Workers are Ray's unless another backend is given.
+
+    `retry_failed`: published rows with an error, too; their parts are published anew, the other rows as they were.
 
     Raises SpecpipeError for what the user must mend, KeyboardInterrupt when interrupted twice; what was published
     stays, and a later start goes on from there.
@@ -77,7 +91,7 @@ def execute(job: JobSpec, *, viewer: Viewer | None = None, backend: Backend | No
     folder.claim()
     prepared = prepare(job)
     with folder.lock() or nullcontext():
-        opened = _open(prepared, folder)
+        opened = _open(prepared, folder, retry_failed=retry_failed)
         if opened.manifest is not None and opened.is_complete:
             return _finished(opened, opened.manifest, Outcome(), state="already complete")
         viewer, backend = viewer or Viewer(), backend or RayBackend()
@@ -92,18 +106,20 @@ def _headline(opened: _Opened) -> str:
     job = opened.prepared.job
     rows = sum(file.rows for file in files)
     rows = min(rows, job.data.limit or rows) * job.sampling.n
+    again = sum(opened.failed_rows.values())
+    done += f", {again:,} failed rows run again" if again else ""
     return f"{job.name}: {rows:,} rows → {opened.folder.path}{done}"
 
 
-def _open(prepared: Prepared, folder: RunFolder) -> _Opened:
+def _open(prepared: Prepared, folder: RunFolder, *, retry_failed: bool) -> _Opened:
     """Under the lock: compare identities, see what is done, sweep up what a crash left."""
     manifest = read_manifest(folder)
     if manifest is None:
-        return _Opened(prepared=prepared, folder=folder, manifest=None, done={})
+        return _Opened(prepared=prepared, folder=folder, manifest=None, done={}, retry_failed=retry_failed)
     check_identity(manifest.identity, prepared.identity, folder)
     done = read_ledger(folder, manifest.shards, manifest.run_id)
     _sweep(folder)
-    return _Opened(prepared=prepared, folder=folder, manifest=manifest, done=done)
+    return _Opened(prepared=prepared, folder=folder, manifest=manifest, done=done, retry_failed=retry_failed)
 
 
 def _sweep(folder: RunFolder) -> None:
@@ -166,6 +182,7 @@ def _worker_config(
         draft=prepared.draft,
         device=placement.device,
         threads=placement.threads,
+        stall_s=prepared.job.workers.stall_seconds,
         timeline_interval_s=max(1, placement.workers // _TIMELINE_WORKERS),
     )
 
@@ -178,7 +195,7 @@ def _driver(
     pool: Pool,
     observers: Observers,
 ) -> Driver:
-    job, done = config.job, opened.done
+    job, done, again = config.job, opened.done, opened.failed_rows
     policy = make_policy(
         job.speculation.policy,
         k=job.speculation.num_speculative_tokens,
@@ -186,19 +203,21 @@ def _driver(
         proposer=job.speculation.active_proposer,
     )
     earlier = Earlier(
-        shards=len(done),
-        rows=sum(record.rows for record in done.values()),
-        failed_rows=sum(record.failed_rows for record in done.values()),
+        shards=len(done) - len(again),
+        rows=sum(record.rows for record in done.values()) - sum(again.values()),
+        failed_rows=sum(record.failed_rows for record in done.values()) - sum(again.values()),
         acceptance=sum((record.verified for record in done.values()), AcceptanceCounts()),
     )
     driver_config = DriverConfig(
         workers=placement.workers,
         slots=job.workers.slots,
         max_attempts=job.workers.max_attempts,
+        backup_s=BACKUP_S,
+        stall_s=job.workers.stall_seconds,
         warm_up=job.data.warmup_rows > 0,
     )
-    pending: list[Shard] = [shard for shard in manifest.shards if shard.index not in done]
-    return Driver(pending, pool, policy, driver_config, earlier=earlier, observers=observers)
+    pending: list[Shard] = [shard for shard in manifest.shards if shard.index not in done or shard.index in again]
+    return Driver(pending, pool, policy, driver_config, failed_rows=again, earlier=earlier, observers=observers)
 
 
 def _finished(
@@ -210,6 +229,9 @@ def _finished(
 ) -> RunResult:
     """Write what the run leaves, and say how it ended."""
     records = {**opened.done, **{report.shard: ShardRecord.from_dict(report.telemetry) for report in outcome.reports}}
+    for shard in outcome.contested & records.keys():  # two workers ran it: whose part is there?
+        there = done_record(opened.folder, manifest.shards[shard], manifest.run_id)
+        records[shard] = there or records[shard]
     summary = build_summary(
         opened.folder,
         manifest,
@@ -221,7 +243,7 @@ def _finished(
     if state != "already complete" or not has_results(opened.folder):
         publish_results(opened.folder, list(records.values()), summary)
     code = exit_code_of(summary, opened.prepared.job.output.max_failed_rows)
-    if state == "interrupted" and not summary["complete"]:
+    if state == "interrupted":
         code = EXIT_INTERRUPTED
     return RunResult(
         folder=opened.folder.path,

@@ -36,10 +36,11 @@ class Scoreboard:
         self._tokens, self._rows = Speed(), Speed()
         self._began = time.monotonic()
 
-    def publish(self, report: ShardReport) -> None:
+    def publish(self, report: ShardReport, rows: int) -> None:
+        """`rows`: those that were run for it."""
         self.acceptance += report.verified
         self._published += 1
-        self._done_rows += report.rows
+        self._done_rows += rows
         self._failed_rows += report.failed_rows
 
     def snapshot(self, *, failed_shards: int, draining: bool) -> Progress:
@@ -62,7 +63,8 @@ class Scoreboard:
             published_shards=self._published,
             failed_shards=failed_shards,
             workers=len(members),
-            starting=len(self._fleet.members) - len(members),
+            starting=sum(member.placed for member in self._fleet.members.values()) - len(members),
+            unplaced=sum(not member.placed for member in self._fleet.members.values()),
             running=sum(status.running for status in statuses),
             waiting=sum(status.waiting for status in statuses),
             k=sum(status.k for status in statuses) / max(1, len(statuses)),

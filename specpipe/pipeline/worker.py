@@ -29,10 +29,13 @@ from specpipe.data import (
     to_table,
 )
 from specpipe.errors import SpecpipeError
-from specpipe.pipeline.assemble import Assembly, WorkerConfig, assemble
-from specpipe.pipeline.engine_loop import WARM_UP_SHARD, EngineLoop, LoopStatus
+from specpipe.pipeline.assemble import WorkerConfig
+from specpipe.pipeline.engine_host import EngineHost
+from specpipe.pipeline.engine_loop import WARM_UP_SHARD, LoopStatus
+from specpipe.pipeline.failed_rows import FailedRows
 from specpipe.pipeline.failures import ShardError
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
+from specpipe.pipeline.ledger import done_record
 from specpipe.telemetry.record import ShardRecord
 from specpipe.telemetry.timeline import TimelineSampler
 
@@ -58,30 +61,28 @@ class Worker:
         self._name, self._config = name, config
         self._refused_rows = 0
         self._lock = threading.Lock()
-        self._loop: EngineLoop
-        self._parts: Assembly
+        self._host: EngineHost
 
     def start(self, warm_up: ShardOrder | None) -> WorkerInfo:
         """Check the output folder, load the models, run the first rows of `warm_up` and throw them away."""
         with _as(SpecpipeError):
             host = socket.gethostname()
             self._config.folder.check_probe(self._config.probe, host)
-            self._parts = (self._config.assemble or assemble)(self._config)
             sampler = TimelineSampler(
                 worker=self._name, epoch=self._config.epoch, interval_s=self._config.timeline_interval_s
             )
-            self._loop = EngineLoop(self._parts.engine, sampler)
+            self._host = EngineHost(self._config, sampler)
             began = time.perf_counter()
             if warm_up is not None:
                 self._warm_up(warm_up)
-            facts = {**self._parts.facts, "host": host, "pid": os.getpid(), "warm_up_s": time.perf_counter() - began}
+            facts = {**self._host.facts, "host": host, "pid": os.getpid(), "warm_up_s": time.perf_counter() - began}
             return WorkerInfo(facts=facts)
 
     def _warm_up(self, order: ShardOrder) -> None:
         shard = order.shard
         stop = min(shard.stop, shard.start + self._config.job.data.warmup_rows)
         requests, _, _ = self._read(dataclasses.replace(shard, index=WARM_UP_SHARD, stop=stop, samples=1))
-        self._loop.run(WARM_UP_SHARD, requests, order.plan)
+        self._host.run(WARM_UP_SHARD, requests, order.plan)
 
     def run_shard(self, order: ShardOrder) -> ShardReport:
         """Blocks until the shard's part is published.
@@ -94,11 +95,16 @@ class Worker:
 
     def _run_shard(self, order: ShardOrder) -> ShardReport:
         started_at, began = time.time(), time.perf_counter()
-        shard = order.shard
+        shard, folder = order.shard, self._config.folder
+        before = FailedRows.of(folder, shard, self._config.run_id) if order.failed_only else None
+        if order.attempt > 1 and not order.failed_only and (report := self._published(shard)) is not None:
+            return report
         requests, refused, shard_hash = self._read(shard)
-        kept = self._read_kept(shard)
+        if before is not None:
+            requests, refused = before.select(requests, refused, shard_hash)
+        kept = None if before is not None else self._read_kept(shard)
         load_s = time.perf_counter() - began
-        completions, meter = self._loop.run(shard.index, requests, order.plan)
+        completions, meter = self._host.run(shard.index, requests, order.plan)
         for completion in refused:
             meter.add_completion(completion)
         record = meter.record(
@@ -113,23 +119,27 @@ class Worker:
             finished_at=time.time(),
             load_s=load_s,
         )
-        part = self._publish(shard, [*completions, *refused], kept, shard_hash, record)
         with self._lock:
             self._refused_rows += len(refused)
-        return ShardReport(
-            shard=shard.index,
-            attempt=order.attempt,
-            worker=self._name,
-            rows=record.rows,
-            failed_rows=record.failed_rows,
-            part=part,
-            telemetry=record.to_dict(),
-            verified=record.verified,
-        )
+        if before is not None:
+            table, record = before.merge([*completions, *refused], record)
+        else:
+            table = to_table([*completions, *refused], shard.rows, kept)
+        folder.check_epoch(self._config.epoch)
+        if not order.failed_only and (report := self._published(shard)) is not None:
+            return report  # a copy of this shard on another worker was faster: the first whole part stays
+        part = folder.part_name(shard.index)
+        publish_part(folder.file(part), table, shard_hash=shard_hash, telemetry=record.to_dict())
+        return _report(record, part)
+
+    def _published(self, shard: Shard) -> ShardReport | None:
+        """The report of a part that is there and whole: by an attempt whose report was lost, or by a copy."""
+        record = done_record(self._config.folder, shard, self._config.run_id)
+        return None if record is None else _report(record, self._config.folder.part_name(shard.index))
 
     def _read(self, shard: Shard) -> tuple[list[Request], list[Completion], str]:
         """Requests, the rows that cannot be one, and the hash of all rows as they were read."""
-        builder = self._parts.builder
+        builder = self._host.builder
         hasher = RowHasher()
         requests: list[Request] = []
         refused: list[Completion] = []
@@ -150,22 +160,25 @@ class Worker:
         kept = read_kept(self._config.files[shard.file], shard.start, shard.stop, self._config.kept_schema)
         return repeat_rows(kept, shard.samples)
 
-    def _publish(
-        self, shard: Shard, completions: list[Completion], kept: Any, shard_hash: str, record: ShardRecord
-    ) -> str:
-        table = to_table(completions, shard.rows, kept)
-        folder = self._config.folder
-        folder.check_epoch(self._config.epoch)
-        part = folder.part_name(shard.index)
-        publish_part(folder.file(part), table, shard_hash=shard_hash, telemetry=record.to_dict())
-        return part
-
     def status(self, after: int, final: bool = False) -> LoopStatus:
         """Counters so far, and the timeline since Unix second `after`; `final`: with the interval that is not over."""
-        status = self._loop.status(after=after, final=final)
+        status = self._host.status(after=after, final=final)
         return dataclasses.replace(status, rows_done=status.rows_done + self._refused_rows)
 
     def close(self) -> None:
         """Stop the engine's thread; shards in flight fail."""
-        if hasattr(self, "_loop"):
-            self._loop.close()
+        if hasattr(self, "_host"):
+            self._host.close()
+
+
+def _report(record: ShardRecord, part: str) -> ShardReport:
+    return ShardReport(
+        shard=record.shard,
+        attempt=record.attempt,
+        worker=record.worker,
+        rows=record.rows,
+        failed_rows=record.failed_rows,
+        part=part,
+        telemetry=record.to_dict(),
+        verified=record.verified,
+    )

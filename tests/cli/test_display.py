@@ -8,7 +8,7 @@ from specpipe.pipeline.progress import Progress
 
 BASE = Progress(
     elapsed_s=61.0, total_rows=2000, done_rows=500, failed_rows=0, total_shards=10, published_shards=2,
-    failed_shards=0, workers=1, starting=0, running=16, waiting=40, k=2.5, queue_depth=812.0,
+    failed_shards=0, workers=1, starting=0, unplaced=0, running=16, waiting=40, k=2.5, queue_depth=812.0,
     acceptance_length=2.613, tokens_per_s=1832.4, eta_s=187.0, draining=False,
 )  # fmt: skip
 
@@ -36,9 +36,9 @@ def test_a_terminal_gets_a_bar_within_its_width() -> None:
 def test_trouble_is_shown_only_when_there_is_some() -> None:
     import dataclasses
 
-    trouble = dataclasses.replace(BASE, failed_rows=3, failed_shards=1, workers=4, starting=2, draining=True)
+    trouble = dataclasses.replace(BASE, failed_rows=3, failed_shards=1, workers=4, starting=2, unplaced=3, draining=True)
     text = shown(False, trouble)
-    for words in ("3 failed rows", "1 failed shards", "4 workers (+2)", "Ctrl-C again"):
+    for words in ("3 failed rows", "1 failed shards", "4 workers (2 starting, 3 waiting for room in the cluster)", "Ctrl-C again"):
         assert words in text
     assert "failed" not in shown(False, BASE)
 

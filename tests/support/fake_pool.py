@@ -29,6 +29,12 @@ def report(order: ShardOrder, worker: str) -> ShardReport:
     )  # fmt: skip
 
 
+def at_once() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
+
+
 class FakeWorker:
     """`behave(worker, order)` returns a report or raises; it runs on the pool's threads, in the order of dispatch."""
 
@@ -37,6 +43,9 @@ class FakeWorker:
         self.stopped = False
         self.in_flight: list[int] = []
         self._pool = pool
+
+    def placed(self) -> Future[None]:
+        return self._pool.on_place(self)
 
     def start(self, warm_up: ShardOrder | None) -> Future[WorkerInfo]:
         self._pool.warm_ups.append(warm_up)
@@ -70,9 +79,10 @@ class FakePool:
         *,
         on_start: Callable[[FakeWorker], WorkerInfo] = lambda worker: WorkerInfo(facts={}),
         on_status: Callable[[FakeWorker], LoopStatus | None] = lambda worker: IDLE,
+        on_place: Callable[[FakeWorker], Future[None]] = lambda worker: at_once(),
         threads: int = 1,
     ) -> None:
-        self.behave, self.on_start, self.on_status = behave, on_start, on_status
+        self.behave, self.on_start, self.on_status, self.on_place = behave, on_start, on_status, on_place
         self.executor = ThreadPoolExecutor(threads)
         self.workers: list[FakeWorker] = []
         self.orders: list[tuple[str, ShardOrder, tuple[int, ...]]] = []

@@ -106,6 +106,9 @@ class InProcessWorker:
         self.worker = Worker(name, config)
         self._threads = threads
 
+    def placed(self) -> Future[None]:
+        return self._threads.submit(lambda: None)
+
     def start(self, warm_up: ShardOrder | None) -> Future[WorkerInfo]:
         return self._threads.submit(self.worker.start, warm_up)
 
