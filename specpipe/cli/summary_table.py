@@ -30,10 +30,9 @@ def print_result(result: RunResult, max_failed_rows: int, console: Console | Non
     if failed > max_failed_rows:
         rows = f"{failed:,} row{'s' if failed > 1 else ''} failed"
         console.print(
-            f"{rows} and output.max_failed_rows is {max_failed_rows:,}; the error column says why, and --retry-failed "
-            "runs them again.",
-            highlight=False,
+            f"{rows} and output.max_failed_rows is {max_failed_rows:,}; the error column says why.", highlight=False
         )
+        console.print("--retry-failed runs them again, and only those.", highlight=False)
 
 
 def print_summary(summary: Mapping[str, Any], *, title: str, console: Console | None = None) -> None:
