@@ -1,4 +1,4 @@
-"""`specpipe convert`."""
+"""`specpipe convert`: chats to a dataset, and a run's outputs to what other programs read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from specpipe.data.convert import ConvertReport
 
 _WIDTH = 80
+_EXPORTS = ("lm-eval", "openai-batch", "jsonl", "csv", "sharegpt")
 
 
-@click.command(short_help="Turn chat files into a dataset.")
+@click.command(short_help="Turn chat files into a dataset, or a run's outputs into another format.")
 @click.argument("source", metavar="SRC", type=click.Path())
-@click.option("--to", "to", type=click.Choice(["parquet"]), required=True, help="What to write.")
+@click.option("--to", "to", type=click.Choice(["parquet", *_EXPORTS]), required=True, help="What to write.")
 @click.option("--out", type=click.Path(), help="The file to write. Left out: beside SRC, with another ending.")
 @click.option(
     "--turns",
@@ -32,19 +33,38 @@ def convert(
     keep: tuple[str, ...],
     overwrite: bool,
 ) -> None:
-    """Convert SRC, a file of chats, to a dataset that jobs read.
+    """Convert SRC: a file of chats to a dataset that jobs read, or the output folder of a run to another format.
 
-    SRC is one JSON array or JSON lines, of any size: ShareGPT conversations or OpenAI messages. The columns of the
-    output are id, messages (the prompt) and answer (what SRC has for it), then those of --keep.
+    To parquet: SRC is one JSON array or JSON lines, of any size: ShareGPT conversations or OpenAI messages. The columns
+    of the output are id, messages (the prompt) and answer (what SRC has for it), then those of --keep.
+
+    To another format: SRC is a complete run. jsonl and csv have all its columns; openai-batch the answers to a batch
+    file, by custom_id; sharegpt the chats with their new answers; lm-eval the predictions of an evaluation.
 
     \b
       specpipe convert ShareGPT_V3_unfiltered.json --to parquet
       specpipe convert chats.json --to parquet --turns all --keep category --out data/chats.parquet
+      specpipe convert runs/batch --to openai-batch --out answers.jsonl
     """
+    if to != "parquet":
+        _export(source, to, out, overwrite=overwrite, chat_options=bool(turns or keep))
+        return
     from specpipe.data.convert import convert_chats
 
     out = out or f"{os.path.splitext(source)[0]}.{to}"
     _print(convert_chats(source, out, take=turns, keep=list(dict.fromkeys(keep)), overwrite=overwrite))
+
+
+def _export(run: str, to: str, out: str | None, *, overwrite: bool, chat_options: bool) -> None:
+    from typing import cast
+
+    from specpipe.evaluation.export import ENDINGS, ExportFormat, export
+
+    if chat_options:
+        raise click.UsageError("--turns and --keep belong to --to parquet; a run's columns are named in its job")
+    form = cast(ExportFormat, to)
+    report = export(run, form, out or f"{run.rstrip('/')}.{ENDINGS[form]}", overwrite=overwrite)
+    click.echo(f"{report.rows:,} rows{f', {report.failed:,} of them failed' if report.failed else ''} → {report.out}")
 
 
 def _print(report: ConvertReport) -> None:

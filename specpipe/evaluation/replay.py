@@ -37,8 +37,8 @@ def replay(run: str, arguments: Sequence[str] = (), *, out: str | None = None, r
     outputs = RunOutputs.open(run)
     if any(shard.samples > 1 for shard in outputs.manifest.shards):
         raise OutputError(
-            f"{run} has several samples of each request; expected one (sampling.n: 1), because lm-eval asks as often as "
-            "it wants answers (a task's repeats)"
+            f"{run} has several samples of each request; expected one (sampling.n: 1), because lm-eval asks as "
+            "often as it wants answers (a task's repeats)"
         )
     recording = read_recording(requests or _single_input(outputs))
     flags = parse_flags(arguments, recorded=recording.flags)

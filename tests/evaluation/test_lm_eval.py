@@ -1,4 +1,4 @@
-"""lm-eval itself: recorded, run, replayed. It takes about ten seconds to start, so one test does and the rest is slow."""
+"""lm-eval itself: recorded, run, replayed. It takes ten seconds to start, so one test does and the rest is slow."""
 
 import json
 import warnings
