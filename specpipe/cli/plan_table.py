@@ -26,7 +26,8 @@ def describe_sampling(plan: RunPlan) -> str:
     sampling = plan.sampling
     drawn = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
     kept = [f"{name} {getattr(sampling, name):g}" for name in ("top_k", "top_p", "min_p")] if sampling.truncates else []
-    text = ", ".join([drawn, *kept, f"up to {sampling.max_new_tokens:,} new tokens"])
+    least = f"{sampling.min_tokens:,}" if sampling.min_tokens else "up"
+    text = ", ".join([drawn, *kept, f"{least} to {sampling.max_new_tokens:,} new tokens"])
     if not plan.recommended:
         return text
     said = ", ".join(f"{name} {value:g}" for name, value in plan.recommended.items())
@@ -50,9 +51,10 @@ def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None
     table.add_column(ratio=1, overflow="fold")
     draft = f", drafts by {plan.draft}" if plan.draft else ""
     speculation = f"{plan.policy}, K up to {plan.k}" if plan.k else "off: plain decoding"
+    samples = f", {plan.samples:,} samples of each prompt," if plan.samples > 1 else ""
     done = f", {plan.done_shards:,} of them done" if plan.done_shards else ""
     for left, right in (
-        ("rows", f"{plan.rows:,} in {plan.files:,} file(s)"),
+        ("rows", f"{plan.rows:,}{samples} in {plan.files:,} file(s)"),
         ("shards", f"{plan.shards:,}{done}"),
         ("workers", f"{plan.workers:,} on {plan.device}, {plan.slots} slots each"),
         ("models", f"{plan.target}{draft} ({plan.dtype})"),

@@ -144,10 +144,9 @@ class Engine:
 
     def prepare(self, sampling: SamplingParams, ks: Iterable[int]) -> None:
         """Does ahead of time what the first rounds of such rows with these K would have to do: capturing graphs."""
-        self._rounds.prepare(
-            RoundKey(k=k, all_greedy=sampling.greedy, truncated=sampling.truncates, width=self.config.pages_per_row)
-            for k in set(ks)
-        )
+        key = RoundKey(k=0, all_greedy=sampling.greedy, truncated=sampling.truncates, width=self.config.pages_per_row)
+        held = {False, sampling.min_tokens > 0}
+        self._rounds.prepare(key._replace(k=k, held=h) for k in set(ks) for h in held)
 
     def step(self) -> StepReport | None:
         """At most one prefill chunk and one round, then the results of the oldest round in flight.

@@ -31,6 +31,8 @@ class RunPlan:
 
     files: int
     rows: int
+    """Of the output: samples of every input row."""
+    samples: int
     shards: int
     done_shards: int
     """Published by earlier starts."""
@@ -78,6 +80,7 @@ def plan_run(job: JobSpec) -> RunPlan:
     return RunPlan(
         files=len(prepared.files),
         rows=sum(shard.rows for shard in shards),
+        samples=job.sampling.n,
         shards=len(shards),
         done_shards=done,
         workers=placement.workers,

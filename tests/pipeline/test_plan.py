@@ -1,12 +1,14 @@
 """The plan shows how tokens will be drawn and what will end a row, before anything is started."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from support.fake_workers import make_job
 
-from specpipe.cli.plan_table import describe_endings, describe_sampling
+from specpipe.cli.plan_table import describe_endings, describe_sampling, print_plan
 from specpipe.errors import ModelError
 from specpipe.pipeline.plan import RunPlan, plan_run
 from specpipe.pipeline.prepare import prepare
@@ -60,3 +62,12 @@ def test_recommendations_that_are_not_served_stop_only_a_job_that_asks_for_them(
     assert plan(tmp_path, generation=generation).recommended == {}
     with pytest.raises(ModelError, match="sets repetition_penalty to 1"):
         plan(tmp_path, "sampling.defaults=model", generation=generation)
+
+
+def test_samples_and_a_least_length_are_shown(tmp_path: Path) -> None:
+    found = plan(tmp_path, "sampling.n=3", "sampling.min_tokens=2", "sampling.defaults=specpipe", generation={})
+    assert (found.rows, found.samples) == (72, 3)
+    assert describe_sampling(found) == "greedy, 2 to 10 new tokens"
+    console = Console(width=80, file=io.StringIO())
+    print_plan("job", found, console)
+    assert "72, 3 samples of each prompt, in 1 file(s)" in console.file.getvalue()
