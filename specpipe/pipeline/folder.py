@@ -13,6 +13,7 @@ from specpipe.data.locations import Location, locate
 from specpipe.data.publish import publish_bytes
 from specpipe.errors import OutputError
 from specpipe.pipeline.failures import StaleRunError
+from specpipe.pipeline.lease import RunLease
 from specpipe.pipeline.lock import RunLock
 
 MANIFEST = "manifest.json"
@@ -22,6 +23,7 @@ PRIVATE = ".specpipe"
 _EPOCH = f"{PRIVATE}/epoch"
 _PROBE = f"{PRIVATE}/probe"
 _LOCK = f"{PRIVATE}/lock"
+_LEASE = f"{PRIVATE}/lease"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,12 @@ class RunFolder:
             "output.path; nothing was changed"
         )
 
-    def lock(self) -> RunLock | None:
-        """One writer at a time. None on an object store, where no lock holds and the epoch alone fences."""
+    def lock(self) -> RunLock | RunLease:
+        """One writer at a time: a lock on local and shared folders, a lease where no lock holds."""
         location = self._location(_LOCK)
-        return RunLock(Path(location.path)) if location.is_local else None
+        if location.is_local:
+            return RunLock(Path(location.path))
+        return RunLease(lambda: self.read(_LEASE), lambda data: self.publish(_LEASE, data), name=self.path)
 
     # the epoch: how often the run was started; a worker of an earlier start must publish nothing more
 

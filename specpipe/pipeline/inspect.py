@@ -22,8 +22,7 @@ def inspect(path: str) -> dict[str, Any]:
     manifest = read_manifest(folder)
     if manifest is None:
         raise OutputError(f"{folder.path} is no specpipe run: it has no manifest.json")
-    lock = folder.lock()
-    holder = lock.holder() if lock is not None else None
+    holder = folder.lock().holder()
     data = folder.read(SUMMARY)
     last: dict[str, Any] = json.loads(data) if data is not None else {}
     if last.get("complete") and holder is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -90,7 +90,7 @@ def execute(
     folder = RunFolder.at(job.output.path)
     folder.claim()
     prepared = prepare(job)
-    with folder.lock() or nullcontext():
+    with folder.lock():
         opened = _open(prepared, folder, retry_failed=retry_failed)
         if opened.manifest is not None and opened.is_complete:
             return _finished(opened, opened.manifest, Outcome(), state="already complete")

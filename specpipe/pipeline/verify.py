@@ -32,8 +32,7 @@ def verify(path: str, *, fast: bool = False) -> Verification:
     manifest = read_manifest(folder)
     if manifest is None:
         raise OutputError(f"{folder.path} is no specpipe run: it has no {MANIFEST}")
-    lock = folder.lock()
-    if lock is not None and (owner := lock.holder()):
+    if owner := folder.lock().holder():
         raise OutputError(f"{folder.path} is being written by a live run ({owner}); verify it when that has ended")
     findings = [*_manifest(folder, manifest)]
     inputs = _Inputs(manifest, read=not fast)

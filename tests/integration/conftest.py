@@ -16,6 +16,7 @@ import yaml
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROWS = 24
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +24,10 @@ def ray_session() -> Iterator[None]:
     import ray
 
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(TESTS), *([before] if before else [])]
+    )  # workers find tests/support
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ray.init(
@@ -30,6 +35,10 @@ def ray_session() -> Iterator[None]:
         )
         yield
         ray.shutdown()
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,88 @@
+"""Faults to order: an engine that dies, hangs or runs out of memory when a file tells it to. For real Ray workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from pathlib import Path
+
+from support.fake_engine import FakeEngine
+from support.fake_workers import fake_assembly
+
+from specpipe.core import StepReport
+from specpipe.job import JobSpec
+from specpipe.pipeline.assemble import Assembly, WorkerConfig
+from specpipe.pipeline.cluster import Placement, RayBackend
+from specpipe.pipeline.handles import Pool
+
+
+class OutOfMemoryError(RuntimeError):
+    """By this name torch raises it."""
+
+
+def strike(fault: str) -> None:
+    """Do to this process what the fault says."""
+    if fault == "kill":  # also what the kernel does when host memory runs out
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "exit":
+        os._exit(1)
+    if fault == "hang":
+        time.sleep(3600)
+    if fault == "oom":
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+class FaultyEngine(FakeEngine):
+    """Looks for orders before each step; an order strikes one engine, once."""
+
+    def __init__(self, engine: FakeEngine, orders: Path, step_s: float) -> None:
+        super().__init__(engine.config, step_s=step_s)
+        self._orders = orders
+
+    def step(self) -> StepReport | None:
+        for order in os.listdir(self._orders) if self.running else ():
+            with suppress(FileNotFoundError):
+                os.unlink(self._orders / order)
+                strike(order.partition("-")[0])
+        return super().step()
+
+
+def faulty_assembly(config: WorkerConfig, *, orders: str, step_s: float) -> Assembly:
+    parts = fake_assembly(config)
+    (Path(orders).parent / "pids" / str(os.getpid())).touch()
+    return Assembly(engine=FaultyEngine(parts.engine, Path(orders), step_s), builder=parts.builder, facts=parts.facts)
+
+
+class FaultyBackend:
+    """Ray's workers over faulty engines. `order("kill")` strikes whichever worker steps next."""
+
+    def __init__(self, folder: Path, *, step_s: float = 0.02) -> None:
+        self._ray, self._folder, self._step_s, self._count = RayBackend(), folder, step_s, 0
+        for name in ("orders", "pids"):
+            (folder / name).mkdir(exist_ok=True)
+
+    def order(self, fault: str) -> None:
+        self._count += 1
+        (self._folder / "orders" / f"{fault}-{self._count}").touch()
+
+    @property
+    def struck(self) -> int:
+        """Orders that were carried out."""
+        return self._count - len(os.listdir(self._folder / "orders"))
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes of all workers that were ever built."""
+        return [int(name) for name in os.listdir(self._folder / "pids")]
+
+    def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
+        return self._ray.connect(job)
+
+    def pool(self, config: WorkerConfig, placement: Placement) -> Pool:
+        build = partial(faulty_assembly, orders=str(self._folder / "orders"), step_s=self._step_s)
+        return self._ray.pool(dataclasses.replace(config, assemble=build), placement)
