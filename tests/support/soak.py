@@ -1,4 +1,4 @@
-"""A start of the soak's job: `python -m support.soak FOLDER ROWS`. Killed and run again by tests/integration/test_soak.py."""
+"""A start of the soak's job, `python -m support.soak FOLDER ROWS`: tests/integration/test_soak.py kills it."""
 
 import os
 import sys
