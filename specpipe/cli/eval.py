@@ -78,3 +78,39 @@ def replay(out: str | None, requests: str | None, run: str, flags: tuple[str, ..
     scored = score(run, flags, out=out, requests=requests)
     click.echo(scored.tables)
     click.echo(f"→ {scored.folder}")
+
+
+@evaluate.command(short_help="Record, run plain and speculative, score and compare.")
+@click.argument("job", type=click.Path())
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N documents of each task.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a field of the job, any number.")
+@click.option("-v", "--verbose", is_flag=True, help="Log what the driver and the workers do.")
+@click.pass_context
+def run(ctx: click.Context, job: str, limit: int | None, overrides: tuple[str, ...], verbose: bool) -> None:
+    """Run JOB, a job file with a section `eval`: made for a schedule (output.path: runs/{name}-{date}).
+
+    Start it again to go on where it ended. The exit code is 1 where speculation changed a score by more than chance
+    explains.
+    """
+    from specpipe.cli.quiet import quiet
+
+    quiet(verbose=verbose)
+    from specpipe.cli.compare import print_comparison
+    from specpipe.cli.display import RunDisplay
+    from specpipe.evaluation.eval_job import load_eval_job
+    from specpipe.evaluation.scheduled import run_evaluation
+    from specpipe.job import JobSpec
+    from specpipe.pipeline.cluster import RayBackend
+    from specpipe.pipeline.run import RunResult, Viewer, execute
+
+    def execute_shown(spec: JobSpec) -> RunResult:
+        with RunDisplay(spec.name) as display:
+            viewer = Viewer(announce=display.announce, progress=display.show)
+            return execute(spec, viewer=viewer, backend=RayBackend(verbose=verbose))
+
+    loaded = load_eval_job(job, overrides, limit=limit)
+    result = run_evaluation(loaded, execute_shown, click.echo)
+    if result.comparison is not None:
+        print_comparison(result.comparison)
+        click.echo(f"→ {loaded.folder}")
+    ctx.exit(result.exit_code)
