@@ -1,5 +1,6 @@
 """lm-eval itself: recorded, run, replayed. It takes ten seconds to start, so one test does and the rest is slow."""
 
+import dataclasses
 import json
 import warnings
 from collections.abc import Callable, Sequence
@@ -8,12 +9,18 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from support.fake_workers import InProcessBackend
 
-from specpipe.errors import JobError
+from specpipe.errors import JobError, OutputError
 from specpipe.evaluation.compare_paths import compare_paths
+from specpipe.evaluation.eval_job import load_eval_job
+from specpipe.evaluation.history import read_history
 from specpipe.evaluation.recording import read_recording, record
 from specpipe.evaluation.replay import replay
-from specpipe.pipeline.run import RunResult
+from specpipe.evaluation.scheduled import run_evaluation
+from specpipe.job import JobSpec
+from specpipe.pipeline.assemble import assemble
+from specpipe.pipeline.run import RunResult, execute
 
 ROOT = Path(__file__).parents[2]
 TASK = ["--tasks", "tiny_word_problems", "--include_path", "jobs/tasks", "--apply_chat_template"]
@@ -120,3 +127,28 @@ def test_repeats_are_scored_each(tiny_run: Callable[..., RunResult], tmp_path: P
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert all(len(row["resps"][0]) == 3 for row in rows)
     assert any(len(set(row["resps"][0])) > 1 for row in rows)
+
+
+@pytest.mark.slow
+def test_an_evaluation_in_one_command_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = [f"output.path={tmp_path}/out", "model.device=cpu"]
+    job = load_eval_job("jobs/eval-tiny.yaml", overrides, limit=4)
+    section = job.evaluation.model_copy(update={"history": str(tmp_path / "history.parquet")})
+    job = dataclasses.replace(job, evaluation=section)
+    told: list[str] = []
+
+    def here(spec: JobSpec) -> RunResult:
+        return execute(spec, backend=InProcessBackend(assemble=assemble))
+
+    first = run_evaluation(job, here, told.append)
+    assert first.exit_code == 0 and first.comparison is not None and not first.comparison.differs
+    assert sum(line.startswith("lm-eval") for line in told) == 3
+    for name in ("comparison.json", "comparison.html", "certificate.md", "requests.parquet"):
+        assert (tmp_path / "out" / name).exists()
+    told.clear()
+    run_evaluation(job, here, told.append)
+    assert not any(line.startswith("lm-eval") for line in told)
+    assert read_history(str(tmp_path / "history.parquet")).num_rows == 2  # one for each filter, not doubled
+    other = load_eval_job("jobs/eval-tiny.yaml", overrides, limit=5)
+    with pytest.raises(OutputError, match="recorded with other flags"):
+        run_evaluation(other, here, told.append)

@@ -1,0 +1,163 @@
+"""The promise on a task: whatever speculates, lm-eval scores the same. All of it real, and slow."""
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from support.fake_workers import InProcessBackend, outputs
+
+import specpipe.engine.round
+from specpipe.evaluation.compare_paths import compare_paths
+from specpipe.evaluation.comparison import Comparison
+from specpipe.evaluation.recording import record
+from specpipe.evaluation.replay import replay
+from specpipe.job import parse_job
+from specpipe.models.tiny import TARGET
+from specpipe.pipeline.assemble import assemble
+from specpipe.pipeline.run import execute
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = 40
+Scored = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    warnings.simplefilter("ignore")  # lm-eval's and its libraries' own
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("evaluation")
+
+
+def recording(folder: Path, name: str, *flags: str) -> Path:
+    path = folder / f"{name}.parquet"
+    if not path.exists():
+        record(flags, str(path), target="builtin:tiny")
+    return path
+
+
+def greedy(folder: Path) -> Path:
+    flags = ("--include_path", "jobs/tasks", "--apply_chat_template", "--limit", str(DOCUMENTS))
+    return recording(folder, "greedy", "--tasks", "tiny_word_problems", *flags)
+
+
+def run(folder: Path, name: str, data: Path, *overrides: str, workers: int = 1, **model: str) -> Path:
+    """A scored run; once for each name."""
+    if not (folder / name).exists():
+        job: dict[str, Any] = {
+            "name": name,
+            "model": {"target": "builtin:tiny", "draft": "builtin:tiny", "device": "cpu", **model},
+            "data": {"path": str(data)},
+            "speculation": {"policy": "fixed"},
+            "workers": {"slots": 8, "shard_tokens": 1500},
+            "output": {"path": str(folder / name)},
+        }
+        backend = InProcessBackend(assemble=assemble, workers=workers)
+        assert execute(parse_job(job, overrides, source="test"), backend=backend).exit_code == 0
+        replay(str(folder / name))
+    return folder / name
+
+
+def against_plain(folder: Path, other: Path) -> Comparison:
+    plain = run(folder, "plain", greedy(folder), "speculation.policy=off")
+    return compare_paths(str(plain), str(other))
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "workers"),
+    [
+        ("k1", ["speculation.num_speculative_tokens=1"], 1),
+        ("k3", ["speculation.num_speculative_tokens=3"], 1),
+        ("k7", ["speculation.num_speculative_tokens=7"], 1),
+        ("ngram", ["speculation.proposer=ngram"], 1),
+        ("two_workers", ["speculation.num_speculative_tokens=3"], 2),
+    ],
+)
+def test_greedy_scores_and_samples_are_the_same(folder: Path, name: str, overrides: list[str], workers: int) -> None:
+    comparison = against_plain(folder, run(folder, name, greedy(folder), *overrides, workers=workers))
+    assert [metric.finding for metric in comparison.metrics] == ["identical", "identical"]
+    assert comparison.metrics[0].mean_a == comparison.metrics[0].mean_b >= 0.95
+    assert comparison.texts is not None and comparison.texts.same_tokens == DOCUMENTS
+    assert comparison.b.measured["spec_decode_acceptance_length"] > 1.0
+
+
+def test_the_draft_alone_scores_far_lower(folder: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "draft"
+    shutil.copytree(TARGET.parent / "draft", alone)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(TARGET / name, alone / name)
+    comparison = against_plain(
+        folder, run(folder, "draft", greedy(folder), "speculation.policy=off", target=str(alone))
+    )
+    assert comparison.metrics[0].mean_b < 0.2 and comparison.differs
+
+
+def test_broken_verification_is_scored_and_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    against_plain(folder, run(folder, "plain", greedy(folder), "speculation.policy=off"))
+    real = specpipe.engine.round.rejection_sample
+
+    def broken(logits: Any, drafts: Any, *rest: Any, **options: Any) -> Any:
+        options |= {"method": "synthetic", "synthetic_rates": torch.ones(drafts.shape[1])}
+        return real(logits, drafts, *rest, **options)
+
+    monkeypatch.setattr(specpipe.engine.round, "rejection_sample", broken)
+    comparison = against_plain(folder, run(folder, "broken", greedy(folder)))
+    assert comparison.differs and comparison.verdict.count("DIFFERENT: B is lower") == 1
+
+
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_sampled_scores_lie_within_two_standard_errors(folder: Path, method: str) -> None:
+    """Eight answers a document, so that every document's share of right ones is itself an estimate."""
+    task = folder / "sampled"
+    task.mkdir(exist_ok=True)
+    text = (ROOT / "jobs/tasks/tiny_word_problems.yaml").read_text()
+    text = text.replace("task: tiny_word_problems", "task: sampled\nrepeats: 8")
+    (task / "sampled.yaml").write_text(text.replace("do_sample: false", "do_sample: true\n  temperature: 1.0"))
+    shutil.copy(ROOT / "jobs/tasks/word_problems.py", task)
+    flags = ("--include_path", str(task), "--apply_chat_template", "--limit", "25")
+    data = recording(folder, "sampled_requests", "--tasks", "sampled", *flags)
+    plain = run(folder, "sampled_plain", data, "speculation.policy=off", "seed=1")
+    other = run(folder, f"sampled_{method}", data, f"speculation.method={method}", "seed=2")
+
+    comparison = compare_paths(str(plain), str(other))
+
+    assert comparison.texts is not None and comparison.texts.same_text < 200
+    assert all(abs(metric.z) <= 2 for metric in comparison.metrics), comparison.metrics
+    assert 0.3 < comparison.metrics[0].mean_a < 1.0  # neither all right nor all wrong: the scores can tell
+
+
+def test_lm_evals_own_transformers_backend_answers_the_same(folder: Path, tmp_path: Path) -> None:
+    """Needs lm-eval's `hf` extra (accelerate, peft), which specpipe itself does not."""
+    pytest.importorskip("accelerate")
+    pytest.importorskip("peft")
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    results = simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(TARGET), "dtype": "float32"},
+        tasks=["tiny_word_problems"],
+        task_manager=TaskManager(include_path="jobs/tasks"),
+        device="cpu",
+        batch_size=32,
+        limit=200,
+        apply_chat_template=True,
+        bootstrap_iters=0,
+    )
+    flags = ("--include_path", "jobs/tasks", "--apply_chat_template", "--limit", "200")
+    data = recording(folder, "two_hundred", "--tasks", "tiny_word_problems", *flags)
+    asked = pq.read_table(data)["prompt"].to_pylist()
+    ours = outputs(run(folder, "two_hundred_k3", data))["generated_text"].to_pylist()
+    theirs = [s for s in results["samples"]["tiny_word_problems"] if s["filter"] == "strict-match"]
+    assert [sample["arguments"][0][0] for sample in theirs] == asked and len(asked) == 200
+    assert [sample["resps"][0][0] for sample in theirs] == ours, json.dumps(asked[0])
