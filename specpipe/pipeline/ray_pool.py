@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,6 +21,8 @@ from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 from specpipe.pipeline.worker import Worker
 
 _THREADS = 8  # shards in flight, status, and room
+_RAY_IDS = re.compile(r"(class_name|actor_id|pid|name|namespace|ip): ")
+_LONGEST = 400  # characters of what Ray says about a death
 _STDERR = 2  # Ray's log of the worker; its sys.stderr need not be a file
 
 
@@ -102,5 +105,7 @@ def _ours(error: BaseException) -> SpecpipeError:
     cause = getattr(error, "cause", None)
     if isinstance(error, RayTaskError):
         return cause if isinstance(cause, SpecpipeError) else SpecpipeError(f"{type(cause).__name__}: {cause}")
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return EngineError(f"the worker's process died ({type(error).__name__}: {' '.join(lines[:3])})")
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = " ".join(line for line in lines if line and not _RAY_IDS.match(line))
+    said = said if len(said) <= _LONGEST else f"{said[: _LONGEST - 1]}…"
+    return EngineError(f"the worker's process died ({type(error).__name__}: {said})")
