@@ -1,4 +1,7 @@
-"""Acceptance counts of a round, from what its rows proposed and accepted. Shapes: B rows, K positions."""
+"""What a step did for each shard: acceptance counts from what rows proposed and accepted.
+
+Shapes: B rows, K positions.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specpipe.core import AcceptanceCounts
+from specpipe.core import AcceptanceCounts, ShardRound
 
 Ints = NDArray[np.integer[Any]]
 
@@ -30,3 +33,32 @@ def count_acceptance(proposed: Ints, accepted: Ints) -> AcceptanceCounts:
         reached_per_position=tuple(reached.sum(0).tolist()),
         accepted_per_position=tuple(kept.sum(0).tolist()),
     )
+
+
+class ShardTally:
+    """What one step did for one shard, while it is being counted."""
+
+    def __init__(self) -> None:
+        self.proposed: list[int] = []
+        self.accepted: list[int] = []
+        self.gaps: list[float] = []
+        self.emitted = self.emitted_accepted = self.prefill_tokens = 0
+
+    def add_row(self, *, proposed: int, accepted: int, kept: int, gap: float | None) -> None:
+        """A row's part of a round: drafts verified and accepted, tokens that became output, seconds since its last."""
+        self.proposed.append(proposed)
+        self.accepted.append(accepted)
+        self.emitted += kept
+        self.emitted_accepted += min(accepted, kept)
+        if gap is not None:
+            self.gaps.append(gap)
+
+    def freeze(self) -> ShardRound:
+        return ShardRound(
+            rows=len(self.proposed),
+            prefill_tokens=self.prefill_tokens,
+            verified=count_acceptance(np.array(self.proposed, dtype=np.int64), np.array(self.accepted, dtype=np.int64)),
+            emitted_tokens=self.emitted,
+            emitted_accepted_tokens=self.emitted_accepted,
+            gaps_s=tuple(self.gaps),
+        )

@@ -10,25 +10,19 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from specpipe.core import (
-    Completion,
     EngineConfig,
-    FinishReason,
     Phase,
     Request,
     SamplingParams,
-    ShardRound,
     SpeculationPlan,
     StepReport,
 )
-from specpipe.engine.accounting import count_acceptance
+from specpipe.engine.accounting import ShardTally
+from specpipe.engine.collect import Collector, InFlight, read_later
 from specpipe.engine.graphs import EagerRounds, GraphedRounds, Rounds
 from specpipe.engine.pages import PageAllocator
 from specpipe.engine.prefill import Chunk, cut_chunks, prefill
@@ -39,44 +33,6 @@ from specpipe.engine.runner import ModelRunner
 from specpipe.engine.scheduler import Scheduler
 from specpipe.engine.slots import SlotState
 from specpipe.engine.timing import DeviceClock, Mark, phase_seconds
-
-STATUS_ERRORS = {
-    1: "the model's logits hold NaN or infinity for this row",
-    2: "no token has a probability above zero for this row",
-}
-
-
-class InFlight(NamedTuple):
-    """Work that was launched and not read yet: a prefill chunk, a round, or both."""
-
-    rows: list[Row]
-    k: int
-    packed: Tensor
-    """[B, K + 5] int64 on the host, a row for each of `rows` and padding; valid once `done` has passed."""
-    stamps: Tensor
-    """[marks] int64 on the host, likewise."""
-    prefilled: bool
-    done: torch.cuda.Event | None
-
-
-class _ShardTally:
-    """What one step did for one shard, while it is being counted."""
-
-    def __init__(self) -> None:
-        self.proposed: list[int] = []
-        self.accepted: list[int] = []
-        self.gaps: list[float] = []
-        self.emitted = self.emitted_accepted = self.prefill_tokens = 0
-
-    def freeze(self) -> ShardRound:
-        return ShardRound(
-            rows=len(self.proposed),
-            prefill_tokens=self.prefill_tokens,
-            verified=count_acceptance(np.array(self.proposed, dtype=np.int64), np.array(self.accepted, dtype=np.int64)),
-            emitted_tokens=self.emitted,
-            emitted_accepted_tokens=self.emitted_accepted,
-            gaps_s=tuple(self.gaps),
-        )
 
 
 class Engine:
@@ -103,7 +59,7 @@ class Engine:
         self._device = target.device
         self._scheduler = Scheduler(config, PageAllocator(num_pages), decoder)
         self._state = SlotState(config, eos_ids=eos_ids, device=self._device)
-        self._decoder = decoder
+        self._collector = Collector(self._scheduler, self._state, decoder, drafts=draft is not None)
         self._clock = DeviceClock(self._device)
         self._behind = rounds_behind if rounds_behind is not None else int(self._device.type == "cuda")
         self._in_flight: deque[InFlight] = deque()
@@ -154,7 +110,7 @@ class Engine:
         None when there is nothing to do.
         """
         began = time.perf_counter()
-        tally: defaultdict[int, _ShardTally] = defaultdict(_ShardTally)
+        tally: defaultdict[int, ShardTally] = defaultdict(ShardTally)
         completions = self._scheduler.take_refused()
         self._admit()
         launched = self._launch(prefilled=self._prefill(tally))
@@ -163,7 +119,7 @@ class Engine:
         due = len(self._in_flight) > self._behind or (self._in_flight and launched is None)
         collected = self._in_flight.popleft() if due else None
         if collected is not None:
-            completions += self._collect(collected, tally)
+            completions += self._collector.collect(collected, tally)
         if launched is None and collected is None and not completions:
             return None
         seconds = time.perf_counter() - began
@@ -204,7 +160,7 @@ class Engine:
             return 0
         return min(plan.k_for(self.running), self.config.max_k)
 
-    def _prefill(self, tally: dict[int, _ShardTally]) -> bool:
+    def _prefill(self, tally: dict[int, ShardTally]) -> bool:
         """Prefills at most a budget's worth for each model; says whether there was anything to do."""
         budget, page_size, rows = self.config.prefill_budget, self.config.page_size, self._scheduler.rows
         chunks = cut_chunks(self._scheduler.target_chunks(), budget)
@@ -237,7 +193,8 @@ class Engine:
         unread = Counter(row for flight in self._in_flight for row in flight.rows)
         rows = [row for row in self._scheduler.rows.values() if row.prefilled and row.length + unread[row] < row.limit]
         if not rows:
-            return self._read_later([], 0, self._clock.stamps.new_empty(0, 5), prefilled) if prefilled else None
+            nothing = self._clock.stamps.new_empty(0, 5)
+            return read_later([], 0, nothing, self._clock.stamps, prefilled=True) if prefilled else None
         k = self._planned_k() if any(row.limit - row.length > 1 for row in rows) else 0
         key = RoundKey(
             k=k,
@@ -246,19 +203,8 @@ class Engine:
             width=self._width(rows, k),
             held=any(row.held for row in rows),
         )
-        return self._read_later(rows, k, self._rounds.run([row.slot for row in rows], key), prefilled)
-
-    def _read_later(self, rows: list[Row], k: int, packed: Tensor, prefilled: bool) -> InFlight:
-        """Queues the copy of what a step did to the host."""
-        if self._device.type == "cpu":
-            return InFlight(rows, k, packed, self._clock.stamps.clone(), prefilled, None)
-        copies = []
-        for given in (packed, self._clock.stamps):
-            copies.append(torch.empty(given.shape, dtype=given.dtype, pin_memory=True))
-            copies[-1].copy_(given, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        return InFlight(rows, k, copies[0], copies[1], prefilled, done)
+        packed = self._rounds.run([row.slot for row in rows], key)
+        return read_later(rows, k, packed, self._clock.stamps, prefilled=prefilled)
 
     def _width(self, rows: list[Row], k: int) -> int:
         """Block-table columns that this round can reach. A GPU kernel reads lengths; its shapes stay static."""
@@ -268,57 +214,6 @@ class Engine:
         return min(
             (max(row.length for row in rows) + unread + k) // self.config.page_size + 1, self.config.pages_per_row
         )
-
-    def _collect(self, flight: InFlight, tally: dict[int, _ShardTally]) -> list[Completion]:
-        if flight.done is not None:
-            flight.done.synchronize()
-        packed: NDArray[np.int64] = flight.packed.numpy()
-        now = time.perf_counter()
-        finished: list[tuple[Row, Completion]] = []
-        for row, values in zip(flight.rows, packed[: len(flight.rows)].tolist(), strict=True):
-            if self._scheduler.rows.get(row.slot) is not row:
-                continue  # finished by the host while this round ran
-            completion = self._take(row, values, flight.k, now, tally[row.request.shard])
-            if completion is not None:
-                finished.append((row, completion))
-        if finished:
-            self._state.release([row.slot for row, _ in finished])
-            for row, _ in finished:
-                self._scheduler.release(row)
-        return [completion for _, completion in finished]
-
-    def _take(self, row: Row, values: list[int], k: int, now: float, tally: _ShardTally) -> Completion | None:
-        """Books one row's part of a round; → its completion if it ended."""
-        emitted, accepted, proposed, status = values[k + 1 :]
-        if status:
-            return row.complete("error", error=STATUS_ERRORS[status])
-        if proposed and self.draft is not None:
-            row.draft_done = row.length + min(accepted, k - 1)
-        before, last_token_at = row.length, row.last_token_at
-        text = row.extend(values[:emitted], now)
-        kept = row.length - before
-        row.proposed += proposed
-        row.accepted += min(accepted, kept)
-        tally.proposed.append(proposed)
-        tally.accepted.append(accepted)
-        tally.emitted += kept
-        tally.emitted_accepted += min(accepted, kept)
-        if before > len(row.request.prompt_token_ids):
-            tally.gaps.append(now - last_token_at)
-        if text is not None:
-            return row.complete("stop", text=text)
-        return self._ended(row)
-
-    def _ended(self, row: Row) -> Completion | None:
-        sampling, last = row.request.sampling, row.generated[-1]
-        reason: FinishReason
-        if last in sampling.stop_token_ids or (last in self._state.eos_ids and not sampling.ignore_eos):
-            reason = "stop"
-        elif row.length >= row.limit:
-            reason = "length"
-        else:
-            return None
-        return row.complete(reason, text=self._decoder.decode(row.generated))
 
     def check_integrity(self) -> None:
         """Raises AssertionError if slots, pages or the host's view of the device do not fit together.

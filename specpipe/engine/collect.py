@@ -1,0 +1,105 @@
+"""Reading what a round did, one round behind the device: tokens to rows, rows to completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specpipe.core import Completion, FinishReason
+from specpipe.engine.accounting import ShardTally
+from specpipe.engine.rows import Row, TextDecoder
+from specpipe.engine.scheduler import Scheduler
+from specpipe.engine.slots import SlotState
+
+STATUS_ERRORS = {
+    1: "the model's logits hold NaN or infinity for this row",
+    2: "no token has a probability above zero for this row",
+}
+
+
+class InFlight(NamedTuple):
+    """Work that was launched and not read yet: a prefill chunk, a round, or both."""
+
+    rows: list[Row]
+    k: int
+    packed: Tensor
+    """[B, K + 5] int64 on the host, a row for each of `rows` and padding; valid once `done` has passed."""
+    stamps: Tensor
+    """[marks] int64 on the host, likewise."""
+    prefilled: bool
+    done: torch.cuda.Event | None
+
+
+def read_later(rows: list[Row], k: int, packed: Tensor, stamps: Tensor, *, prefilled: bool) -> InFlight:
+    """Queues the copy of what a step did to the host. packed [B, K + 5], stamps [marks]: on the device."""
+    if packed.device.type == "cpu":
+        return InFlight(rows, k, packed, stamps.clone(), prefilled, None)
+    copies = []
+    for given in (packed, stamps):
+        copies.append(torch.empty(given.shape, dtype=given.dtype, pin_memory=True))
+        copies[-1].copy_(given, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+    return InFlight(rows, k, copies[0], copies[1], prefilled, done)
+
+
+class Collector:
+    """Takes the results of rounds for the rows that still run, and frees what finished rows held."""
+
+    def __init__(self, scheduler: Scheduler, state: SlotState, decoder: TextDecoder, *, drafts: bool) -> None:
+        """drafts: a draft model follows the rows, so how far its KV is valid has to be followed too."""
+        self._scheduler, self._state, self._decoder, self._drafts = scheduler, state, decoder, drafts
+
+    def collect(self, flight: InFlight, tally: Mapping[int, ShardTally]) -> list[Completion]:
+        """Waits for the round; tally: by shard, makes what it lacks."""
+        if flight.done is not None:
+            flight.done.synchronize()
+        now = time.perf_counter()
+        finished: list[tuple[Row, Completion]] = []
+        for row, values in zip(flight.rows, flight.packed[: len(flight.rows)].tolist(), strict=True):
+            if self._scheduler.rows.get(row.slot) is not row:
+                continue  # finished by the host while this round ran
+            completion = self._take(row, values, flight.k, now, tally[row.request.shard])
+            if completion is not None:
+                finished.append((row, completion))
+        self._release([row for row, _ in finished])
+        return [completion for _, completion in finished]
+
+    def _release(self, rows: Sequence[Row]) -> None:
+        if rows:
+            self._state.release([row.slot for row in rows])
+        for row in rows:
+            self._scheduler.release(row)
+
+    def _take(self, row: Row, values: list[int], k: int, now: float, tally: ShardTally) -> Completion | None:
+        """Books one row's part of a round; → its completion if it ended."""
+        emitted, accepted, proposed, status = values[k + 1 :]
+        if status:
+            return row.complete("error", error=STATUS_ERRORS[status])
+        if proposed and self._drafts:
+            row.draft_done = row.length + min(accepted, k - 1)
+        before, last_token_at = row.length, row.last_token_at
+        text = row.extend(values[:emitted], now)
+        kept = row.length - before
+        row.proposed += proposed
+        row.accepted += min(accepted, kept)
+        first = before == len(row.request.prompt_token_ids)
+        tally.add_row(proposed=proposed, accepted=accepted, kept=kept, gap=None if first else now - last_token_at)
+        if text is not None:
+            return row.complete("stop", text=text)
+        return self._ended(row)
+
+    def _ended(self, row: Row) -> Completion | None:
+        sampling, last = row.request.sampling, row.generated[-1]
+        reason: FinishReason
+        if last in sampling.stop_token_ids or (last in self._state.eos_ids and not sampling.ignore_eos):
+            reason = "stop"
+        elif row.length >= row.limit:
+            reason = "length"
+        else:
+            return None
+        return row.complete(reason, text=self._decoder.decode(row.generated))
