@@ -11,7 +11,7 @@ from typing import Any, Literal
 from specpipe.core import AcceptanceCounts, Shard
 from specpipe.data.locations import locate
 from specpipe.data.publish import ATTEMPT_PREFIX
-from specpipe.errors import EXIT_INTERRUPTED, JobError
+from specpipe.errors import EXIT_INTERRUPTED, JobError, OutputError
 from specpipe.job import JobSpec
 from specpipe.pipeline.assemble import WorkerConfig, versions
 from specpipe.pipeline.cluster import Backend, Placement, RayBackend
@@ -153,8 +153,11 @@ def _start(opened: _Opened, placement: Placement, backend: Backend, viewer: View
     except BaseException as error:
         if not isinstance(error, JobError | KeyboardInterrupt):
             _point_to_logs(placement)
-        timeline.publish()
-        _finished(opened, manifest, driver.outcome, state="interrupted")
+        try:
+            timeline.publish()
+            _finished(opened, manifest, driver.outcome, state="interrupted")
+        except (OutputError, OSError) as failure:  # must not hide what ended the run; the next start writes them
+            log.warning("telemetry could not be written: %s", failure)
         raise
     if driver.outcome.failed or len(driver.outcome.workers) > placement.workers:
         _point_to_logs(placement)

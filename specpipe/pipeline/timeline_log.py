@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from specpipe.errors import OutputError
 from specpipe.pipeline.folder import RunFolder
 from specpipe.telemetry.timeline import Sample, peak_tokens_per_s, timeline_batch, timeline_schema
 
+log = logging.getLogger(__name__)
 _FIRST_FLUSH_S = 30.0
 _GROWTH = 1.25  # each flush rewrites the segment: waiting in proportion to its age keeps the sum linear
 
@@ -37,7 +39,10 @@ class TimelineLog:
         now = time.monotonic()
         if now >= self._next_flush:
             self._next_flush = self._began + (now - self._began) * _GROWTH
-            self.publish()
+            try:
+                self.publish()
+            except OutputError as error:  # a disk that is full now may have room at the end
+                log.warning("the timeline could not be written: %s", error)
 
     def publish(self) -> None:
         """Write all that is known; nothing at all if no worker has said anything."""

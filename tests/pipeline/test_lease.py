@@ -43,9 +43,7 @@ class Store:
 def test_a_live_owner_is_named_and_one_who_let_go_is_forgotten_at_once() -> None:
     store = Store()
     with store.lease():
-        with pytest.raises(
-            OutputError, match=r"s3://bucket/run is .* by a live run \(pid \d+ on .*, since 2"
-        ):
+        with pytest.raises(OutputError, match=r"s3://bucket/run is .* by a live run \(pid \d+ on .*, since 2"):
             store.lease().acquire()
         assert "pid " in (store.lease().holder() or "")
     began = time.monotonic()
