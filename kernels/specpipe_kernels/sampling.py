@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from specpipe_kernels.backend import implementation
@@ -51,9 +52,11 @@ def rejection_sample(
     *,
     draft_logits: Tensor | None = None,
     draft_rows: Tensor | None = None,
+    draft_lse: Tensor | None = None,
     cu_rows: Tensor | None = None,
     method: Method = "standard",
     synthetic_rates: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> RejectionOutput:
     """Verify the drafts of R rows and draw the token that follows the accepted ones.
 
@@ -67,10 +70,14 @@ def rejection_sample(
         draft_logits: [D, K, Vd], before temperature: exactly what `sample` drew the drafts from. None: one-hot
             proposals (n-gram, greedy draft). A token beyond either vocabulary has probability 0 there.
         draft_rows: [R] int, the row of draft_logits of each request; None: r.
+        draft_lse: [D, K] fp32, the `lse` that `sample` gave with each draft: saves reading draft_logits again, but for
+            one row a rejection. None: computed here.
         cu_rows: [R+1] int, first row of each request in target_logits [sum(K_i + 1), V].
         method: standard (arXiv 2211.17192), block (arXiv 2403.10444, Algorithm 2), invariant (arXiv 2408.07978; reads
             no draft_logits) or synthetic (accepts at given rates; its output is not the target's).
         synthetic_rates: [K] fp32, unconditional acceptance rates, non-increasing; exactly with method synthetic.
+        counts: [4, K+1] int64, added to in place, by position of a sound request: drafts reached, drafts accepted,
+            rejections (a token was recovered), bonus tokens.
 
     An unsound row (see `Status`) emits nothing. Raises ValueError for shapes that do not fit together.
     """
@@ -85,6 +92,10 @@ def rejection_sample(
         )
     _check_rows(requests, num_draft_tokens=num_draft_tokens, positions=positions, **_tensors(sampling))
     _check_draft(draft_logits, draft_rows, cu_rows, requests, k)
+    if draft_lse is not None and (draft_logits is None or draft_lse.shape != draft_logits.shape[:2]):
+        raise ValueError(f"draft_lse {list(draft_lse.shape)}; expected [D, K], an entry for each row of draft_logits")
+    if counts is not None and (counts.shape != (4, k + 1) or counts.dtype != torch.int64 or not counts.is_contiguous()):
+        raise ValueError(f"counts {list(counts.shape)} {counts.dtype}; expected [4, K+1] = [4, {k + 1}] torch.int64")
     if method not in METHODS:
         raise ValueError(f"method={method!r}; expected one of {', '.join(METHODS)}")
     if (synthetic_rates is not None) != (method == "synthetic"):
@@ -99,9 +110,11 @@ def rejection_sample(
         sampling,
         draft_logits=draft_logits,
         draft_rows=draft_rows,
+        draft_lse=draft_lse,
         cu_rows=cu_rows,
         method=method,
         synthetic_rates=synthetic_rates,
+        counts=counts,
     )
     return result
 

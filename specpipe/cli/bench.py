@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specpipe.cli.bench_kernels import kernels
 from specpipe.errors import JobError
 
 if TYPE_CHECKING:
@@ -80,6 +81,9 @@ def engine(
         speed = mixed_job(built, k)
         found = {"mixed_k": k, "tokens_per_s": speed}
         click.echo(json.dumps(found) if as_json else f"mixed job, K={k}: {speed:,.0f} tok/s")
+
+
+bench.add_command(kernels)
 
 
 def _rates(text: str) -> tuple[float, ...]:

@@ -40,7 +40,7 @@ def test_traps_17_and_25_calls_that_differ_in_values_compile_once(tmp_path: Path
         {"k": 3, "rows": 64},
     ]
     first, *rest = compile_in_turn([{"truncated": False} | case for case in [{}, *varied]], tmp_path)
-    assert {"_scan_tiles_kernel", "_accept_kernel", "_draw_tiles_kernel", "_recover_tiles_kernel"} <= set(first)
+    assert {"_sample_kernel", "_verify_kernel", "_draw_kernel", "_recover_kernel"} <= set(first)
     assert rest == [[]] * len(varied)
 
 

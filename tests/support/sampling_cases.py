@@ -40,7 +40,7 @@ HEAVY = [
 def to(value: Any, device: str) -> Any:
     """Move tensors, and tensors in named tuples; strides stay as they are."""
     if isinstance(value, Tensor):
-        if device == "cpu":
+        if value.device.type == device:
             return value
         if 0 in value.stride():  # expanded: one copy of what repeats
             once = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in value.stride())]

@@ -36,6 +36,8 @@ class _Round:
     sampling: SamplingTensors
     draft_logits: Tensor | None
     """[R, K, Vd]"""
+    draft_lse: Tensor | None
+    """[R, K]"""
 
     @property
     def num_drafts(self) -> int:
@@ -51,19 +53,31 @@ def rejection_sample(
     *,
     draft_logits: Tensor | None = None,
     draft_rows: Tensor | None = None,
+    draft_lse: Tensor | None = None,
     cu_rows: Tensor | None = None,
     method: Method = "standard",
     synthetic_rates: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> RejectionOutput:
     """See `specpipe_kernels.rejection_sample`."""
-    r = _arrange(target_logits, draft_tokens, num_draft_tokens, positions, sampling, draft_logits, draft_rows, cu_rows)
+    r = _arrange(
+        target_logits, draft_tokens, num_draft_tokens, positions, sampling, draft_logits, draft_rows, draft_lse, cu_rows
+    )
+    out = _decide(r, method, synthetic_rates)
+    if counts is not None:
+        _add_counts(r, out, counts)
+    return out
+
+
+def _decide(r: _Round, method: Method, synthetic_rates: Tensor | None) -> RejectionOutput:
+    target_logits, sampling = r.target_logits, r.sampling
     best = target_logits.argmax(-1, keepdim=True)
     status = status_of(target_logits.gather(-1, best)[:, 0])[r.rows]
     best = best[:, 0][r.rows]
     matches = r.drafts == best[:, :-1]
     if sampling.all_greedy:
         if synthetic_rates is not None:
-            matches = acceptance.synthetic(synthetic_rates, sampling.seed, positions)
+            matches = acceptance.synthetic(synthetic_rates, sampling.seed, r.positions)
         count = acceptance.leading(_allowed(r, matches, status))
         return _emit(r, count, best.gather(-1, count[:, None])[:, 0], status)
     if method == "invariant":
@@ -81,6 +95,7 @@ def _arrange(
     sampling: SamplingTensors,
     draft_logits: Tensor | None,
     draft_rows: Tensor | None,
+    draft_lse: Tensor | None,
     cu_rows: Tensor | None,
 ) -> _Round:
     (requests, k), n = draft_tokens.shape, target_logits.shape[0]
@@ -94,7 +109,9 @@ def _arrange(
         rows = (cu_rows[:-1, None] + index).clamp_(max=n - 1)
     usable = (index[:-1] < num_draft_tokens[:, None]) & (draft_tokens >= 0)
     if draft_logits is not None:
-        draft_logits = draft_logits[:requests] if draft_rows is None else draft_logits[draft_rows.long()]
+        slots = slice(0, requests) if draft_rows is None else draft_rows.long()
+        draft_logits = draft_logits[slots]
+        draft_lse = None if draft_lse is None else draft_lse[slots]
     return _Round(
         target_logits=target_logits,
         rows=rows,
@@ -104,7 +121,17 @@ def _arrange(
         positions=positions,
         sampling=sampling,
         draft_logits=draft_logits,
+        draft_lse=draft_lse,
     )
+
+
+def _add_counts(r: _Round, out: RejectionOutput, counts: Tensor) -> None:
+    """Reached, accepted, recovered, bonus by position."""
+    index = torch.arange(r.num_drafts + 1, device=counts.device)
+    sound, accepted, drafts = (out.status == 0)[:, None], out.num_accepted[:, None], r.counts[:, None]
+    last = index == accepted
+    rows = ((index <= accepted) & (index < drafts), index < accepted, last & (index < drafts), last & (index == drafts))
+    counts += torch.stack([(x & sound).sum(0) for x in rows])
 
 
 def _allowed(r: _Round, accept: Tensor, status: Tensor) -> Tensor:
@@ -173,8 +200,10 @@ def _draft_log_probs(r: _Round) -> tuple[Tensor | None, Tensor | None]:
     flat = r.draft_logits.reshape(requests * k, vocab)
     owners = torch.arange(requests * k, device=flat.device) // k
     kept = kept_logits(flat, select_rows(r.sampling, owners))
-    status = status_of(flat.amax(-1)).view(requests, k)
-    return (kept - kept.logsumexp(-1, keepdim=True)).view(requests, k, vocab), status
+    if r.draft_lse is None:
+        status = status_of(flat.amax(-1)).view(requests, k)
+        return (kept - kept.logsumexp(-1, keepdim=True)).view(requests, k, vocab), status
+    return kept.view(requests, k, vocab) - r.draft_lse[..., None], status_of(r.draft_lse)
 
 
 def _merge_status(r: _Round, status: Tensor, draft_status: Tensor | None, greedy: Tensor) -> Tensor:
@@ -187,10 +216,10 @@ def _merge_status(r: _Round, status: Tensor, draft_status: Tensor | None, greedy
 
 
 def _spread_status(r: _Round, status: Tensor, greedy: Tensor) -> Tensor:
-    """Block verification looks at all positions up to the last draft: one unsound one spoils a random row."""
-    seen = torch.arange(r.num_drafts + 1, device=status.device) <= r.counts[:, None]
+    """Block verification looks at the positions of all drafts: one unsound one spoils a random row."""
+    seen = torch.arange(r.num_drafts + 1, device=status.device) < r.counts[:, None]
     worst = (status * seen).amax(-1, keepdim=True)
-    return torch.where(greedy[:, None], status, worst)
+    return torch.where(~greedy[:, None] & (worst > 0), worst, status)
 
 
 def _gather_drafts(log_probs: Tensor, drafts: Tensor) -> Tensor:

@@ -1,18 +1,26 @@
 """Verify drafts with Triton: raw logits in, tokens out, no probabilities in memory, no host sync.
 
-Scan p (and q) for their statistics, accept, then draw one token from the row where verification stopped.
+Two launches: scan and accept, then draw one token from the row where verification stopped. `invariant` and greedy
+rounds need the first only, `block` a third one between them. Many rows of `invariant` are scanned position by position.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from specpipe_kernels.triton_ops.accept import Side, accept, prefix
-from specpipe_kernels.triton_ops.residual import block_mass, draw_last
-from specpipe_kernels.triton_ops.rows import Rows
-from specpipe_kernels.triton_ops.scan_rows import scan_rows
+from specpipe_kernels.triton_ops.block_mass import decide_blocks
+from specpipe_kernels.triton_ops.draw import draw_last
+from specpipe_kernels.triton_ops.rows import Rows, int32s
+from specpipe_kernels.triton_ops.sample import sample
+from specpipe_kernels.triton_ops.sides import Side
 from specpipe_kernels.triton_ops.truncation_bounds import truncation_bounds
+from specpipe_kernels.triton_ops.verify import GREEDY, METHOD_CODES, verify
 from specpipe_kernels.types import Method, Purpose, RejectionOutput, SamplingTensors
+
+# Entries of one position of all requests, from which `invariant` scans position by position: its noise costs more than
+# the launches. The other methods only read rows, and gain nothing from it (docs/performance.md).
+LAZY_FROM = 4_000_000
 
 
 def rejection_sample(
@@ -24,12 +32,24 @@ def rejection_sample(
     *,
     draft_logits: Tensor | None = None,
     draft_rows: Tensor | None = None,
+    draft_lse: Tensor | None = None,
     cu_rows: Tensor | None = None,
     method: Method = "standard",
     synthetic_rates: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> RejectionOutput:
     """See `specpipe_kernels.rejection_sample`."""
     requests, k = draft_tokens.shape
+    if k == 0:
+        return _plain(target_logits, positions, sampling, cu_rows, method, counts)
+    out = RejectionOutput(
+        torch.empty((requests, k + 1), dtype=torch.int64, device=target_logits.device),
+        int32s(target_logits, requests),
+        int32s(target_logits, requests),
+        int32s(target_logits, requests),
+    )
+    if requests == 0:
+        return out
     stride = target_logits.stride(0)
     p_rows = Rows(
         logits=target_logits,
@@ -43,10 +63,10 @@ def rejection_sample(
         num_drafts=num_draft_tokens,
         bonus=True,
     )
-    invariant = method == "invariant"
-    p = _side(p_rows, sampling, positions, Purpose.INVARIANT if invariant else None)
+    p = _side(p_rows, sampling)
+    matches = method == "invariant" or sampling.all_greedy
     q = None
-    if draft_logits is not None and k and not invariant and not sampling.all_greedy:
+    if draft_logits is not None and not matches:
         q_rows = p_rows._replace(
             logits=draft_logits,
             row_map=draft_rows,
@@ -56,21 +76,50 @@ def rejection_sample(
             width=k,
             bonus=False,
         )
-        q = _side(q_rows, sampling, positions, None)
-    done = invariant or sampling.all_greedy
-    log_probs = prefix(p, q, sampling) if k and not done and method != "synthetic" else None
-    mass = weight = None
-    if method == "block" and log_probs is not None:
-        weight = log_probs[2]
-        mass = block_mass(p, q, sampling, log_probs[0], weight)
-    out, drafts = accept(
-        p, q, sampling, positions, method=method, log_probs=log_probs, block_mass=mass, rates=synthetic_rates
-    )
-    if not done:
-        draw_last(p, q, sampling, positions, out, drafts, weight)
+        q = _side(q_rows, sampling)
+    code = GREEDY if sampling.all_greedy and method != "synthetic" else METHOD_CODES[method]
+    verified = verify(
+        p, q, sampling, positions, out,
+        method=code, stages=_stages(p_rows, method), draft_lse=draft_lse if q else None, rates=synthetic_rates,
+        counts=counts,
+    )  # fmt: skip
+    if matches:
+        return out
+    if q is not None and verified.undecided is not None and verified.weight is not None:
+        decide_blocks(
+            p, q, sampling, positions, out,
+            p_lse=verified.p_lse, q_lse=verified.q_lse, weight=verified.weight, undecided=verified.undecided,
+        )  # fmt: skip
+    draw_last(p, q, sampling, positions, out, verified, counts)
     return out
 
 
-def _side(rows: Rows, sampling: SamplingTensors, positions: Tensor, purpose: Purpose | None) -> Side:
-    bounds = truncation_bounds(rows, sampling) if sampling.truncated and not sampling.all_greedy else None
-    return Side(rows, bounds, scan_rows(rows, sampling, positions, bounds, purpose=purpose))
+def _stages(rows: Rows, method: Method) -> list[tuple[int, int]]:
+    """(first position, how many) of each scan. The last draft's position goes with the bonus one."""
+    if method != "invariant" or rows.requests * rows.vocab < LAZY_FROM:
+        return [(0, rows.width)]
+    return [*((i, 1) for i in range(rows.width - 2)), (rows.width - 2, 2)]
+
+
+def _plain(
+    logits: Tensor,
+    positions: Tensor,
+    sampling: SamplingTensors,
+    cu_rows: Tensor | None,
+    method: Method,
+    counts: Tensor | None,
+) -> RejectionOutput:
+    """Nothing was drafted: the bonus token alone."""
+    purpose = Purpose.INVARIANT if method == "invariant" else Purpose.BONUS
+    emitted, accepted = (int32s(logits, positions.shape[0]) for _ in range(2))
+    drawn = sample(
+        logits, sampling, positions, purpose=purpose, row_map=cu_rows, emitted=emitted, accepted=accepted
+    )  # fmt: skip
+    if counts is not None:
+        counts[3] += emitted.sum()
+    return RejectionOutput(drawn.tokens[:, None], emitted, accepted, drawn.status)
+
+
+def _side(rows: Rows, sampling: SamplingTensors) -> Side:
+    truncated = sampling.truncated and not sampling.all_greedy
+    return Side(rows, truncation_bounds(rows, sampling) if truncated else None)

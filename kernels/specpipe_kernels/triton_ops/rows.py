@@ -5,6 +5,7 @@ An item is one position of one request: item = request * width + position; padde
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,10 @@ from torch import Tensor
 
 NOWHERE = tl.constexpr(2**31 - 1)  # above every token id
 MAX_INVERSE = tl.constexpr(1e30)
-MAX_TILE = 4096
+# Measured on an H200 (docs/performance.md): what a program costs is spread over long spans, once all are occupied.
+MAX_TILE = 2048
+PROGRAMS = 528
+MAX_PARTS = 64
 
 
 class Rows(NamedTuple):
@@ -40,14 +44,6 @@ class Rows(NamedTuple):
         return self.requests * self.width
 
     @property
-    def tile(self) -> int:
-        return tile_of(self.vocab)
-
-    @property
-    def tiles(self) -> int:
-        return -(-self.vocab // self.tile)
-
-    @property
     def stride_draft(self) -> int:
         return 0 if self.draft_tokens is None else self.draft_tokens.stride(0)
 
@@ -57,9 +53,43 @@ class Rows(NamedTuple):
         return 0 if self.draft_tokens is None else int(triton.next_power_of_2(self.draft_tokens.shape[1] + 1))
 
 
+class Cut(NamedTuple):
+    """How rows are cut into programs: each reads `steps` tiles of a row, one after the other."""
+
+    tile: int
+    steps: int
+    parts: int
+    """Programs of a row."""
+    parts_pad: int
+    """The most there can be, a power of 2: the same for any number of rows, so that it compiles once."""
+    warps: int
+
+
+def cut_of(vocab: int, rows: int, *, tile: int = 0) -> Cut:
+    """tile: entries at once; MAX_TILE if not given."""
+    tile = max(16, min(tile or MAX_TILE, MAX_TILE, int(triton.next_power_of_2(vocab))))
+    most = min(MAX_PARTS, triton.cdiv(vocab, tile))
+    steps = triton.cdiv(triton.cdiv(vocab, min(most, max(1, PROGRAMS // rows))), tile)
+    parts = triton.cdiv(vocab, steps * tile)
+    return Cut(tile, steps, parts, int(triton.next_power_of_2(most)), max(1, tile // 256))
+
+
 def tile_of(vocab: int) -> int:
-    """Vocabulary entries that one program reads."""
-    return max(16, min(MAX_TILE, int(triton.next_power_of_2(vocab))))
+    """Entries that a program which reads whole rows takes at once."""
+    return max(16, min(2 * MAX_TILE, int(triton.next_power_of_2(vocab))))
+
+
+@cache
+def _counters(device: torch.device, size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.int32, device=device)
+
+
+def arrivals(like: Tensor, results: int) -> Tensor:
+    """[>= results] int32: programs that share a result and have arrived. A launch finds zeros and leaves zeros.
+
+    One stream a device uses them: kernels that run at the same time must not share them.
+    """
+    return _counters(like.device, max(4096, int(triton.next_power_of_2(results))))
 
 
 def floats(like: Tensor, *shape: int) -> Tensor:
@@ -70,11 +100,15 @@ def int32s(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.int32, device=like.device)
 
 
+def int64s(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64, device=like.device)
+
+
 @triton.jit
 def count_drafts(draft_tokens, stride_draft, num_drafts, request, K_PAD: tl.constexpr):
     """Drafts of a request before its first placeholder."""
     i = tl.arange(0, K_PAD)
-    count = tl.load(num_drafts + request)
+    count = tl.load(num_drafts + request).to(tl.int32)
     tokens = tl.load(draft_tokens + request.to(tl.int64) * stride_draft + i, mask=i < count, other=0)
     return tl.minimum(count, tl.min(tl.where(tokens < 0, i, K_PAD)))
 
@@ -98,6 +132,23 @@ def row_pointer(logits, row_map, request, position, stride_group, stride_row, HA
     if HAS_MAP:
         group = tl.load(row_map + request).to(tl.int64)
     return logits + group * stride_group + position.to(tl.int64) * stride_row
+
+
+@triton.jit
+def is_last(counters, result, expected):
+    """Whether this program is the last of `expected` that store parts of a result; what they stored is then visible."""
+    tl.debug_barrier()
+    arrived = tl.atomic_add(counters + result, 1, sem="acq_rel")
+    last = arrived == expected - 1
+    if last:
+        tl.store(counters + result, 0)
+    return last
+
+
+@triton.jit
+def load_part(at, mask, other):
+    """What another program stored: from L2, where it is, not from this multiprocessor's cache."""
+    return tl.load(at, mask=mask, other=other, cache_modifier=".cg")
 
 
 @triton.jit

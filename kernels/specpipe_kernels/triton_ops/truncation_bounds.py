@@ -23,6 +23,7 @@ from specpipe_kernels.triton_ops.rows import (
     inverse_temperature,
     load_tile,
     row_pointer,
+    tile_of,
 )
 from specpipe_kernels.types import SamplingTensors
 
@@ -172,6 +173,6 @@ def truncation_bounds(rows: Rows, sampling: SamplingTensors) -> Bounds:
         sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, bounds.logit, bounds.token,
         rows.stride_group, rows.stride_row, rows.stride_draft, rows.vocab, rows.width,
         HAS_MAP=rows.row_map is not None, BONUS=rows.bonus, K_PAD=rows.k_pad,
-        UNUSED=_UNUSED_BITS[rows.logits.dtype], BLOCK=rows.tile, num_warps=8,
+        UNUSED=_UNUSED_BITS[rows.logits.dtype], BLOCK=tile_of(rows.vocab), num_warps=8,
     )  # fmt: skip
     return bounds

@@ -1,0 +1,117 @@
+"""Block verification's masses S_i = sum(max(p_i P - Q, 0)), where the decision needs them (arXiv 2403.10444).
+
+A program takes a span of the vocabulary for all positions of a request that are undecided; the last one decides.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specpipe_kernels.triton_ops.emit import emit
+from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.philox import uniform
+from specpipe_kernels.triton_ops.rows import (
+    arrivals,
+    count_drafts,
+    cut_of,
+    floats,
+    inverse_temperature,
+    is_last,
+    load_part,
+)
+from specpipe_kernels.triton_ops.sides import Side, flags, tile_log_probs
+from specpipe_kernels.triton_ops.tiles import span_of
+from specpipe_kernels.types import Purpose, RejectionOutput, SamplingTensors
+
+_BLOCK = tl.constexpr(int(Purpose.BLOCK))
+
+
+@triton.jit
+def block_length(p, s, eta, count, K_PAD: tl.constexpr):
+    """The longest accepted prefix; entry i of p, s and eta is about the prefix of i + 1 drafts."""
+    i = tl.arange(0, K_PAD)
+    h = tl.where(p < 1.0, s / (s + 1.0 - p), 1.0)
+    h = tl.where(i + 1 == count, p, h)
+    return tl.max(tl.where((i < count) & (eta <= h), i + 1, 0))
+
+
+@triton.jit(do_not_specialize=["k", "stride_draft", "parts", "steps"])
+def _block_mass_kernel(
+    p_logits, p_map, p_bound_logit, p_bound_token, q_logits, q_map, q_bound_logit, q_bound_token,
+    draft_tokens, num_drafts, temperature, seeds, positions, p_lse, q_lse, weight, undecided, part_mass, counters,
+    out_tokens, out_emitted, out_accepted, out_status,
+    p_stride_group, p_stride_row, q_stride_group, q_stride_row, stride_draft, p_vocab, q_vocab, parts, steps, k,
+    P_MAP: tl.constexpr, Q_MAP: tl.constexpr, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, K_PAD: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait_for_inputs(PDL)
+    request = tl.program_id(0) // parts
+    part = tl.program_id(0) % parts
+    bits = tl.load(undecided + request)
+    inverse = inverse_temperature(tl.load(temperature + request))
+    if bits == 0:
+        return
+    begin, end = span_of(part, steps, p_vocab, BLOCK)
+    for i in range(1, k):
+        if ((bits >> (i - 1)) & 1) == 1:
+            position = tl.zeros([], tl.int32) + i
+            item = request * (k + 1) + i
+            lse_p, lse_q, scale = tl.load(p_lse + item), tl.load(q_lse + item), tl.load(weight + item)
+            mass = tl.zeros([BLOCK], tl.float32)
+            for start in range(begin, end, BLOCK):
+                offsets = start + tl.arange(0, BLOCK)
+                _, p = tile_log_probs(
+                    p_logits, p_map, p_bound_logit, p_bound_token, p_stride_group, p_stride_row, p_vocab, lse_p,
+                    request, position, item, offsets, inverse, P_MAP, TRUNCATED,
+                )  # fmt: skip
+                _, q = tile_log_probs(
+                    q_logits, q_map, q_bound_logit, q_bound_token, q_stride_group, q_stride_row, q_vocab, lse_q,
+                    request, position, request * k + i, offsets, inverse, Q_MAP, TRUNCATED,
+                )  # fmt: skip
+                mass += tl.maximum(scale * tl.exp(p) - tl.exp(q), 0.0)
+            tl.store(part_mass + item.to(tl.int64) * parts + part, tl.sum(mass))
+    let_next_start(PDL)
+    if ~is_last(counters, request, parts):
+        return
+    i = tl.arange(0, K_PAD)
+    count = count_drafts(draft_tokens, stride_draft, num_drafts, request, K_PAD)
+    lane = tl.arange(0, PARTS)
+    item = request * (k + 1) + i + 1
+    known = (i < k) & (((bits >> i.to(tl.int64)) & 1) == 1)
+    at = part_mass + item.to(tl.int64)[:, None] * parts + lane[None, :]
+    mass = tl.sum(load_part(at, known[:, None] & (lane < parts)[None, :], 0.0), 1)
+    p = tl.load(weight + item, mask=i < count, other=0.0)
+    eta = uniform(tl.load(seeds + request), tl.load(positions + request) + i, i, _BLOCK)
+    accepted = block_length(p, mass, eta, count, K_PAD)
+    last = tl.zeros([], tl.int32) - 1
+    emit(
+        out_tokens, out_emitted, out_accepted, out_status, draft_tokens, stride_draft, request, k,
+        accepted, last, tl.zeros([], tl.int32), K_PAD,
+    )  # fmt: skip
+
+
+def decide_blocks(
+    p: Side,
+    q: Side,
+    sampling: SamplingTensors,
+    positions: Tensor,
+    out: RejectionOutput,
+    *,
+    p_lse: Tensor,
+    q_lse: Tensor,
+    weight: Tensor,
+    undecided: Tensor,
+) -> None:
+    """Finish `out` for the requests that `undecided` names."""
+    rows, requests, k = p.rows, p.rows.requests, p.rows.width - 1
+    cut = cut_of(rows.vocab, requests)
+    _block_mass_kernel[(requests * cut.parts,)](
+        *p.tensors, *q.tensors, rows.draft_tokens, rows.num_drafts, sampling.temperature, sampling.seed, positions,
+        p_lse, q_lse, weight, undecided, floats(rows.logits, requests, k + 1, cut.parts),
+        arrivals(rows.logits, requests),
+        *out, *p.strides, *q.strides, rows.stride_draft, rows.vocab, q.rows.vocab, cut.parts, cut.steps, k,
+        **flags(p, q), BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=cut.warps,
+        **launch_options(rows.logits),
+    )  # fmt: skip

@@ -1,0 +1,195 @@
+"""`specpipe bench kernels`: verification from raw logits to tokens, at chosen acceptance rates.
+
+Each measurement replays one CUDA graph of calls on different inputs, together larger than the L2 cache. Drafts are
+drawn from q by the kernels' own stream; q is p disturbed so far that a position accepts with the wanted probability.
+Shapes: B requests, K drafts each, V vocabulary entries.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from statistics import NormalDist, median, quantiles
+
+import torch
+from torch import Tensor
+
+from specpipe_kernels import Method, Purpose, RejectionOutput, SamplingTensors, rejection_sample, sample
+
+_LARGER_THAN_L2 = 160e6
+_SPREAD_OF_LOGITS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelBench:
+    """What is measured: every combination."""
+
+    batches: tuple[int, ...] = (1, 16, 64, 256)
+    ks: tuple[int, ...] = (3,)
+    vocabs: tuple[int, ...] = (128256,)
+    dtypes: tuple[str, ...] = ("bfloat16",)
+    acceptances: tuple[float, ...] = (0.2, 0.7, 0.9)
+    methods: tuple[Method, ...] = ("standard",)
+    draft_lse: bool = True
+    """Give the log-sum-exps that sampling the drafts left."""
+    temperature: float = 0.8
+    replays: int = 20
+    device: str = "cuda"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelMeasured:
+    """One combination. Times are microseconds a call."""
+
+    batch: int
+    k: int
+    vocab: int
+    dtype: str
+    method: Method
+    draft_lse: bool
+    acceptance: float
+    """Wanted, a position."""
+    acceptance_length: float
+    """Measured: tokens a call and request."""
+    median_us: float
+    p10_us: float
+    p90_us: float
+    bytes: int
+    """Target and draft rows, each once."""
+    of_copy: float
+    """bytes / median, over the bandwidth of a copy (its reads and writes)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Inputs:
+    target: Tensor
+    draft: Tensor
+    tokens: Tensor
+    lse: Tensor | None
+    positions: Tensor
+
+
+def copy_bandwidth(device: str) -> float:
+    """Bytes a second that a large copy reads and writes."""
+    source = torch.ones(1 << (28 if device == "cuda" else 22), device=device)
+    target = torch.empty_like(source)
+    # A multiplication: copies inside a graph may take a slower engine.
+    times = time_calls([lambda: torch.mul(source, 1, out=target)] * 3, 9, device)
+    return 8 * source.numel() / (1e-6 * median(times))
+
+
+def time_calls(calls: list[Callable[[], object]], replays: int, device: str) -> list[float]:
+    """Microseconds a call: the calls in turn, as one CUDA graph on a GPU; an entry a replay."""
+    for call in calls:
+        call()
+    if device != "cuda":
+        return [_wall_us(calls) for _ in range(replays)]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(replays + 1):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return times[1:]
+
+
+def _wall_us(calls: list[Callable[[], object]]) -> float:
+    began = time.perf_counter()
+    for call in calls:
+        call()
+    return (time.perf_counter() - began) * 1e6 / len(calls)
+
+
+def disturbance(acceptance: float) -> float:
+    """s such that q ~ p exp(s N(0, 1)) overlaps p by `acceptance`, where both spread over many tokens.
+
+    Then log q / p is normal under p, of mean -s²/2 and variance s², and E min(1, q / p) = 2 Phi(-s / 2).
+    """
+    return -2 * NormalDist().inv_cdf(acceptance / 2)
+
+
+def _inputs(bench: KernelBench, b: int, k: int, vocab: int, dtype: str, acceptance: float, seed: int) -> _Inputs:
+    g = torch.Generator(bench.device).manual_seed(seed)
+    target = torch.randn(b * (k + 1), vocab, generator=g, device=bench.device).mul_(_SPREAD_OF_LOGITS)
+    noise = torch.randn(b, k, vocab, generator=g, device=bench.device)
+    noise.mul_(disturbance(acceptance) * bench.temperature).add_(target.view(b, k + 1, vocab)[:, :k])
+    draft = noise.to(getattr(torch, dtype))
+    positions = torch.arange(b, device=bench.device) + 64 * seed
+    sampling = _sampling(bench, b)
+    purpose = Purpose.INVARIANT if "invariant" in bench.methods else Purpose.DRAFT
+    drawn = [sample(draft[:, i], sampling, positions + i, purpose=purpose, index=i) for i in range(k)]
+    return _Inputs(
+        target=target.to(getattr(torch, dtype)),
+        draft=draft,
+        tokens=torch.stack([x.tokens for x in drawn], dim=1),
+        lse=torch.stack([x.lse for x in drawn], dim=1) if bench.draft_lse else None,
+        positions=positions,
+    )
+
+
+def _sampling(bench: KernelBench, b: int) -> SamplingTensors:
+    ones = torch.ones(b, device=bench.device)
+    seeds = torch.arange(b, device=bench.device)
+    return SamplingTensors(ones * bench.temperature, ones.int() * 0, ones, ones * 0, seeds, truncated=False)
+
+
+def measure(
+    bench: KernelBench, bandwidth: float, b: int, k: int, vocab: int, dtype: str, acceptance: float
+) -> Iterator[KernelMeasured]:
+    """Every method on the same inputs."""
+    size = (2 * k + 1) * b * vocab * getattr(torch, dtype).itemsize
+    wanted = _LARGER_THAN_L2 / size if bench.device == "cuda" else 1
+    inputs = [_inputs(bench, b, k, vocab, dtype, acceptance, i) for i in range(min(96, max(2, round(wanted))))]
+    sampling = _sampling(bench, b)
+    count = torch.full((b,), k, dtype=torch.int32, device=bench.device)
+    # Those of the acceptance rate itself, so that synthetic mode ends where standard mode does.
+    rates = torch.tensor([acceptance ** (i + 1) for i in range(k)], device=bench.device)
+    for method in bench.methods:
+
+        def verify(x: _Inputs, method: Method = method) -> RejectionOutput:
+            return rejection_sample(
+                x.target,
+                x.tokens,
+                count,
+                x.positions,
+                sampling,
+                draft_logits=x.draft,
+                draft_lse=x.lse,
+                method=method,
+                synthetic_rates=rates if method == "synthetic" else None,
+            )
+
+        emitted = torch.cat([verify(x).num_emitted for x in inputs])
+        times = time_calls([lambda x=x: verify(x) for x in inputs], bench.replays, bench.device)  # type: ignore[misc]
+        deciles = quantiles(times, n=10)
+        yield KernelMeasured(
+            batch=b,
+            k=k,
+            vocab=vocab,
+            dtype=dtype,
+            method=method,
+            draft_lse=bench.draft_lse,
+            acceptance=acceptance,
+            acceptance_length=float(emitted.double().mean()),
+            median_us=median(times),
+            p10_us=deciles[0],
+            p90_us=deciles[-1],
+            bytes=size,
+            of_copy=size / (1e-6 * median(times)) / bandwidth,
+        )
+
+
+def sweep(bench: KernelBench) -> Iterator[KernelMeasured]:
+    """Every combination of shapes, dtypes and acceptance rates."""
+    bandwidth = copy_bandwidth(bench.device)
+    for shape in product(bench.batches, bench.ks, bench.vocabs, bench.dtypes, bench.acceptances):
+        yield from measure(bench, bandwidth, *shape)
