@@ -29,6 +29,8 @@ def compare_paths(
     run, texts = comparison.a.run, comparison.texts
     if run is None or texts is None:
         raise JobError("--logits needs the token ids of two runs; expected A and B to be folders of runs")
+    if not texts.divergences:
+        return comparison
     dtype = str(comparison.a.settings.get("model.dtype", "auto"))
     if dtype == "auto":
         on_cpu = all(str(device).startswith("cpu") for device in comparison.a.measured["devices"])

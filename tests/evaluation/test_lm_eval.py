@@ -9,10 +9,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from support.fake_workers import InProcessBackend
+from support.fake_workers import InProcessBackend, outputs
 
 from specpipe.errors import JobError, OutputError
-from specpipe.evaluation.compare_paths import compare_paths
 from specpipe.evaluation.eval_job import load_eval_job
 from specpipe.evaluation.history import read_history
 from specpipe.evaluation.recording import read_recording, record
@@ -44,7 +43,7 @@ def results(folder: str) -> dict[str, Any]:
     return found
 
 
-def test_record_run_replay_compare(tiny_run: Callable[..., RunResult], tmp_path: Path) -> None:
+def test_record_run_replay(tiny_run: Callable[..., RunResult], tmp_path: Path) -> None:
     path = recorded(tmp_path, "--limit", "6")
     rows = pq.read_table(path).to_pylist()
     assert [row["doc_id"] for row in rows] == list(range(6))
@@ -52,17 +51,22 @@ def test_record_run_replay_compare(tiny_run: Callable[..., RunResult], tmp_path:
     tiny_run("plain", "speculation.policy=off", data={"path": path})
     tiny_run("spec", data={"path": path})
 
-    scored = [replay(str(tmp_path / name)) for name in ("plain", "spec")]
+    scored = replay(str(tmp_path / "spec"))
 
-    assert "tiny_word_problems" in scored[0].tables
-    told = [results(one.folder) for one in scored]
-    assert told[0]["results"]["tiny_word_problems"]["exact_match,strict-match"] == 1.0
-    assert told[0]["results"] == told[1]["results"] and told[1]["model_name"] == "spec"
-    comparison = compare_paths(str(tmp_path / "plain"), str(tmp_path / "spec"))
-    assert {metric.finding for metric in comparison.metrics} == {"identical"}
-
+    assert "tiny_word_problems" in scored.tables
+    told = results(scored.folder)
+    assert told["results"]["tiny_word_problems"]["exact_match,strict-match"] == 1.0
+    assert told["model_name"] == "spec"  # without a name lm-eval makes one up
+    [file] = Path(scored.folder).glob("samples_tiny_word_problems_*.jsonl")
+    samples = [json.loads(line) for line in file.read_text().splitlines()]
+    answers = [s["resps"][0][0] for s in samples if s["filter"] == "strict-match"]
+    assert answers == outputs(tmp_path / "plain")["generated_text"].to_pylist()
     with pytest.raises(JobError, match="--seed was"):
         replay(str(tmp_path / "spec"), ["--seed", "3"])
+
+
+@pytest.mark.slow
+def test_a_task_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"lm-eval (failed|ended).*no_such_task"):
         record(["--tasks", "no_such_task"], str(tmp_path / "none.parquet"), target="builtin:tiny")
     assert not (tmp_path / "none.parquet").exists()
