@@ -36,9 +36,16 @@ def test_a_terminal_gets_a_bar_within_its_width() -> None:
 def test_trouble_is_shown_only_when_there_is_some() -> None:
     import dataclasses
 
-    trouble = dataclasses.replace(BASE, failed_rows=3, failed_shards=1, workers=4, starting=2, unplaced=3, draining=True)
+    trouble = dataclasses.replace(
+        BASE, failed_rows=3, failed_shards=1, workers=4, starting=2, unplaced=3, draining=True
+    )
     text = shown(False, trouble)
-    for words in ("3 failed rows", "1 failed shards", "4 workers (2 starting, 3 waiting for room in the cluster)", "Ctrl-C again"):
+    for words in (
+        "3 failed rows",
+        "1 failed shards",
+        "4 workers (2 starting, 3 waiting for room in the cluster)",
+        "Ctrl-C again",
+    ):
         assert words in text
     assert "failed" not in shown(False, BASE)
 
