@@ -1,4 +1,4 @@
-"""Every sampling kernel compiles for a GPU, and values that vary per call compile nothing new.
+"""Every kernel compiles for a GPU, and values that vary per call compile nothing new.
 
 The interpreter runs Python, so it accepts much that the compiler refuses; compiling needs no GPU.
 """
@@ -61,3 +61,11 @@ def test_every_variant_compiles(method: str, dtype: str, tmp_path: Path) -> None
     ]
     report = compile_in_turn([{"method": method, "dtype": dtype} | v for v in variants], tmp_path)
     assert "_truncation_bounds_kernel" in report[0] and len(report) == len(variants)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_layers_and_attention_compile(tmp_path: Path) -> None:
+    (compiled,) = compile_in_turn([{"layers": True}], tmp_path)
+    expected = {"_attention_kernel", "_store_kv_kernel", "_linear_kernel", "_rms_norm_kernel", "_silu_mul_kernel"}
+    assert expected <= set(compiled)

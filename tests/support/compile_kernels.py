@@ -1,7 +1,10 @@
-"""Compile the sampling kernels for an H200, with or without a GPU, and print how often each was compiled.
+"""Compile kernels for an H200, with or without a GPU, and print how often each was compiled.
 
-`python compile_kernels.py CASES`, where CASES is JSON: a list of keyword arguments of `launch`. Prints JSON: for each
-case a list of the kernels that were compiled for it, which is empty where all were there already.
+The interpreter accepts code that the compiler refuses: types that differ between branches, names that a version lacks.
+
+`python compile_kernels.py CASES`, where CASES is JSON: a list of keyword arguments of `launch`, for the sampling
+kernels; {"layers": true} stands for the others. Prints JSON: for each case a list of the kernels that were compiled for
+it, which is empty where all were there already.
 
 Runs in a process of its own: Triton's driver is replaced, and the interpreter must be off.
 """
@@ -17,7 +20,17 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
-from specpipe_kernels import Purpose, SamplingTensors, rejection_sample, sample, sample_recovered_tokens
+from specpipe_kernels import (
+    Purpose,
+    SamplingTensors,
+    paged_attention,
+    rejection_sample,
+    sample,
+    sample_recovered_tokens,
+    store_kv,
+    write_index,
+)
+from specpipe_kernels.triton_ops import linear, rms_norm, rope_store_kv, silu_mul
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 compiled: list[str] = []
@@ -34,6 +47,9 @@ class NoDevice:
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
 
 
 def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -77,11 +93,57 @@ def launch(
     sample_recovered_tokens(probs, None if one_hot else probs, long, seeds=long, positions=long)
 
 
+def launch_layers() -> None:
+    """Every kernel that is not about sampling."""
+    for dtype in DTYPES.values():
+        for rows in (1, 4, 33, 64):
+            multiply(dtype, rows)
+        for head_dim, queries in ((64, 1), (128, 4), (128, 64), (80, 3)):
+            attend(dtype, head_dim, queries)
+
+
+def multiply(dtype: torch.dtype, rows: int) -> None:
+    """A decoder layer's products, narrow in 16 bits, and what stands around the wide ones."""
+    hidden, inner, dim = 2048, 4096, 64
+    x, by = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(hidden, dtype=dtype)
+    weight, glu = torch.zeros(hidden, hidden, dtype=dtype), torch.zeros(2 * inner, hidden, dtype=dtype)
+    rms_norm.add_rms_norm(x, x, by, 1e-5)
+    silu_mul.silu_mul(torch.zeros(rows, 2 * inner, dtype=dtype))
+    table, pages = torch.zeros(9, dim, dtype=dtype), torch.zeros(2, 4, 64, dim, dtype=dtype)
+    positions = torch.zeros(rows, dtype=torch.int64)
+    for norm in (None, torch.zeros(dim, dtype=dtype)):
+        rope_store_kv.rope_store_kv(
+            torch.zeros(rows, 24 * dim, dtype=dtype), table, table, positions, pages, pages, positions,
+            q_heads=16, q_norm=norm, k_norm=norm,
+        )  # fmt: skip
+    if x.element_size() == 2:
+        _, normed = linear.linear_residual(x, weight, x, by, 1e-5)
+        linear.linear(normed, weight, by)
+        linear.linear_glu(normed, glu)
+        for bias in (None, torch.zeros(24 * dim, dtype=dtype)):
+            linear.linear_rope_store_kv(
+                normed, torch.zeros(24 * dim, hidden, dtype=dtype), bias, table, table, positions, pages, pages,
+                positions, q_heads=16,
+            )  # fmt: skip
+
+
+def attend(dtype: torch.dtype, head_dim: int, queries: int) -> None:
+    pages = torch.zeros(9, 2, 64, head_dim, dtype=dtype)
+    query = torch.zeros(2 * queries, 8, head_dim, dtype=dtype)
+    tables = torch.zeros(2, 4, dtype=torch.int32)
+    cu_queries = torch.tensor([0, queries, 2 * queries], dtype=torch.int32)
+    starts = torch.zeros(2, dtype=torch.int64)
+    index = write_index(tables, cu_queries, starts, 2 * queries, 64)
+    store_kv(query[:, :2], query[:, :2], pages, pages, index)
+    for options in ({}, {"window": 24, "softcap": 30.0, "sinks": torch.zeros(8, dtype=dtype)}):
+        paged_attention(query, pages, pages, tables, cu_queries, starts, max_queries=queries, scale=0.1, **options)
+
+
 def main() -> None:
     report = []
     for case in json.loads(sys.argv[1]):
         compiled.clear()
-        launch(**case)
+        launch_layers() if case.pop("layers", False) else launch(**case)
         report.append(sorted(compiled))
     print(json.dumps(report))
 
