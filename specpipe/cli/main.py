@@ -42,6 +42,8 @@ def main() -> None:
       specpipe run jobs/sharegpt.yaml             generate; a second start goes on where the first one ended
       specpipe run jobs/sharegpt.yaml --dry-run   what it would do, without doing it
       specpipe show runs/sharegpt                 how a run went, or goes
+      specpipe compare runs/plain runs/sharegpt   whether two runs' outputs and scores are the same
+      specpipe eval run jobs/eval-tiny.yaml       proof with lm-eval that speculation changes nothing
       specpipe verify runs/sharegpt               proves that no row is missing, doubled or damaged
 
     \b
