@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from specpipe.benchmark.rounds_profile import RoundProfile, profile_rounds
 from specpipe.benchmark.shapes import random_model
 from specpipe.core import EngineConfig, Phase, Request, SamplingParams, SpeculationPlan, StepReport
 from specpipe.engine.attention import register
@@ -36,6 +37,8 @@ class Bench:
     new_tokens: int = 300
     max_model_len: int = 1024
     prefill_budget: int = 8192
+    profiled_rounds: int = 0
+    """Rounds of each batch size and K that are run once more, under the profiler."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +54,7 @@ class Measured:
     round_ms: float
     phases_ms: dict[Phase, float] = field(default_factory=dict)
     """Mean of a decoding round; `host` is the time that the device was idle."""
+    profile: RoundProfile | None = None
 
 
 class _NoText:
@@ -102,11 +106,14 @@ def requests(lengths: Sequence[tuple[int, int]], vocab_size: int, *, seed: int =
     ]
 
 
+def _plan(k: int) -> SpeculationPlan:
+    return SpeculationPlan(ks=(k,), proposer="draft", queue_depth=0.0, reason="benchmark")
+
+
 def run(engine: Engine, rows: Sequence[Request], k: int) -> tuple[float, list[StepReport]]:
     """→ wall seconds from submission to the last completion, and every step."""
-    plan = SpeculationPlan(ks=(k,), proposer="draft", queue_depth=float(len(rows)), reason="benchmark")
     began = time.perf_counter()
-    engine.submit(rows, plan)
+    engine.submit(rows, _plan(k))
     steps = []
     while (step := engine.step()) is not None:
         steps.append(step)
@@ -136,7 +143,27 @@ def measure(engine: Engine, bench: Bench, batch: int, k: int) -> Measured:
         acceptance_length=1 + accepted / drafts if drafts else 1.0,
         round_ms=1e3 * float(np.median([step.seconds for step in rounds])),
         phases_ms=phases,
+        profile=_profile(engine, bench, batch, k) if bench.profiled_rounds else None,
     )
+
+
+def _profile(engine: Engine, bench: Bench, batch: int, k: int) -> RoundProfile:
+    """Rounds in which all rows decode."""
+    warm_up = 3
+    # As many tokens as the rounds can emit, and those of the rounds that the profiler runs for itself.
+    tokens = (bench.profiled_rounds + 2 * warm_up) * (k + 1)
+    new_tokens = min(tokens, bench.max_model_len - bench.prompt_tokens)
+    engine.submit(requests([(bench.prompt_tokens, new_tokens)] * batch, engine.target.vocab_size), _plan(k))
+    decoding = 0
+    while decoding < warm_up:
+        step = engine.step()
+        assert step is not None, "the rows ended before the profile began"
+        decoding += step.running == batch and "prefill" not in step.phases
+    rounds = min(bench.profiled_rounds, new_tokens // (k + 1) - 2 * warm_up)
+    found = profile_rounds(engine.step, engine.target.device, max(1, rounds))
+    while engine.step() is not None:
+        pass
+    return found
 
 
 def sweep(engine: Engine, bench: Bench) -> Iterator[Measured]:

@@ -13,6 +13,7 @@ from specpipe.errors import JobError
 
 if TYPE_CHECKING:
     from specpipe.benchmark.engine import Measured
+    from specpipe.benchmark.rounds_profile import RoundProfile
 
 
 @click.group(short_help="Measure kernels and the engine on this machine.")
@@ -32,6 +33,9 @@ def bench() -> None:
 @click.option(
     "--mixed", is_flag=True, help="Also 768 rows of 32 to 511 tokens in and out, prefill included, for each K."
 )
+@click.option(
+    "--profile", is_flag=True, help="After each batch size and K, 20 rounds more under torch.profiler: kernels by time."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def engine(
     target: str,
@@ -43,6 +47,7 @@ def engine(
     new_tokens: int,
     device: str,
     mixed: bool,
+    profile: bool,
     as_json: bool,
 ) -> None:
     """Decode-only tokens per second of one engine with random weights and synthetic acceptance.
@@ -72,11 +77,14 @@ def engine(
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         max_model_len=max(prompt_tokens + new_tokens, 1024 if mixed else 0),
+        profiled_rounds=20 if profile else 0,
     )
     built = build(what)
     built.prepare(SamplingParams(), what.ks)
     for measured in sweep(built, what):
         click.echo(json.dumps(dataclasses.asdict(measured)) if as_json else _line(measured))
+        if measured.profile and not as_json:
+            click.echo(_table(measured.profile))
     for k in what.ks if mixed else ():
         speed = mixed_job(built, k)
         found = {"mixed_k": k, "tokens_per_s": speed}
@@ -102,3 +110,14 @@ def _line(measured: Measured) -> str:
         f"B={measured.batch:<4} K={measured.k:<2} {measured.decode_tokens_per_s:10,.0f} tok/s   "
         f"acceptance length {measured.acceptance_length:.2f}   round {measured.round_ms:.3f} ms ({phases})"
     )
+
+
+def _table(found: RoundProfile, most: int = 30) -> str:
+    head = f"  {found.rounds} rounds of {found.round_us:,.0f} µs, idle {found.idle_share:.1%}"
+    lines = [head, "  us/round  share  calls/round  kernel"]
+    shown, rest = found.kernels[:most], found.kernels[most:]
+    lines += [f"  {k.us:8.1f}  {k.share:5.1%}  {k.calls:11.1f}  {k.name[:100]}" for k in shown]
+    if rest:
+        us, share, calls = (sum(getattr(k, name) for k in rest) for name in ("us", "share", "calls"))
+        lines.append(f"  {us:8.1f}  {share:5.1%}  {calls:11.1f}  {len(rest)} others")
+    return "\n".join(lines)
