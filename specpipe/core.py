@@ -16,6 +16,7 @@ from specpipe.errors import InputError
 FinishReason = Literal["stop", "length", "error"]
 Method = Literal["standard", "block", "invariant", "synthetic"]
 ProposerName = Literal["draft", "ngram", "none"]
+ProposerChoice = Literal["draft", "ngram", "none", "auto"]
 Phase = Literal["load", "prefill", "draft", "verify", "sample", "host"]
 
 PHASES: tuple[Phase, ...] = ("load", "prefill", "draft", "verify", "sample", "host")
@@ -142,6 +143,24 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Exploration:
+    """Rounds that try a K which the plan would not: the last `rounds` of every `every`, by the engine's count."""
+
+    k: int
+    proposer: ProposerName
+    rounds: int
+    every: int
+
+    def __post_init__(self) -> None:
+        if not (0 < self.k <= MAX_DRAFT_TOKENS and 0 < self.rounds < self.every):
+            raise ValueError(f"{self}: expected 0 < k <= {MAX_DRAFT_TOKENS} and 0 < rounds < every")
+
+    def due(self, round_index: int) -> bool:
+        """Whether round `round_index`, counted from 0 since the engine started, is one of them."""
+        return round_index % self.every >= self.every - self.rounds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculationPlan:
     """Which K to speculate with at each occupancy: `ks[n]` while n rows run; the last entry holds beyond."""
 
@@ -150,18 +169,29 @@ class SpeculationPlan:
     queue_depth: float
     """Rows running, waiting in the worker and not yet handed out, over live workers, when the plan was made."""
     reason: str
+    """One readable sentence."""
+    explore: Exploration | None = None
+    tokens_per_s: tuple[float, ...] = ()
+    """What a worker is expected to generate at each occupancy, as `ks`; empty where the policy does not say."""
 
     def __post_init__(self) -> None:
         if not self.ks or not all(0 <= k <= MAX_DRAFT_TOKENS for k in self.ks):
             raise ValueError(f"ks={self.ks}: expected at least one K, each between 0 and {MAX_DRAFT_TOKENS}")
 
     def k_for(self, running: int) -> int:
-        """K while `running` rows hold a slot."""
+        """K while `running` rows hold a slot, in a round that explores nothing."""
         return self.ks[min(running, len(self.ks) - 1)]
+
+    def choice(self, running: int, round_index: int) -> tuple[ProposerName, int]:
+        """Who drafts, and how many, in this round. Depends on counts alone, never on a token."""
+        if self.explore is not None and self.explore.due(round_index):
+            return self.explore.proposer, self.explore.k
+        k = self.k_for(running)
+        return (self.proposer if k else "none"), k
 
     @property
     def max_k(self) -> int:
-        return max(self.ks)
+        return max(*self.ks, self.explore.k if self.explore else 0)
 
 
 def _add(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
@@ -224,6 +254,45 @@ class AcceptanceCounts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CostPoint:
+    """What rounds of one shape took. Rounds that compiled, captured a graph or ran beside a prefill are no part."""
+
+    proposer: ProposerName
+    """"none" where k is 0."""
+    k: int
+    running: int
+    """Rows of each round."""
+    context: float
+    """Mean tokens of a row when the round began (length of its KV)."""
+    rounds: int
+    seconds: float
+    """Of all these rounds together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What rounds and rows have shown: all that a policy learns from. All of it is past."""
+
+    verified: Mapping[ProposerName, AcceptanceCounts] = field(default_factory=dict)
+    """By who drafted."""
+    rounds: Mapping[ProposerName, int] = field(default_factory=dict)
+    """Rounds with K > 0, by who drafted."""
+    row_rounds: Mapping[ProposerName, int] = field(default_factory=dict)
+    """Rows of those rounds, those without a draft included."""
+    costs: tuple[CostPoint, ...] = ()
+    rows: int = 0
+    """Rows that ended."""
+    input_tokens: int = 0
+    """Prompt tokens of those rows."""
+    output_tokens: int = 0
+    """Generated tokens of those rows."""
+    draft_prefill_tokens: int = 0
+    """Tokens that the draft model alone has prefilled, where that was timed."""
+    draft_prefill_s: float = 0.0
+    """Seconds of that."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRound:
     """What one engine step did for the rows of one shard."""
 
@@ -255,6 +324,12 @@ class StepReport:
     """Seconds by phase of the work that the step read; `host` is what is left of `seconds`."""
     shards: Mapping[int, ShardRound] = field(default_factory=dict)
     completions: tuple[Completion, ...] = ()
+    proposer: ProposerName = "none"
+    """Who drafted in the round; "none" where k is 0."""
+    context: float = 0.0
+    """Mean tokens of a row when the round began."""
+    steady: bool = True
+    """Whether `seconds` is the price of such a round: nothing was compiled or prefilled meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,7 +342,8 @@ class EngineConfig:
     """Longest prompt + output, in tokens; 0 takes what the models allow."""
     max_k: int = 0
     """Widest round that any plan of this run may ask for."""
-    proposer: ProposerName = "none"
+    proposer: ProposerChoice = "none"
+    """"auto": the plan says which, among the draft model (where there is one) and n-grams."""
     method: Method = "standard"
     synthetic_rates: tuple[float, ...] = ()
     """Unconditional acceptance per position, non-increasing; only with method "synthetic"."""
@@ -298,3 +374,5 @@ class ShardReport:
     telemetry: Mapping[str, object]
     """The flat record that also stands in the part's footer (telemetry schema, docs/telemetry.md)."""
     verified: AcceptanceCounts = AcceptanceCounts()
+    evidence: Evidence = Evidence()
+    """For the policy, which shares it with all workers."""

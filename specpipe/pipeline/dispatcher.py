@@ -11,9 +11,9 @@ from typing import NamedTuple
 from specpipe.core import ShardReport, SpeculationPlan
 from specpipe.pipeline.fleet import Fleet, Member
 from specpipe.pipeline.handles import ShardOrder
-from specpipe.pipeline.scoreboard import Scoreboard
 from specpipe.pipeline.tasks import Task, TaskQueue
-from specpipe.speculation.policy import Policy, Situation
+from specpipe.speculation.observer import Observer
+from specpipe.speculation.policy import Policy
 
 
 class Dispatched(NamedTuple):
@@ -31,15 +31,14 @@ class Dispatcher:
         self,
         tasks: TaskQueue,
         fleet: Fleet,
-        score: Scoreboard,
         policy: Policy,
+        observer: Observer,
         *,
-        slots: int,
         in_flight: int,
         backup_s: float,
     ) -> None:
-        self._tasks, self._fleet, self._score, self._policy = tasks, fleet, score, policy
-        self._slots, self._in_flight, self._backup_s = slots, in_flight, backup_s
+        self._tasks, self._fleet, self._policy, self._observer = tasks, fleet, policy, observer
+        self._in_flight, self._backup_s = in_flight, backup_s
         self._hungry: dict[str, Member] = {}
         self._holders: dict[int, list[Member]] = {}
         """Workers that got the same shard, for shards that have a backup."""
@@ -49,7 +48,7 @@ class Dispatcher:
 
     def plan(self, member: Member) -> SpeculationPlan:
         depth = self._fleet.queue_depth(member, self._tasks.rows)
-        return self._policy.plan(Situation(slots=self._slots, queue_depth=depth, acceptance=self._score.acceptance))
+        return self._policy.plan(self._observer.situation(queue_depth=depth, plan=None))
 
     def offer(self, member: Member) -> None:
         """The worker can take more."""
@@ -82,6 +81,7 @@ class Dispatcher:
             shard=task.shard,
             plan=self.plan(member),
             attempt=task.attempt,
+            beliefs=self._observer.beliefs,
             failed_only=task.failed_rows is not None,
         )
         return Dispatched(member, task, member.handle.run_shard(order))

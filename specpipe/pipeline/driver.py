@@ -22,6 +22,7 @@ from specpipe.pipeline.patience import Patience
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.scoreboard import Earlier, Scoreboard
 from specpipe.pipeline.tasks import Task, TaskQueue
+from specpipe.speculation.observer import Observer
 from specpipe.speculation.policy import Policy
 from specpipe.telemetry.timeline import Sample
 
@@ -81,8 +82,11 @@ class Driver:
         failed_rows: Mapping[int, int] | None = None,
         earlier: Earlier | None = None,
         observers: Observers | None = None,
+        observer: Observer | None = None,
     ) -> None:
-        """`failed_rows`: shards of which only so many rows, those with an error, are to be run again."""
+        """`failed_rows`: shards of which only so many rows, those with an error, are to be run again. `observer`: what
+        the policy learns from; without one it learns nothing of acceptance."""
+        self._observer = observer or Observer(slots=config.slots, proposers=())
         self._observers = observers or Observers()
         self._config = config
         self._tasks = TaskQueue(shards, failed_rows)
@@ -91,9 +95,8 @@ class Driver:
         self._dispatcher = Dispatcher(
             self._tasks,
             self._fleet,
-            self._score,
             policy,
-            slots=config.slots,
+            self._observer,
             in_flight=config.in_flight,
             backup_s=config.backup_s,
         )
@@ -220,6 +223,7 @@ class Driver:
         self._dispatcher.offer(member)
         self._dispatcher.finished(member, task)
         self._score.publish(report, task.rows)
+        self._observer.see(report.evidence)
         self.outcome.reports.append(report)
 
     def _failed(self, member: Member, task: Task, reason: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from specpipe.core import Shard, ShardReport, SpeculationPlan
 from specpipe.pipeline.engine_loop import LoopStatus
+from specpipe.speculation.observer import Beliefs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +20,8 @@ class ShardOrder:
     plan: SpeculationPlan
     attempt: int
     """1 for the first."""
+    beliefs: Beliefs = field(default_factory=Beliefs)
+    """What the run has learnt so far: the worker leans on it until it has seen enough itself."""
     failed_only: bool = False
     """Run the rows of the published part that have an error, and publish the part anew with what became of them."""
 

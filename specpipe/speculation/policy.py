@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from specpipe.core import AcceptanceCounts, SpeculationPlan
+from specpipe.core import ProposerName, SpeculationPlan
+from specpipe.speculation.acceptance import Acceptance
+from specpipe.speculation.cost import CostTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """What is known when a shard is about to be handed out.
+    """What is known when a plan is made: when a shard is handed out, and every few rounds in the worker.
 
     Everything in it is past: a choice of K that saw the token just drawn would bias the output.
     """
@@ -19,12 +22,27 @@ class Situation:
     """Rows that the worker generates at once."""
     queue_depth: float
     """Rows running + rows waiting in the worker + rows not yet handed out over live workers."""
-    acceptance: AcceptanceCounts
-    """All that was verified so far in this run, on every worker."""
+    acceptance: Mapping[ProposerName, Acceptance] = field(default_factory=dict)
+    """Decayed, of every proposer that the worker has; "none" is always there and not listed."""
+    costs: CostTable | None = None
+    """What rounds take on this worker; None before anything was measured."""
+    context: float = 256.0
+    """Mean tokens of a running row."""
+    input_tokens: float = 256.0
+    """Mean prompt of a row."""
+    output_tokens: float = 256.0
+    """Mean tokens that a row generates."""
+    plan: SpeculationPlan | None = None
+    """The one in force."""
+
+    @property
+    def running(self) -> int:
+        """Rows that will run at once: all slots, or fewer where no more rows are left."""
+        return max(1, min(self.slots, round(self.queue_depth)))
 
 
 class Policy(Protocol):
-    """Decides, for each occupancy, which K. Called by the driver only, once a dispatch."""
+    """Decides, for each occupancy, which K."""
 
     @property
     def max_k(self) -> int:

@@ -7,7 +7,7 @@ import pytest
 from support.fake_workers import InProcessBackend, make_job, outputs
 from support.faults import FaultyBackend
 
-from specpipe.core import AcceptanceCounts, Shard
+from specpipe.core import Shard
 from specpipe.job import JobSpec
 from specpipe.pipeline.assemble import WorkerConfig
 from specpipe.pipeline.cluster import Placement
@@ -96,7 +96,7 @@ def test_a_worker_of_an_earlier_start_publishes_nothing(tmp_path: Path) -> None:
     part = tmp_path / "out/outputs/part-00000.parquet"
     part.unlink()
     shard = Shard(index=0, file=str(tmp_path / "rows.parquet"), start=0, stop=4, first_row=0)
-    plan = Off().plan(Situation(slots=3, queue_depth=1.0, acceptance=AcceptanceCounts()))
+    plan = Off().plan(Situation(slots=3, queue_depth=1.0, acceptance={}))
     execute(job, backend=FaultyBackend(tmp_path))  # start 2 makes the part anew
     made = part.read_bytes()
     part.unlink()

@@ -6,11 +6,12 @@ import time
 import pytest
 from support.fake_pool import IDLE, FakePool, FakeWorker, report, shards
 
-from specpipe.core import AcceptanceCounts, ShardReport, SpeculationPlan
+from specpipe.core import ShardReport, SpeculationPlan
 from specpipe.pipeline.driver import Driver, DriverConfig, Observers
 from specpipe.pipeline.handles import ShardOrder
 from specpipe.pipeline.progress import Progress, Speed
 from specpipe.pipeline.scoreboard import Earlier
+from specpipe.speculation.observer import Observer
 from specpipe.speculation.policy import Situation
 
 
@@ -35,10 +36,13 @@ def test_queue_depth_counts_what_is_open_here_and_a_share_of_what_is_open_everyw
         return report(order, worker.name)
 
     pool.behave = behave
-    Driver(shards(4, rows=10), pool, policy, DriverConfig(workers=1, slots=4, poll_s=0.01)).run()
+    observer = Observer(slots=4, proposers=("draft",))
+    config = DriverConfig(workers=1, slots=4, poll_s=0.01)
+    Driver(shards(4, rows=10), pool, policy, config, observer=observer).run()
+    assert policy.situations[-1].acceptance["draft"].drafts == pytest.approx(2, rel=0.01)
+    assert pool.orders[-1][1].beliefs.acceptance["draft"].drafts == pytest.approx(2, rel=0.01)
     # One worker, 40 rows: nothing is done when the first two go out, 10 rows are when the third does.
     assert [round(seen.queue_depth) for seen in policy.situations] == [40, 40, 30, 20]
-    assert policy.situations[-1].acceptance == AcceptanceCounts(drafts=2, draft_tokens=6, accepted_tokens=4)
     assert [order.plan.queue_depth for _, order, _ in pool.orders] == [40, 40, 30, 20]
 
 

@@ -1,6 +1,5 @@
 import pytest
 
-from specpipe.core import AcceptanceCounts
 from specpipe.speculation.fixed import Fixed
 from specpipe.speculation.off import Off
 from specpipe.speculation.policy import Situation
@@ -8,7 +7,7 @@ from specpipe.speculation.queue_threshold import QueueThreshold
 
 
 def situation(slots: int = 8, queue_depth: float = 12.5) -> Situation:
-    return Situation(slots=slots, queue_depth=queue_depth, acceptance=AcceptanceCounts())
+    return Situation(slots=slots, queue_depth=queue_depth, acceptance={})
 
 
 @pytest.mark.parametrize(("threshold", "slots"), [(0, 8), (1, 8), (7, 8), (8, 8), (9, 8), (10**9, 3)])

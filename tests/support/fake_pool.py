@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from specpipe.core import AcceptanceCounts, Shard, ShardReport
+from specpipe.core import AcceptanceCounts, Evidence, Shard, ShardReport
 from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 
@@ -21,11 +21,15 @@ def shards(count: int, rows: int = 10) -> list[Shard]:
     ]
 
 
+VERIFIED = AcceptanceCounts(drafts=1, draft_tokens=3, accepted_tokens=2)
+
+
 def report(order: ShardOrder, worker: str) -> ShardReport:
     return ShardReport(
         shard=order.shard.index, attempt=order.attempt, worker=worker, rows=order.shard.rows, failed_rows=0,
         part=f"part-{order.shard.index:05d}.parquet", telemetry={},
-        verified=AcceptanceCounts(drafts=1, draft_tokens=3, accepted_tokens=2),
+        verified=VERIFIED,
+        evidence=Evidence(verified={"draft": VERIFIED}, rounds={"draft": 1}, row_rounds={"draft": 1}),
     )  # fmt: skip
 
 

@@ -1,0 +1,84 @@
+"""How often drafts are accepted: reached and accepted per position, decayed, with a prior for positions not reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specpipe.core import AcceptanceCounts
+
+PRIOR = 0.7
+"""Conditional acceptance of a position before anything is known: of the order of small drafts on chat."""
+PRIOR_WEIGHT = 8.0
+"""Observations that the prior counts for, and each position for the one behind it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Acceptance:
+    """Decayed counts of one proposer. Index i is the draft token at position i, from 0.
+
+    A position counts only where it was reached, that is where all before it were accepted: with K varying, accepted
+    over all drafts would be too low.
+    """
+
+    reached: tuple[float, ...] = ()
+    accepted: tuple[float, ...] = ()
+    row_rounds: float = 0.0
+    """Rows that took part in rounds with K > 0."""
+    drafts: float = 0.0
+    """Those of them that had a draft: an n-gram may find nothing."""
+    prior: tuple[float, ...] = (PRIOR,)
+    """Conditional acceptance to lean on where little was seen; the last entry holds beyond."""
+
+    def with_counts(self, counts: AcceptanceCounts, *, row_rounds: float, keep: float) -> Acceptance:
+        """What was known, weighed with `keep` (0 to 1), and `counts`."""
+        size = max(len(self.reached), len(counts.reached_per_position))
+        return Acceptance(
+            reached=_sum(self.reached, counts.reached_per_position, keep, size),
+            accepted=_sum(self.accepted, counts.accepted_per_position, keep, size),
+            row_rounds=keep * self.row_rounds + max(row_rounds, counts.drafts),
+            drafts=keep * self.drafts + counts.drafts,
+            prior=self.prior,
+        )
+
+    def conditional(self, k: int) -> npt.NDArray[np.float64]:
+        """→ [k]: probability that position i is accepted once it is reached.
+
+        (accepted_i + w·c) / (reached_i + w), c being the prior for position 0, and later the prior or, where the
+        position before was better known, that one's estimate: a position says something about the next.
+        """
+        out = np.empty(k)
+        shift = 0.0  # of the position before, from its prior, in log odds
+        for i in range(k):
+            base = _logistic(_logit(self.prior[min(i, len(self.prior) - 1)]) + shift)
+            reached = self.reached[i] if i < len(self.reached) else 0.0
+            accepted = self.accepted[i] if i < len(self.accepted) else 0.0
+            out[i] = (accepted + PRIOR_WEIGHT * base) / (reached + PRIOR_WEIGHT)
+            shift = _logit(out[i]) - _logit(self.prior[min(i, len(self.prior) - 1)])
+        return out
+
+    @property
+    def coverage(self) -> float:
+        """Share of rows that had a draft in rounds with K > 0."""
+        return (self.drafts + PRIOR_WEIGHT) / (self.row_rounds + PRIOR_WEIGHT)
+
+    def as_prior(self) -> Acceptance:
+        """Nothing seen yet, and this as what to lean on."""
+        known = max(1, len(self.reached))
+        return Acceptance(prior=tuple(float(c) for c in self.conditional(known)))
+
+
+def _sum(old: tuple[float, ...], new: tuple[int, ...], keep: float, size: int) -> tuple[float, ...]:
+    left, right = (*old, *([0.0] * (size - len(old)))), (*new, *([0] * (size - len(new))))
+    return tuple(keep * a + b for a, b in zip(left, right, strict=True))
+
+
+def _logit(p: float) -> float:
+    p = min(max(p, 1e-4), 1 - 1e-4)
+    return float(np.log(p / (1 - p)))
+
+
+def _logistic(x: float) -> float:
+    return float(1 / (1 + np.exp(-x)))

@@ -1,0 +1,216 @@
+"""What a round takes: a physical model fitted to what was measured, and what real rounds say beyond it.
+
+Model of a round of n rows with K draft tokens, rows c tokens long (the roofline of a decoder-only pair):
+
+    seconds = a + b·n·(K+1) + d·n·c  +  K·(e + f·n)  for a draft model, or  e + f·n  for n-grams
+
+a: the target's weights; b: arithmetic of a verified token; d: reading a token's KV; e, f: the same of the proposer.
+All coefficients are 0 or more, so the model rises with K, n and c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from specpipe.core import CostPoint, ProposerName
+
+Array = npt.NDArray[np.float64]
+_MEMORY = 64.0  # rounds that the past of a cell counts for at most: drift is followed within about as many
+_CREDIBLE = 4.0  # rounds that make a cell count half
+_OCTAVE = 4  # cells to a doubling of the rows
+_FEATURES = 7
+_SWEEPS = 60
+
+
+class _Key(NamedTuple):
+    proposer: ProposerName
+    k: int
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    running: float
+    context: float
+    rounds: float
+    seconds: float
+    """Of one round."""
+
+
+class _Fitted(NamedTuple):
+    model: Array
+    """The coefficients."""
+    k: Array
+    n: Array
+    context: Array
+    weight: Array
+    """Credibility of a cell, 0 to 1."""
+    residual: Array
+    """log(measured / model)."""
+
+
+class CostTable:
+    """Seconds of a round by proposer, K, rows and context. Immutable: `with_points` makes a new one."""
+
+    def __init__(self, points: Iterable[CostPoint] = (), *, draft_token_s: float | None = None) -> None:
+        """`draft_token_s`: seconds that the draft model needs to prefill one token, where that was measured."""
+        self._cells: dict[_Key, _Cell] = {}
+        self._draft_token_s = draft_token_s
+        for point in points:
+            self._add(point)
+
+    def _add(self, point: CostPoint) -> None:
+        if point.rounds < 1 or point.seconds <= 0 or point.running < 1:
+            return
+        key = _Key(point.proposer if point.k else "none", point.k, round(_OCTAVE * float(np.log2(point.running))))
+        old = self._cells.get(key)
+        new = _Cell(float(point.running), max(0.0, point.context), float(point.rounds), point.seconds / point.rounds)
+        self._cells[key] = new if old is None else _mean(old, new)
+
+    def with_points(self, points: Iterable[CostPoint]) -> CostTable:
+        """What was known and what was measured since; the past of a cell fades."""
+        table = CostTable(draft_token_s=self._draft_token_s)
+        table._cells = dict(self._cells)
+        for point in points:
+            table._add(point)
+        return table
+
+    def with_prefill(self, *, tokens: int, seconds: float) -> CostTable:
+        """The draft model has prefilled `tokens` in `seconds`."""
+        if tokens < 1:
+            return self
+        now = seconds / tokens
+        known = now if self._draft_token_s is None else 0.5 * (self._draft_token_s + now)
+        table = CostTable(draft_token_s=known)
+        table._cells = dict(self._cells)
+        return table
+
+    def __bool__(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._cells)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CostTable) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def draft_token_s(self) -> float:
+        """Seconds to prefill one token with the draft model: measured, or what a row adds to a draft step."""
+        return self._draft_token_s if self._draft_token_s is not None else float(self._fitted.model[4])
+
+    def seconds(self, *, proposer: ProposerName, k: int, running: int, context: float) -> float:
+        """One round. Raises ValueError for a table that knows nothing."""
+        widest = max([k, *(key.k for key in self._cells)])
+        fullest = max([running, *(round(cell.running) for cell in self._cells.values())])
+        return float(self.grid(proposer=proposer, max_k=widest, slots=fullest, context=context)[k, running])
+
+    def grid(self, *, proposer: ProposerName, max_k: int, slots: int, context: float) -> Array:
+        """→ [max_k + 1, slots + 1] seconds of a round by K and rows; rising in both. Rows 0 read as 1.
+
+        Raises ValueError for a table that knows nothing.
+        """
+        if not self._cells:
+            raise ValueError("the cost table is empty; expected at least one measured point")
+        k, n = np.meshgrid(np.arange(max_k + 1.0), np.maximum(np.arange(slots + 1.0), 1.0), indexing="ij")
+        model = _features(proposer, k, n, np.full_like(k, context)) @ self._fitted.model
+        return _rising(model * np.exp(self._correction(proposer, k, n, context)))
+
+    @cached_property
+    def _fitted(self) -> _Fitted:
+        k = np.array([float(key.k) for key in self._cells])
+        cells = np.array([(c.running, c.context, c.rounds, c.seconds) for c in self._cells.values()])
+        n, context, rounds, seconds = cells.T
+        features = np.stack(
+            [
+                _features(key.proposer, *(np.array(value) for value in (float(key.k), cell.running, cell.context)))
+                for key, cell in self._cells.items()
+            ]
+        )
+        weight = rounds / (rounds + _CREDIBLE)
+        model = _fit(features / seconds[:, None], weight)
+        residual = np.log(seconds / np.maximum(features @ model, 1e-12))
+        return _Fitted(model, k, n, context, weight, np.clip(residual, -1.5, 1.5))
+
+    def _correction(self, proposer: ProposerName, k: Array, n: Array, context: float) -> Array:
+        """Log of what measured rounds took over what the model says, from the cells near by."""
+        fitted = self._fitted
+        same = np.array([float(key.k == 0 or key.proposer == proposer) for key in self._cells])
+        apart = (
+            np.abs(np.log2(n)[..., None] - np.log2(fitted.n))
+            + np.abs(k[..., None] - fitted.k)
+            + 0.5 * np.abs(np.log2((context + 64) / (fitted.context + 64)))
+        )
+        near = fitted.weight * same * np.exp(-2 * apart) / (0.05 + apart)
+        return np.asarray((near @ fitted.residual) / (near.sum(axis=-1) + 0.3))
+
+    def to_json(self) -> dict[str, Any]:
+        """For a cache; the inverse of `from_json`."""
+        cells = [
+            {"proposer": key.proposer, "k": key.k, "bucket": key.bucket, **asdict(cell)}
+            for key, cell in sorted(self._cells.items())
+        ]
+        return {"version": 1, "draft_token_s": self._draft_token_s, "cells": cells}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CostTable:
+        """Raises ValueError, KeyError or TypeError for what `to_json` did not write."""
+        if data["version"] != 1:
+            raise ValueError(f"cost table version {data['version']!r}; expected 1")
+        table = cls(draft_token_s=data["draft_token_s"])
+        for cell in data["cells"]:
+            key = _Key(cell["proposer"], int(cell["k"]), int(cell["bucket"]))
+            numbers = [float(cell[name]) for name in ("running", "context", "rounds", "seconds")]
+            if not all(np.isfinite(numbers)) or numbers[0] < 1 or numbers[3] <= 0:
+                raise ValueError(f"cost table cell {cell!r}; expected positive numbers")
+            table._cells[key] = _Cell(*numbers)
+        return table
+
+
+def _mean(old: _Cell, new: _Cell) -> _Cell:
+    past = min(old.rounds, _MEMORY)
+    share = new.rounds / (past + new.rounds)
+    return _Cell(
+        running=old.running + share * (new.running - old.running),
+        context=old.context + share * (new.context - old.context),
+        rounds=past + new.rounds,
+        seconds=old.seconds + share * (new.seconds - old.seconds),
+    )
+
+
+def _features(proposer: ProposerName, k: Array, n: Array, context: Array) -> Array:
+    """→ [..., 7]: what each coefficient is multiplied by. Arguments are arrays of one shape."""
+    nothing = np.zeros_like(n)
+    draft = [k, k * n] if proposer == "draft" else [nothing, nothing]
+    ngram = [np.sign(k), np.sign(k) * n] if proposer == "ngram" else [nothing, nothing]
+    return np.stack([np.ones_like(n), n * (k + 1), n * context, *draft, *ngram], axis=-1)
+
+
+def _fit(features: Array, weight: Array) -> Array:
+    """Coefficients ≥ 0 of the least relative squares |features @ x − 1|², by coordinate descent.
+
+    A small ridge on each coefficient's contribution shares what the points cannot tell apart.
+    """
+    scale = np.maximum(np.abs(features).max(axis=0), 1e-30)
+    scaled = features / scale
+    gram = (scaled * weight[:, None]).T @ scaled + 1e-3 * np.eye(_FEATURES)
+    target = (scaled * weight[:, None]).T @ np.ones(len(features))
+    x = np.zeros(_FEATURES)
+    for _ in range(_SWEEPS):
+        for i in range(_FEATURES):
+            x[i] = max(0.0, x[i] + (target[i] - gram[i] @ x) / gram[i, i])
+    return np.asarray(x / scale)
+
+
+def _rising(seconds: Array) -> Array:
+    """The mean of the least rising bound above and the greatest below: rising in both axes, an outlier halved."""
+    above = np.maximum.accumulate(np.maximum.accumulate(seconds, axis=0), axis=1)
+    flipped = seconds[::-1, ::-1]
+    below = np.minimum.accumulate(np.minimum.accumulate(flipped, axis=0), axis=1)[::-1, ::-1]
+    return np.asarray(0.5 * (above + below))

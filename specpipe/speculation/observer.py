@@ -1,0 +1,113 @@
+"""From evidence to the situation that a policy sees. The driver, the workers and the simulator all use this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from specpipe.core import Evidence, ProposerName, SpeculationPlan
+from specpipe.speculation.acceptance import Acceptance
+from specpipe.speculation.cost import CostTable
+from specpipe.speculation.policy import Situation
+
+DRIVER_HALF_LIFE = 4096.0
+WORKER_HALF_LIFE = 48.0
+"""Rounds after which acceptance counts half: a worker follows its rows, the driver averages over shards."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beliefs:
+    """What is known so far: small, picklable, sent to workers with every shard."""
+
+    acceptance: Mapping[ProposerName, Acceptance] = field(default_factory=dict)
+    costs: CostTable = field(default_factory=CostTable)
+    context: float = 0.0
+    """0: unknown, as below."""
+    input_tokens: float = 0.0
+    output_tokens: float = 0.0
+
+
+class Observer:
+    """Sums evidence, decayed. One owner, no lock."""
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        proposers: Sequence[ProposerName],
+        half_life: float = DRIVER_HALF_LIFE,
+        output_tokens: float = 256.0,
+        beliefs: Beliefs | None = None,
+    ) -> None:
+        """`proposers`: those that the worker can run, "none" aside. `half_life`: rounds after which acceptance counts
+        half. `output_tokens`: expected of a row before one has ended. `beliefs`: what is known already."""
+        self._slots, self._half_life = slots, half_life
+        self._expected_output = output_tokens
+        self.beliefs = Beliefs(acceptance={name: Acceptance() for name in proposers if name != "none"})
+        if beliefs is not None:
+            self.lean_on(beliefs)
+
+    def see(self, evidence: Evidence) -> None:
+        """Take in what rounds and rows have shown since the last time."""
+        old = self.beliefs
+        costs = old.costs.with_points(evidence.costs) if evidence.costs else old.costs
+        if evidence.draft_prefill_tokens:
+            costs = costs.with_prefill(tokens=evidence.draft_prefill_tokens, seconds=evidence.draft_prefill_s)
+        context = _last(old.context, sum(p.context * p.rounds for p in evidence.costs), _rounds(evidence))
+        self.beliefs = Beliefs(
+            acceptance={name: self._seen(name, known, evidence) for name, known in old.acceptance.items()},
+            costs=costs,
+            context=context,
+            input_tokens=_last(old.input_tokens, evidence.input_tokens, evidence.rows),
+            output_tokens=_last(old.output_tokens, evidence.output_tokens, evidence.rows),
+        )
+
+    def _seen(self, name: ProposerName, known: Acceptance, evidence: Evidence) -> Acceptance:
+        if name not in evidence.verified:
+            return known
+        keep = 0.5 ** (evidence.rounds.get(name, 0) / self._half_life)
+        return known.with_counts(evidence.verified[name], row_rounds=evidence.row_rounds.get(name, 0), keep=keep)
+
+    def lean_on(self, beliefs: Beliefs) -> None:
+        """What others know: costs and acceptance count where this one has seen little of its own."""
+        own = self.beliefs
+        acceptance = {
+            name: replace(known, prior=beliefs.acceptance[name].as_prior().prior)
+            if name in beliefs.acceptance
+            else known
+            for name, known in own.acceptance.items()
+        }
+        self.beliefs = Beliefs(
+            acceptance=acceptance,
+            costs=own.costs or beliefs.costs,
+            context=own.context or beliefs.context,
+            input_tokens=own.input_tokens or beliefs.input_tokens,
+            output_tokens=own.output_tokens or beliefs.output_tokens,
+        )
+
+    def situation(self, *, queue_depth: float, plan: SpeculationPlan | None) -> Situation:
+        """`plan`: the one in force."""
+        known = self.beliefs
+        output = known.output_tokens or self._expected_output
+        prompt = known.input_tokens or output
+        return Situation(
+            slots=self._slots,
+            queue_depth=queue_depth,
+            acceptance=known.acceptance,
+            costs=known.costs or None,
+            context=known.context or prompt + output / 2,
+            input_tokens=prompt,
+            output_tokens=output,
+            plan=plan,
+        )
+
+
+def _rounds(evidence: Evidence) -> int:
+    return sum(point.rounds for point in evidence.costs)
+
+
+def _last(old: float, total: float, count: int) -> float:
+    """Mean of the new, leaning half on the old."""
+    if not count:
+        return old
+    return total / count if not old else 0.5 * (old + total / count)

@@ -1,0 +1,79 @@
+import json
+
+import numpy as np
+import pytest
+
+from specpipe.core import CostPoint, ProposerName
+from specpipe.speculation.cost import CostTable
+
+
+def truth(k: int, n: int, context: float = 256.0) -> float:
+    """Seconds of a round with the shape of an H200's, 8B and 1B: weights, arithmetic above some rows, KV."""
+    verify = 4.2e-3 + 2.6e-5 * n * (k + 1) + 3e-8 * n * context
+    return verify + k * (1e-3 + 8e-6 * n)
+
+
+def point(k: int, n: int, *, rounds: int = 10, context: float = 256.0, factor: float = 1.0) -> CostPoint:
+    proposer: ProposerName = "draft" if k else "none"
+    seconds = rounds * factor * truth(k, n, context)
+    return CostPoint(proposer=proposer, k=k, running=n, context=context, rounds=rounds, seconds=seconds)
+
+
+def seconds(table: CostTable, k: int, n: int, context: float = 256.0) -> float:
+    return table.seconds(proposer="draft", k=k, running=n, context=context)
+
+
+THREE = (point(0, 1), point(0, 64), point(5, 64))
+
+
+@pytest.mark.parametrize("points", [THREE, THREE[:1], THREE[1:2], (point(3, 7),), (*THREE, point(2, 30, factor=9))])
+@pytest.mark.parametrize("proposer", ["draft", "ngram", "none"])
+def test_more_rows_and_more_drafts_never_take_less(points: tuple[CostPoint, ...], proposer: ProposerName) -> None:
+    grid = CostTable(points).grid(proposer=proposer, max_k=8, slots=97, context=300)
+    assert np.isfinite(grid).all() and (grid > 0).all()
+    assert (np.diff(grid, axis=0) >= 0).all() and (np.diff(grid, axis=1) >= 0).all()
+
+
+def test_three_points_say_roughly_what_every_round_takes() -> None:
+    table = CostTable(THREE)
+    for k in (0, 1, 3, 5):
+        for n in (1, 5, 16, 40, 64):
+            assert seconds(table, k, n) == pytest.approx(truth(k, n), rel=0.25), (k, n)
+
+
+def test_what_was_measured_is_what_it_says() -> None:
+    table = CostTable(THREE).with_points([point(2, 24, factor=1.3, rounds=50)])
+    assert seconds(table, 2, 24) == pytest.approx(1.3 * truth(2, 24), rel=0.05)
+    assert seconds(table, 0, 64) == pytest.approx(truth(0, 64), rel=0.05)
+
+
+def test_the_past_fades() -> None:
+    table = CostTable([point(0, 8, rounds=100_000)])
+    for _ in range(4):
+        table = table.with_points([point(0, 8, factor=2, rounds=64)])
+    assert seconds(table, 0, 8) == pytest.approx(2 * truth(0, 8), rel=0.1)
+
+
+def test_longer_rows_take_longer() -> None:
+    table = CostTable([*THREE, point(0, 64, context=4096)])
+    assert seconds(table, 0, 64, 8192) > 1.2 * seconds(table, 0, 64, 256)
+
+
+def test_a_cache_gives_the_table_back() -> None:
+    table = CostTable(THREE).with_prefill(tokens=1000, seconds=0.004)
+    again = CostTable.from_json(json.loads(json.dumps(table.to_json())))
+    assert again == table and again != CostTable(THREE)
+    assert again.draft_token_s == pytest.approx(4e-6)
+    assert seconds(again, 3, 20) == pytest.approx(seconds(table, 3, 20))
+
+
+@pytest.mark.parametrize("change", [{"version": 2}, {"cells": [{}]}, {"cells": None}])
+def test_a_cache_of_another_kind_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        CostTable.from_json({**CostTable(THREE).to_json(), **change})
+
+
+def test_a_table_that_knows_nothing_says_so() -> None:
+    assert not CostTable([point(0, 4, rounds=0)])
+    with pytest.raises(ValueError, match="empty"):
+        seconds(CostTable(), 0, 1)
