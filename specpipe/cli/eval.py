@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from specpipe.cli.log_option import log_option
+
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -85,8 +87,11 @@ def replay(out: str | None, requests: str | None, run: str, flags: tuple[str, ..
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N documents of each task.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a field of the job, any number.")
 @click.option("-v", "--verbose", is_flag=True, help="Log what the driver and the workers do.")
+@log_option
 @click.pass_context
-def run(ctx: click.Context, job: str, limit: int | None, overrides: tuple[str, ...], verbose: bool) -> None:
+def run(
+    ctx: click.Context, job: str, limit: int | None, overrides: tuple[str, ...], verbose: bool, log_json: bool
+) -> None:
     """Run JOB, a job file with a section `eval`: made for a schedule (output.path: runs/{name}-{date}).
 
     Start it again to go on where it ended. The exit code is 1 where speculation changed a score by more than chance
@@ -94,9 +99,9 @@ def run(ctx: click.Context, job: str, limit: int | None, overrides: tuple[str, .
     """
     from specpipe.cli.quiet import quiet
 
-    quiet(verbose=verbose)
+    quiet(verbose=verbose, as_json=log_json)
     from specpipe.cli.compare import print_comparison
-    from specpipe.cli.display import RunDisplay
+    from specpipe.cli.log_display import LogDisplay, display_for, log_result
     from specpipe.evaluation.eval_job import load_eval_job
     from specpipe.evaluation.scheduled import run_evaluation
     from specpipe.job import JobSpec
@@ -104,13 +109,19 @@ def run(ctx: click.Context, job: str, limit: int | None, overrides: tuple[str, .
     from specpipe.pipeline.run import RunResult, Viewer, execute
 
     def execute_shown(spec: JobSpec) -> RunResult:
-        with RunDisplay(spec.name) as display:
+        with display_for(spec.name, as_json=log_json) as display:
             viewer = Viewer(announce=display.announce, progress=display.show)
-            return execute(spec, viewer=viewer, backend=RayBackend(verbose=verbose))
+            result = execute(spec, viewer=viewer, backend=RayBackend(verbose=verbose, json_logs=log_json))
+        if log_json:
+            log_result(result)
+        return result
 
     loaded = load_eval_job(job, overrides, limit=limit)
-    result = run_evaluation(loaded, execute_shown, click.echo)
-    if result.comparison is not None:
+    say = LogDisplay().announce if log_json else click.echo
+    result = run_evaluation(loaded, execute_shown, say)
+    if result.comparison is not None and log_json:
+        say(f"{result.comparison.verdict} → {loaded.folder}")
+    elif result.comparison is not None:
         print_comparison(result.comparison)
         click.echo(f"→ {loaded.folder}")
     ctx.exit(result.exit_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import click
@@ -13,10 +14,12 @@ from specpipe.cli.convert import convert
 from specpipe.cli.doctor import doctor
 from specpipe.cli.eval import evaluate
 from specpipe.cli.init import init
+from specpipe.cli.log_option import AS_JSON
 from specpipe.cli.run import run
 from specpipe.cli.show import show
 from specpipe.cli.verify import verify
 from specpipe.errors import EXIT_INTERRUPTED, SpecpipeError
+from specpipe.pipeline.logs import printable
 
 
 class _Group(click.Group):
@@ -26,11 +29,18 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except SpecpipeError as error:
-            click.echo(f"Error: {error}", err=True)
+            _say(ctx, f"Error: {error}")
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            click.echo("Aborted. What is published stays; the same command goes on from there.", err=True)
+            _say(ctx, "Aborted. What is published stays; the same command goes on from there.")
             ctx.exit(EXIT_INTERRUPTED)
+
+
+def _say(ctx: click.Context, text: str) -> None:
+    if ctx.meta.get(AS_JSON):
+        logging.getLogger("specpipe").error("%s", text)
+    else:
+        click.echo(printable(text), err=True)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

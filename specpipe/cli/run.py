@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from specpipe.cli.log_option import log_option
+
 
 @click.command(short_help="Run a job, or what is left of it.")
 @click.argument("job", type=click.Path(), required=False)
@@ -16,6 +18,7 @@ import click
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N rows (data.limit).")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a field of the job, any number.")
 @click.option("-v", "--verbose", is_flag=True, help="Log what the driver and the workers do.")
+@log_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -29,6 +32,7 @@ def run(
     limit: int | None,
     overrides: tuple[str, ...],
     verbose: bool,
+    log_json: bool,
 ) -> None:
     """Run JOB, a YAML file, and write outputs and telemetry to its output.path.
 
@@ -46,7 +50,7 @@ def run(
     from specpipe.cli.quiet import quiet
     from specpipe.cli.short_job import short_job
 
-    quiet(verbose=verbose)
+    quiet(verbose=verbose, as_json=log_json)
     limits = () if limit is None else (f"data.limit={limit}",)
     spec = short_job(job, (*overrides, *limits), model=model, draft=draft, data=data, out=out)
     if dry_run:
@@ -55,14 +59,17 @@ def run(
 
         print_plan(spec.name, plan_run(spec))
         return
-    from specpipe.cli.display import RunDisplay
+    from specpipe.cli.log_display import display_for, log_result
     from specpipe.cli.summary_table import print_result
     from specpipe.pipeline.cluster import RayBackend
     from specpipe.pipeline.run import Viewer, execute
 
-    with RunDisplay(spec.name) as display:
+    with display_for(spec.name, as_json=log_json) as display:
         viewer = Viewer(announce=display.announce, progress=display.show)
-        backend = RayBackend(verbose=verbose)
+        backend = RayBackend(verbose=verbose, json_logs=log_json)
         result = execute(spec, viewer=viewer, backend=backend, retry_failed=retry_failed)
-    print_result(result, spec.output.max_failed_rows)
+    if log_json:
+        log_result(result)
+    else:
+        print_result(result, spec.output.max_failed_rows)
     ctx.exit(result.exit_code)

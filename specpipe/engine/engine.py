@@ -93,6 +93,16 @@ class Engine:
         """Rows submitted that hold no slot yet."""
         return self._scheduler.waiting
 
+    @property
+    def kv_pages_used(self) -> int:
+        """KV pages that rows hold."""
+        return self.kv_pages - self._scheduler.pages.free
+
+    @property
+    def kv_pages(self) -> int:
+        """KV pages that rows can have."""
+        return self._scheduler.pages.num_pages - 1
+
     def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None:
         """Queues rows, from any thread; `plan` rules every round from now on. A row that cannot run completes with
         an error in the next step."""

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -16,6 +16,9 @@ from specpipe.job import JobSpec, WorkerRange
 from specpipe.pipeline.assemble import DeviceName, WorkerConfig
 from specpipe.pipeline.handles import Pool
 from specpipe.pipeline.interrupts import hold_interrupts
+from specpipe.pipeline.metrics import Exporter, run_values
+from specpipe.pipeline.progress import Progress
+from specpipe.telemetry.metrics import run_label
 
 log = logging.getLogger(__name__)
 _KNOCK_S = 5.0
@@ -96,6 +99,9 @@ class Backend(Protocol):
 
     def pool(self, config: WorkerConfig, placement: Placement) -> Pool: ...
 
+    def watcher(self, config: WorkerConfig) -> Callable[[Progress], None]:
+        """Who is told how the run goes, beside the user."""
+
 
 @dataclass(frozen=True, slots=True)
 class RayBackend:
@@ -103,14 +109,21 @@ class RayBackend:
 
     verbose: bool = False
     """Show the workers' and Ray's own logs."""
+    json_logs: bool = False
+    """Workers log JSON, to Ray's logs alone: shown here, each line would have Ray's words before it."""
 
     def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
-        return connected(job, verbose=self.verbose)
+        return connected(job, verbose=self.verbose and not self.json_logs)
 
     def pool(self, config: WorkerConfig, placement: Placement) -> Pool:
         from specpipe.pipeline.ray_pool import RayPool
 
-        return RayPool(config, gpus=placement.gpus, cpus=placement.cpus)
+        return RayPool(config, gpus=placement.gpus, cpus=placement.cpus, json_logs=self.json_logs)
+
+    def watcher(self, config: WorkerConfig) -> Callable[[Progress], None]:
+        """Metrics of the run, on Ray's Prometheus endpoint."""
+        exporter = Exporter(run=run_label(config.job.name, config.run_id))
+        return lambda progress: exporter.show(run_values(progress))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.failures import EngineError, StaleRunError
 from specpipe.pipeline.fleet import Fleet, Member
 from specpipe.pipeline.handles import Pool, ShardOrder, WorkerInfo
+from specpipe.pipeline.logs import with_fields
 from specpipe.pipeline.patience import Patience
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.scoreboard import Earlier, Scoreboard
@@ -185,13 +186,14 @@ class Driver:
         self._fleet.remove(member)
         if not self._fleet.members:
             raise error
-        log.warning("%s cannot work: %s", member.name, error)
+        log.warning("%s cannot work: %s", member.name, error, extra=with_fields(worker=member.name))
 
     def _lost(self, member: Member, reason: str) -> None:
         """Replace a worker and queue its shards again, each to run alone."""
         if member.name not in self._fleet.members:
             return  # two messages about one death
-        log.warning("%s is lost: %s", member.name, reason)
+        log.warning("%s is lost: %s", member.name, reason, extra=with_fields(worker=member.name))
+        self._score.lost_workers += 1
         self._dispatcher.forget(member)
         for task in self._fleet.remove(member):
             self._retry(task, member, reason, suspect=True)
@@ -234,11 +236,13 @@ class Driver:
         self._patience.attempt_failed(reason)
 
     def _retry(self, task: Task, member: Member, reason: str, *, suspect: bool) -> None:
-        log.warning("shard %d, attempt %d on %s: %s", task.shard.index, task.attempt, member.name, reason)
+        fields = with_fields(shard=task.shard.index, attempt=task.attempt, worker=member.name)
+        log.warning("shard %d, attempt %d on %s: %s", task.shard.index, task.attempt, member.name, reason, extra=fields)
         if self._dispatcher.runs_elsewhere(task):
             return
         if task.attempt < self._config.max_attempts:
             self._tasks.retry(task, worker=member.name, suspect=suspect)
+            self._score.retries += 1
         else:
             self.outcome.failed[task.shard.index] = reason
 
@@ -291,7 +295,7 @@ class Driver:
             self._lost(member, str(error))
             return
         for note in member.status.notes:
-            log.warning("%s: %s", member.name, note)
+            log.warning("%s: %s", member.name, note, extra=with_fields(worker=member.name))
         if samples := member.status.samples:
             member.second = samples[-1].second
             self._observers.samples(samples)

@@ -15,10 +15,11 @@ from specpipe.core import Completion, Request, SpeculationPlan
 from specpipe.data import RequestBuilder
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.assemble import WorkerConfig, assemble
-from specpipe.pipeline.engine_loop import EngineLoop, LoopStatus
+from specpipe.pipeline.engine_loop import EngineGauges, EngineLoop, LoopStatus
 from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
 from specpipe.telemetry.meter import ShardMeter
 from specpipe.telemetry.timeline import TimelineSampler
+from specpipe.telemetry.totals import EngineTotals
 
 log = logging.getLogger(__name__)
 _LEAST_PREFILL = 64
@@ -120,6 +121,11 @@ class EngineHost:
         if status.in_step_s > self._config.stall_s:
             notes = (*notes, f"one engine step takes {status.in_step_s:.0f} s:\n{stacks()}")
         return dataclasses.replace(status, notes=notes)
+
+    def measured(self) -> tuple[EngineTotals, EngineGauges] | None:
+        """What the present engine has done, and how it stands; None while it is being built again."""
+        loop = self._loop
+        return None if loop is None else (loop.totals(), loop.gauges())
 
     def close(self) -> None:
         """Stop the engine's thread; shards in flight fail."""

@@ -9,13 +9,14 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from specpipe.core import Completion, EngineConfig, Request, SpeculationPlan, StepReport
 from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
-from specpipe.telemetry.attribution import Share, shares
+from specpipe.telemetry.attribution import shares
 from specpipe.telemetry.meter import ShardMeter
 from specpipe.telemetry.timeline import Sample, TimelineSampler
+from specpipe.telemetry.totals import EngineTotals
 
 log = logging.getLogger(__name__)
 WARM_UP_SHARD = -1  # rows of this shard run, are thrown away, and appear in no figure
@@ -32,6 +33,12 @@ class Engine(Protocol):
 
     @property
     def waiting(self) -> int: ...
+
+    @property
+    def kv_pages_used(self) -> int: ...
+
+    @property
+    def kv_pages(self) -> int: ...
 
     def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None: ...
 
@@ -57,6 +64,20 @@ class LoopStatus:
     """What the driver should log, since the last time: a batch that was halved, the stacks of a step that hangs."""
 
 
+class EngineGauges(NamedTuple):
+    """An engine as of now; the names of its metrics."""
+
+    queue_depth: float
+    """Of the ruling plan."""
+    running_rows: int
+    waiting_rows: int
+    slots: int
+    kv_pages_used: int
+    kv_pages: int
+    step_seconds: float
+    """That the present step has taken so far; 0.0 while idle."""
+
+
 @dataclass(slots=True)
 class _Ticket:
     """A shard in flight: what has come back of it."""
@@ -71,7 +92,7 @@ class _NoEngine:
     """In place of an engine that is gone, whose memory somebody else wants."""
 
     config = EngineConfig()
-    running = waiting = 0
+    running = waiting = kv_pages_used = kv_pages = 0
 
     def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None:
         raise AssertionError("submitted to an engine that is gone")
@@ -94,7 +115,7 @@ class EngineLoop:
         self._submissions = 0
         self._step_began = 0.0
         self._queue_depth = 0.0
-        self._k = self._rows_done = self._output_tokens = self._drafts = self._accepted = 0
+        self._totals = EngineTotals()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -136,14 +157,34 @@ class EngineLoop:
             return LoopStatus(
                 running=self._engine.running,
                 waiting=self._engine.waiting,
-                k=self._k,
-                rows_done=self._rows_done,
-                output_tokens=self._output_tokens,
-                drafts=self._drafts,
-                accepted_tokens=self._accepted,
-                in_step_s=time.monotonic() - self._step_began if self._step_began else 0.0,
+                k=self._totals.k,
+                rows_done=self._totals.rows,
+                output_tokens=self._totals.output_tokens,
+                drafts=self._totals.verified.drafts,
+                accepted_tokens=self._totals.verified.accepted_tokens,
+                in_step_s=self._in_step_s(),
                 samples=tuple(self._sampler.since(after, now=math.inf if final else time.time())),
             )
+
+    def totals(self) -> EngineTotals:
+        """Sums over all steps so far, warm-up excluded."""
+        with self._lock:
+            return self._totals.copy()
+
+    def gauges(self) -> EngineGauges:
+        with self._lock:
+            return EngineGauges(
+                queue_depth=self._queue_depth,
+                running_rows=self._engine.running,
+                waiting_rows=self._engine.waiting,
+                slots=self._engine.config.slots,
+                kv_pages_used=self._engine.kv_pages_used,
+                kv_pages=self._engine.kv_pages,
+                step_seconds=self._in_step_s(),
+            )
+
+    def _in_step_s(self) -> float:
+        return time.monotonic() - self._step_began if self._step_began else 0.0
 
     def close(self) -> None:
         """Stop stepping. Shards still in flight fail."""
@@ -184,20 +225,11 @@ class EngineLoop:
             for shard, part in step.shards.items():
                 if (ticket := self._tickets.get(shard)) is not None:
                     ticket.meter.add_round(step, part)
-            self._count(step, split)
+            if not split.keys() <= {WARM_UP_SHARD}:
+                self._sampler.add(step, queue_depth=self._queue_depth, now=time.time())
+                self._totals.add(step)
             for completion in step.completions:
                 self._complete(completion)
-
-    def _count(self, step: StepReport, split: dict[int, Share]) -> None:
-        if split.keys() <= {WARM_UP_SHARD}:
-            return
-        self._k = step.k
-        self._sampler.add(step, queue_depth=self._queue_depth, now=time.time())
-        for part in step.shards.values():
-            self._output_tokens += part.emitted_tokens
-            self._drafts += part.verified.drafts
-            self._accepted += part.verified.accepted_tokens
-        self._rows_done += len(step.completions)
 
     def _complete(self, completion: Completion) -> None:
         shard = completion.request.shard

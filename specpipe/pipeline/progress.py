@@ -39,6 +39,10 @@ class Progress:
     eta_s: float | None
     """None until it can be told."""
     draining: bool
+    retries: int = 0
+    """Attempts at shards after the first, by this start."""
+    lost_workers: int = 0
+    """Workers that died or hung, of this start."""
 
 
 class Speed:

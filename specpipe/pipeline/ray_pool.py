@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -18,7 +18,10 @@ from specpipe.pipeline.assemble import WorkerConfig
 from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.failures import EngineError
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
+from specpipe.pipeline.logs import log_as_json
+from specpipe.pipeline.metrics import Exporter, Value, export_every_second, worker_values
 from specpipe.pipeline.worker import Worker
+from specpipe.telemetry.metrics import run_label
 
 _THREADS = 8  # shards in flight, status, and room
 _RAY_IDS = re.compile(r"(class_name|actor_id|pid|name|namespace|ip): ")
@@ -27,7 +30,23 @@ _STDERR = 2  # Ray's log of the worker; its sys.stderr need not be a file
 
 
 class _Actor(Worker):
-    """Leaves its stacks in Ray's log when it answers nobody any more, as in native code that holds the GIL."""
+    """Exports metrics; leaves its stacks in Ray's log when it answers nobody any more, as in native code that holds
+    the GIL."""
+
+    def __init__(self, name: str, config: WorkerConfig, *, json_logs: bool) -> None:
+        super().__init__(name, config)
+        self._labels = {"run": run_label(config.job.name, config.run_id), "worker": name}
+        if json_logs:
+            log_as_json(**self._labels)
+
+    def start(self, warm_up: ShardOrder | None) -> WorkerInfo:
+        info = super().start(warm_up)
+        export_every_second(Exporter(**self._labels), self._values)
+        return info
+
+    def _values(self) -> Iterator[Value]:
+        measured = self.measured()
+        return iter(()) if measured is None else worker_values(*measured)
 
     def status(self, after: int, final: bool = False) -> LoopStatus:
         faulthandler.dump_traceback_later(self._config.stall_s, file=_STDERR)
@@ -37,8 +56,8 @@ class _Actor(Worker):
 class RayPool:
     """Spawns actors; the configuration is stored once, whatever the number of workers."""
 
-    def __init__(self, config: WorkerConfig, *, cpus: float, gpus: int) -> None:
-        self._config = ray.put(config)
+    def __init__(self, config: WorkerConfig, *, cpus: float, gpus: int, json_logs: bool = False) -> None:
+        self._config, self._json_logs = ray.put(config), json_logs
         self._actor_class = ray.remote(_Actor).options(
             num_cpus=cpus,
             num_gpus=gpus,
@@ -49,7 +68,7 @@ class RayPool:
         )
 
     def spawn(self, name: str) -> ActorHandle:
-        return ActorHandle(name, self._actor_class.remote(name, self._config))
+        return ActorHandle(name, self._actor_class.remote(name, self._config, json_logs=self._json_logs))
 
 
 class ActorHandle:

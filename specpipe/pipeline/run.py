@@ -21,6 +21,7 @@ from specpipe.pipeline.folder import MANIFEST, RunFolder
 from specpipe.pipeline.handles import Pool
 from specpipe.pipeline.interrupts import drain_on_interrupt
 from specpipe.pipeline.ledger import done_record, read_ledger
+from specpipe.pipeline.logs import log_fields
 from specpipe.pipeline.manifest import Manifest, check_identity, new_manifest, read_manifest
 from specpipe.pipeline.prepare import Prepared, prepare
 from specpipe.pipeline.progress import Progress
@@ -28,6 +29,7 @@ from specpipe.pipeline.results import build_summary, exit_code_of, has_results, 
 from specpipe.pipeline.scoreboard import Earlier
 from specpipe.pipeline.timeline_log import TimelineLog
 from specpipe.speculation.make import make_policy
+from specpipe.telemetry.metrics import run_label
 from specpipe.telemetry.record import ShardRecord
 
 log = logging.getLogger(__name__)
@@ -143,10 +145,16 @@ def _start(opened: _Opened, placement: Placement, backend: Backend, viewer: View
     folder.publish(MANIFEST, manifest.to_json().encode())
     config = _worker_config(prepared, folder, manifest, placement, epoch)
     timeline = TimelineLog(folder, epoch)
-    observers = Observers(progress=viewer.progress, samples=timeline.add)
+    watcher = backend.watcher(config)
+
+    def progress(now: Progress) -> None:
+        viewer.progress(now)
+        watcher(now)
+
+    observers = Observers(progress=progress, samples=timeline.add)
     driver = _driver(opened, manifest, config, placement, backend.pool(config, placement), observers)
     try:
-        with drain_on_interrupt(driver.drain):
+        with log_fields(run=run_label(job.name, manifest.run_id)), drain_on_interrupt(driver.drain):
             driver.run()
     except StaleRunError:
         raise

@@ -35,6 +35,7 @@ class Scoreboard:
         self._total_shards = len(tasks) + earlier.shards
         self._tokens, self._rows = Speed(), Speed()
         self._began = time.monotonic()
+        self.retries = self.lost_workers = 0
 
     def publish(self, report: ShardReport, rows: int) -> None:
         """`rows`: those that were run for it."""
@@ -73,6 +74,8 @@ class Scoreboard:
             tokens_per_s=self._tokens.per_second,
             eta_s=(self._total_rows - done) / pace if pace else None,
             draining=draining,
+            retries=self.retries,
+            lost_workers=self.lost_workers,
         )
 
     def _acceptance_length(self, statuses: list[LoopStatus]) -> float:

@@ -31,13 +31,15 @@ from specpipe.data import (
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.assemble import WorkerConfig
 from specpipe.pipeline.engine_host import EngineHost
-from specpipe.pipeline.engine_loop import WARM_UP_SHARD, LoopStatus
+from specpipe.pipeline.engine_loop import WARM_UP_SHARD, EngineGauges, LoopStatus
 from specpipe.pipeline.failed_rows import FailedRows
 from specpipe.pipeline.failures import ShardError
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 from specpipe.pipeline.ledger import done_record
+from specpipe.pipeline.logs import log_fields
 from specpipe.telemetry.record import ShardRecord
 from specpipe.telemetry.timeline import TimelineSampler
+from specpipe.telemetry.totals import EngineTotals
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +92,10 @@ class Worker:
         Raises EngineError when the engine has died, StaleRunError when a newer start owns the folder, ShardError or
         another SpecpipeError when this attempt has failed and nothing was published.
         """
-        with _as(ShardError):
-            return self._run_shard(order)
+        with log_fields(shard=order.shard.index, attempt=order.attempt), _as(ShardError):
+            report = self._run_shard(order)
+            log.info("published %s: %d rows, %d of them failed", report.part, report.rows, report.failed_rows)
+            return report
 
     def _run_shard(self, order: ShardOrder) -> ShardReport:
         started_at, began = time.time(), time.perf_counter()
@@ -164,6 +168,12 @@ class Worker:
         """Counters so far, and the timeline since Unix second `after`; `final`: with the interval that is not over."""
         status = self._host.status(after=after, final=final)
         return dataclasses.replace(status, rows_done=status.rows_done + self._refused_rows)
+
+    def measured(self) -> tuple[EngineTotals, EngineGauges] | None:
+        """What the present engine has done, and rows that never reached one, as "refused"; None while none is built."""
+        if (measured := self._host.measured()) is not None:
+            measured[0].finished["refused"] = self._refused_rows
+        return measured
 
     def close(self) -> None:
         """Stop the engine's thread; shards in flight fail."""

@@ -72,6 +72,9 @@ class Recording:
         pool.spawn = recorded  # type: ignore[method-assign]
         return pool
 
+    def watcher(self, config: WorkerConfig) -> Callable[[Progress], None]:
+        return self._ray.watcher(config)
+
 
 @pytest.mark.slow
 def test_a_killed_worker_process_costs_no_row(write_job: WriteJob, tmp_path: Path) -> None:

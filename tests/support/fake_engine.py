@@ -67,6 +67,14 @@ class FakeEngine:
     def waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def kv_pages_used(self) -> int:
+        return 2 * len(self._active)
+
+    @property
+    def kv_pages(self) -> int:
+        return 2 * self.config.slots
+
     def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None:
         with self._lock:
             self._plan = plan

@@ -23,6 +23,7 @@ from specpipe.pipeline.cluster import Placement
 from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
+from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.worker import Worker
 
 
@@ -142,6 +143,9 @@ class InProcessBackend:
 
         self.config = dataclasses.replace(config, assemble=self.assemble)
         return self
+
+    def watcher(self, config: WorkerConfig) -> Callable[[Progress], None]:
+        return lambda progress: None
 
     def spawn(self, name: str) -> InProcessWorker:
         assert self.config is not None

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from specpipe.job import JobSpec
 from specpipe.pipeline.assemble import Assembly, WorkerConfig
 from specpipe.pipeline.cluster import Placement, RayBackend
 from specpipe.pipeline.handles import Pool
+from specpipe.pipeline.progress import Progress
 
 
 class OutOfMemoryError(RuntimeError):
@@ -86,3 +88,6 @@ class FaultyBackend:
     def pool(self, config: WorkerConfig, placement: Placement) -> Pool:
         build = partial(faulty_assembly, orders=str(self._folder / "orders"), step_s=self._step_s)
         return self._ray.pool(dataclasses.replace(config, assemble=build), placement)
+
+    def watcher(self, config: WorkerConfig) -> Callable[[Progress], None]:
+        return self._ray.watcher(config)
