@@ -5,21 +5,38 @@ CUDA tensors run Triton, the rest runs plain torch (see `specpipe_kernels.backen
 
 from specpipe_kernels.attention import paged_attention, store_kv, write_index
 from specpipe_kernels.layers import linear, linear_glu, linear_residual, linear_rope_store_kv, rms_norm
+from specpipe_kernels.logprobs import token_logprobs
+from specpipe_kernels.penalties import apply_penalties, count_tokens
 from specpipe_kernels.rejection_sampler import RejectionSampler
 from specpipe_kernels.sampling import rejection_sample, sample, sample_recovered_tokens, synthetic_rates
 from specpipe_kernels.timestamp import timestamp
-from specpipe_kernels.types import METHODS, Method, Normed, Purpose, RejectionOutput, Sampled, SamplingTensors, Status
+from specpipe_kernels.types import (
+    METHODS,
+    Method,
+    Normed,
+    Penalties,
+    Purpose,
+    RejectionOutput,
+    Sampled,
+    SamplingTensors,
+    Status,
+    TokenLogprobs,
+)
 
 __all__ = [
     "METHODS",
     "Method",
     "Normed",
+    "Penalties",
     "Purpose",
     "RejectionOutput",
     "RejectionSampler",
     "Sampled",
     "SamplingTensors",
     "Status",
+    "TokenLogprobs",
+    "apply_penalties",
+    "count_tokens",
     "linear",
     "linear_glu",
     "linear_residual",
@@ -32,5 +49,6 @@ __all__ = [
     "store_kv",
     "synthetic_rates",
     "timestamp",
+    "token_logprobs",
     "write_index",
 ]

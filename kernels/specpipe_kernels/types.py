@@ -57,6 +57,17 @@ class SamplingTensors(NamedTuple):
     """False is a promise of the host that no row uses top_k, top_p or min_p."""
 
 
+class Penalties(NamedTuple):
+    """What R rows hold against tokens that they already contain; every tensor is [R] fp32 on the logits' device."""
+
+    repetition: Tensor
+    """Divides positive logits and multiplies negative ones of the tokens of prompt and output; above 0, 1 is off."""
+    presence: Tensor
+    """Subtracted from the logits of the output's tokens; 0 is off."""
+    frequency: Tensor
+    """Subtracted once for every occurrence in the output; 0 is off."""
+
+
 class Sampled(NamedTuple):
     """One token for each of R rows."""
 
@@ -79,6 +90,17 @@ class RejectionOutput(NamedTuple):
     """[R] int32."""
     status: Tensor
     """[R] int32, a `Status`."""
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities of the tokens that R rows emitted in a round of at most K drafts."""
+
+    logprobs: Tensor
+    """[R, K+1] fp32, NaN beyond a row's emission."""
+    top_tokens: Tensor
+    """[R, K+1, n] int64: the most likely tokens, the lowest id first among equals; -1 where there are no more."""
+    top_logprobs: Tensor
+    """[R, K+1, n] fp32, NaN beside -1."""
 
 
 class Normed(NamedTuple):

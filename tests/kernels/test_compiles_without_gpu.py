@@ -41,6 +41,7 @@ def test_traps_17_and_25_calls_that_differ_in_values_compile_once(tmp_path: Path
     ]
     first, *rest = compile_in_turn([{"truncated": False} | case for case in [{}, *varied]], tmp_path)
     assert {"_sample_kernel", "_verify_kernel", "_draw_kernel", "_recover_kernel"} <= set(first)
+    assert {"_apply_penalties_kernel", "_count_tokens_kernel", "_token_logprobs_kernel"} <= set(first)
     assert rest == [[]] * len(varied)
 
 
@@ -51,10 +52,10 @@ def test_every_variant_compiles(method: str, dtype: str, tmp_path: Path) -> None
     variants: list[dict[str, Any]] = [
         {},
         {"one_hot": True},
-        {"ragged": True},
+        {"ragged": True, "top_n": 0},
         {"all_greedy": True},
         {"truncated": False},
-        {"k": 0},
+        {"k": 0, "top_n": 20},
         {"k": 1},
         {"k": 8, "vocab": 151936},
         {"vocab": 100},

@@ -21,13 +21,17 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 from specpipe_kernels import (
+    Penalties,
     Purpose,
     SamplingTensors,
+    apply_penalties,
+    count_tokens,
     paged_attention,
     rejection_sample,
     sample,
     sample_recovered_tokens,
     store_kv,
+    token_logprobs,
     write_index,
 )
 from specpipe_kernels.triton_ops import linear, rms_norm, rope_store_kv, silu_mul
@@ -70,22 +74,28 @@ def launch(
     index: int = 0,
     one_hot: bool = False,
     ragged: bool = False,
+    top_n: int = 5,
     **hints: bool,
 ) -> None:
-    """One sample, one rejection_sample and one sample_recovered_tokens."""
+    """One of each operation of a round that samples."""
     long, ones = torch.zeros(rows, dtype=torch.int64), torch.ones(rows)
     sampling = SamplingTensors(ones, ones.int(), ones, ones, long, **hints)
     logits = torch.zeros(rows * (k + 1), vocab, dtype=DTYPES[dtype])
+    drafts, cu_rows = torch.zeros(rows, k, dtype=torch.int64), torch.arange(rows + 1) if ragged else None
+    tokens, penalties = torch.zeros(rows, 99, dtype=torch.int64), Penalties(ones, ones, ones)
+    apply_penalties(logits, tokens, tokens.int(), long, long, penalties, drafts, first=min(index, k), cu_rows=cu_rows)
+    count_tokens(tokens, tokens.int(), long, long, penalties, tokens[:, : k + 1])
+    token_logprobs(logits, tokens[:, : k + 1].clone(), ones.int(), sampling, top_n=top_n, cu_rows=cu_rows)
     sample(logits[:rows], sampling, long, purpose=Purpose.DRAFT, index=index)
     rejection_sample(
         logits,
-        torch.zeros(rows, k, dtype=torch.int64),
+        drafts,
         ones.int(),
         long,
         sampling,
         draft_logits=None if one_hot else torch.zeros(rows, k, vocab, dtype=DTYPES[dtype]),
         draft_rows=long if ragged else None,
-        cu_rows=torch.arange(rows + 1) if ragged else None,
+        cu_rows=cu_rows,
         method=method,
         synthetic_rates=torch.ones(k) if method == "synthetic" else None,
     )

@@ -1,0 +1,165 @@
+"""Log-probabilities of emitted tokens with Triton: one launch, after the cut-offs that truncation needs.
+
+A program takes a span of one emitted row; the last one of a row combines them. The most likely tokens are kept as
+64-bit keys, logit above token, whose order is that of the ranking: no sort of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.rows import (
+    Rows,
+    arrivals,
+    count_drafts,
+    cut_of,
+    floats,
+    int64s,
+    inverse_temperature,
+    is_kept,
+    is_last,
+    load_part,
+    load_tile,
+    row_pointer,
+)
+from specpipe_kernels.triton_ops.tiles import mass_of_span, row_lse, span_of
+from specpipe_kernels.triton_ops.truncation_bounds import truncation_bounds
+from specpipe_kernels.types import SamplingTensors, TokenLogprobs
+
+
+@triton.jit
+def _flipped(bits):
+    """Signed integers in the order of the floats whose bits they are, and back."""
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def _rank(x, tokens):
+    """→ int64 keys: larger for larger logits, then for lower tokens; -0.0 equals 0.0."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return (_flipped(bits).to(tl.int64) << 32) | (0x7FFFFFFF - tokens).to(tl.int64)
+
+
+@triton.jit
+def _unrank(key):
+    """→ the logits and tokens of keys."""
+    x = _flipped((key >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+    return x, 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def _nothing(SIZE: tl.constexpr):
+    """[SIZE] keys below those of all entries."""
+    return _rank(tl.full([SIZE], float("-inf"), tl.float32), tl.full([SIZE], 0x7FFFFFFF, tl.int32))
+
+
+@triton.jit
+def _top_of_span(row, begin, end, vocab, TOP: tl.constexpr, BLOCK: tl.constexpr):
+    """→ [TOP] keys, descending."""
+    lane = tl.arange(0, BLOCK)
+    best = _nothing(TOP)
+    for start in range(begin, end, BLOCK):
+        keys = _rank(load_tile(row, start + lane, vocab), start + lane)
+        best = tl.topk(tl.interleave(best, tl.topk(keys, TOP)), TOP)
+    return best
+
+
+@triton.jit(do_not_specialize=["stride_tokens", "width", "parts", "steps", "n"])
+def _token_logprobs_kernel(
+    logits, row_map, out_tokens, num_emitted, temperature, bound_logit, bound_token,
+    part_top, part_mass, part_reference, part_keys, counters, logprobs, top_tokens, top_logprobs,
+    stride_group, stride_row, stride_tokens, vocab, width, parts, steps, n,
+    HAS_MAP: tl.constexpr, TRUNCATED: tl.constexpr, K_PAD: tl.constexpr, TOP: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait_for_inputs(PDL)
+    item = tl.program_id(0) // parts
+    part = tl.program_id(0) % parts
+    request = item // width
+    position = item % width
+    lane = tl.arange(0, TOP)
+    at_top = item.to(tl.int64) * n + lane
+    if position >= count_drafts(out_tokens, stride_tokens, num_emitted, request, K_PAD):
+        if part == 0:
+            tl.store(logprobs + item, float("nan"))
+            tl.store(top_tokens + at_top, tl.full([TOP], -1, tl.int64), mask=lane < n)
+            tl.store(top_logprobs + at_top, tl.full([TOP], float("nan"), tl.float32), mask=lane < n)
+        return
+    temp = tl.load(temperature + request)
+    inverse = inverse_temperature(temp)
+    row = row_pointer(logits, row_map, request, position, stride_group, stride_row, HAS_MAP)
+    begin, end = span_of(part, steps, vocab, BLOCK)
+    partial = item.to(tl.int64) * parts + part
+    cut = TRUNCATED & (temp > 0.0)
+    if cut:
+        top, mass, reference = mass_of_span(
+            row, begin, end, vocab, inverse, bound_logit, bound_token, item, TRUNCATED, BLOCK
+        )
+    else:
+        top, mass, reference = mass_of_span(
+            row, begin, end, vocab, inverse, bound_logit, bound_token, item, False, BLOCK
+        )
+    tl.store(part_top + partial, top)
+    tl.store(part_mass + partial, mass)
+    tl.store(part_reference + partial, reference)
+    if TOP > 1:
+        tl.store(part_keys + partial * TOP + lane, _top_of_span(row, begin, end, vocab, TOP, BLOCK))
+    let_next_start(PDL)
+    if ~is_last(counters, item, parts):
+        return
+    items = item + tl.arange(0, 1)
+    _, lse = row_lse(part_top, part_mass, part_reference, items, inverse, parts, items == item, PARTS)
+    token = tl.load(out_tokens + request.to(tl.int64) * stride_tokens + position)
+    offsets = token + tl.arange(0, 1)
+    x = load_tile(row, offsets, vocab)
+    kept = x > float("-inf")
+    if cut:
+        kept = is_kept(x, offsets, bound_logit, bound_token, item, TRUNCATED)
+    tl.store(logprobs + items, tl.where(kept, x * inverse - lse, float("-inf")))
+    if TOP > 1:
+        place = tl.arange(0, PARTS * TOP)
+        there = place < parts * TOP
+        keys = load_part(part_keys + item.to(tl.int64) * parts * TOP + place, there, 0)
+        keys = tl.where(there, keys, _nothing(PARTS * TOP))
+        x, tokens = _unrank(tl.topk(keys, TOP))
+        kept = x > float("-inf")
+        if cut:
+            kept = is_kept(x, tokens, bound_logit, bound_token, item, TRUNCATED)
+        tl.store(top_tokens + at_top, tl.where(kept, tokens, -1).to(tl.int64), mask=lane < n)
+        tl.store(top_logprobs + at_top, tl.where(kept, x * inverse - lse, float("nan")), mask=lane < n)
+
+
+def token_logprobs(
+    target_logits: Tensor,
+    out_tokens: Tensor,
+    num_emitted: Tensor,
+    sampling: SamplingTensors,
+    *,
+    top_n: int = 0,
+    cu_rows: Tensor | None = None,
+) -> TokenLogprobs:
+    """See `specpipe_kernels.token_logprobs`."""
+    requests, width = out_tokens.shape
+    like, stride = target_logits, target_logits.stride(0)
+    rows = Rows(
+        target_logits, cu_rows, stride if cu_rows is not None else stride * width, stride, target_logits.shape[1],
+        requests, width, out_tokens, num_emitted,
+    )  # fmt: skip
+    out = TokenLogprobs(
+        floats(like, requests, width), int64s(like, requests, width, top_n), floats(like, requests, width, top_n)
+    )
+    bounds = truncation_bounds(rows, sampling) if sampling.truncated and not sampling.all_greedy else None
+    cut = cut_of(rows.vocab, rows.items)
+    top = max(2, int(triton.next_power_of_2(top_n))) if top_n else 1
+    _token_logprobs_kernel[(rows.items * cut.parts,)](
+        target_logits, cu_rows, out_tokens, num_emitted, sampling.temperature, *(bounds or (None, None)),
+        *(floats(like, rows.items, cut.parts) for _ in range(3)), int64s(like, rows.items, cut.parts, top),
+        arrivals(like, rows.items), *out, rows.stride_group, stride, rows.stride_draft, rows.vocab, width,
+        cut.parts, cut.steps, top_n, HAS_MAP=cu_rows is not None, TRUNCATED=bounds is not None,
+        K_PAD=int(triton.next_power_of_2(width)), TOP=top, BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=cut.warps,
+        **launch_options(like),
+    )  # fmt: skip
+    return out
