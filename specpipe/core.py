@@ -93,10 +93,10 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowTiming:
-    """When things happened to a row, in seconds since it got its slot."""
+    """When things happened to a row, in seconds since it first got a slot."""
 
     queued_s: float = 0.0
-    """Time between submission and getting a slot."""
+    """Time between submission and getting the first slot."""
     first_token_s: float = 0.0
     last_token_s: float = 0.0
 
@@ -299,6 +299,9 @@ class ShardRound:
     rows: int = 0
     """Rows of this shard that took part in the round."""
     prefill_tokens: int = 0
+    """Tokens fed to the target ahead of rounds, those of preempted rows once more."""
+    preemptions: int = 0
+    """Rows that lost their slot because KV memory ran out; they are recomputed later, with the same tokens."""
     verified: AcceptanceCounts = AcceptanceCounts()
     """All that the target verified: what the policy learns from."""
     emitted_tokens: int = 0
@@ -317,7 +320,7 @@ class StepReport:
     running: int
     """Rows that took part in the round (occupancy)."""
     waiting: int
-    """Rows submitted that hold no slot yet."""
+    """Rows submitted that hold no slot, or no longer."""
     slots: int
     seconds: float
     phases: Mapping[Phase, float] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class ShardTally:
         self.proposed: list[int] = []
         self.accepted: list[int] = []
         self.gaps: list[float] = []
-        self.emitted = self.emitted_accepted = self.prefill_tokens = 0
+        self.emitted = self.emitted_accepted = self.prefill_tokens = self.preemptions = 0
 
     def add_row(self, *, proposed: int, accepted: int, kept: int, gap: float | None) -> None:
         """A row's part of a round: drafts verified and accepted, tokens that became output, seconds since its last."""
@@ -57,6 +57,7 @@ class ShardTally:
         return ShardRound(
             rows=len(self.proposed),
             prefill_tokens=self.prefill_tokens,
+            preemptions=self.preemptions,
             verified=count_acceptance(np.array(self.proposed, dtype=np.int64), np.array(self.accepted, dtype=np.int64)),
             emitted_tokens=self.emitted,
             emitted_accepted_tokens=self.emitted_accepted,

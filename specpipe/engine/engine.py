@@ -24,7 +24,7 @@ from specpipe.core import (
 from specpipe.engine.accounting import ShardTally
 from specpipe.engine.collect import Collector, InFlight, read_later
 from specpipe.engine.graphs import EagerRounds, GraphedRounds, Rounds
-from specpipe.engine.pages import PageAllocator
+from specpipe.engine.pages import TRASH_PAGE, PageAllocator
 from specpipe.engine.prefill import Chunk, cut_chunks, prefill
 from specpipe.engine.proposers import DraftModelProposer, NGramProposer, Proposer
 from specpipe.engine.round import Round, RoundKey
@@ -57,11 +57,13 @@ class Engine:
             if runner is not None:
                 runner.allocate_pages(num_pages)
         self._device = target.device
-        self._scheduler = Scheduler(config, PageAllocator(num_pages), decoder)
+        self._behind = rounds_behind if rounds_behind is not None else int(self._device.type == "cuda")
+        # A round writes at most max_k + 1 tokens, and so did each that the host has not read.
+        reach = (self._behind + 1) * (config.max_k + 1)
+        self._scheduler = Scheduler(config, PageAllocator(num_pages), decoder, reach=reach)
         self._state = SlotState(config, eos_ids=eos_ids, device=self._device)
         self._collector = Collector(self._scheduler, self._state, decoder, drafts=draft is not None)
         self._clock = DeviceClock(self._device)
-        self._behind = rounds_behind if rounds_behind is not None else int(self._device.type == "cuda")
         self._in_flight: deque[InFlight] = deque()
         rates = torch.tensor(config.synthetic_rates, device=self._device) if config.synthetic_rates else None
         self._speculates = config.proposer != "none"
@@ -90,7 +92,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Rows submitted that hold no slot yet."""
+        """Rows submitted that hold no slot, or no longer."""
         return self._scheduler.waiting
 
     @property
@@ -122,6 +124,7 @@ class Engine:
         began = time.perf_counter()
         tally: defaultdict[int, ShardTally] = defaultdict(ShardTally)
         completions = self._scheduler.take_refused()
+        self._make_room(tally)
         self._admit()
         launched = self._launch(prefilled=self._prefill(tally))
         if launched is not None:
@@ -151,6 +154,15 @@ class Engine:
             phases = phase_seconds(collected.stamps, prefilled=collected.prefilled, round_ran=bool(collected.rows))
         phases["host"] = max(0.0, seconds - sum(phases.values()))
         return phases
+
+    def _make_room(self, tally: dict[int, ShardTally]) -> None:
+        room = self._scheduler.make_room()
+        if room.preempted:
+            self._state.release([row.slot for row in room.preempted])
+        for row in room.preempted:
+            tally[row.request.shard].preemptions += 1
+        if room.grants.slots:
+            self._state.grant(room.grants)
 
     def _admit(self) -> None:
         admissions = self._scheduler.admit()
@@ -237,3 +249,6 @@ class Engine:
             assert int(self._state.length[slot]) == row.length
             assert int(self._state.draft_valid[slot]) == row.draft_done
             assert int(self._state.limit[slot]) == row.limit
+            held = self._scheduler.pages.held(slot)
+            table = self._state.block_table[slot].tolist()
+            assert table == [*held, *[TRASH_PAGE] * (len(table) - len(held))]

@@ -17,7 +17,7 @@ TRASH_PAGE = 0
 
 
 class PageAllocator:
-    """Hands out page numbers, whole reservations at a time."""
+    """Hands out page numbers, a few at a time."""
 
     def __init__(self, num_pages: int) -> None:
         """num_pages counts the trash page."""
@@ -32,10 +32,15 @@ class PageAllocator:
     def can_allocate(self, pages: int) -> bool:
         return pages <= len(self._free)
 
+    def held(self, holder: int) -> tuple[int, ...]:
+        """In the order in which they were handed out."""
+        return self._held.get(holder, ())
+
     def allocate(self, holder: int, pages: int) -> tuple[int, ...]:
-        assert holder not in self._held and self.can_allocate(pages)
+        """Further pages for a holder."""
+        assert self.can_allocate(pages)
         taken = tuple(self._free.pop() for _ in range(pages))
-        self._held[holder] = taken
+        self._held[holder] = self.held(holder) + taken
         return taken
 
     def release(self, holder: int) -> None:

@@ -1,7 +1,8 @@
-"""What the host knows about a row that holds a slot: one round behind the device."""
+"""What the host knows about a row, waiting or running: one round behind the device."""
 
 from __future__ import annotations
 
+import copy
 from typing import Protocol
 
 from specpipe.core import Completion, FinishReason, Request, RowTiming
@@ -22,11 +23,17 @@ class StopMatcher(Protocol):
 
 
 class Row:
-    """One admitted request: tokens so far, how far its prompt is prefilled, and what it cost."""
+    """One request: tokens so far, how far they are prefilled, and what it cost.
+
+    `slot`, `context` and `capacity` mean something from `start` on. A row that loses its slot goes on as another object
+    (`again`), so that what rounds in flight did for the one is never taken for the other.
+    """
 
     __slots__ = (
         "accepted",
         "admitted_at",
+        "capacity",
+        "context",
         "draft_done",
         "first_token_at",
         "generated",
@@ -39,15 +46,28 @@ class Row:
         "target_done",
     )
 
-    def __init__(self, request: Request, slot: int, *, submitted_at: float, now: float, decoder: TextDecoder) -> None:
-        self.request, self.slot = request, slot
-        self.submitted_at, self.admitted_at = submitted_at, now
-        self.first_token_at = self.last_token_at = now
+    def __init__(self, request: Request, *, submitted_at: float, decoder: TextDecoder) -> None:
+        self.request, self.submitted_at = request, submitted_at
+        self.admitted_at: float | None = None
+        self.first_token_at = self.last_token_at = 0.0
         self.generated: list[int] = []
+        self.slot = self.context = self.capacity = 0
         self.target_done = self.draft_done = 0
         self.proposed = self.accepted = 0
         stop = request.sampling.stop
         self.matcher = decoder.stream(stop) if stop else None
+
+    def start(self, slot: int, now: float) -> None:
+        """The row gets a slot; all its tokens are to be prefilled."""
+        self.slot, self.context = slot, self.length
+        if self.admitted_at is None:
+            self.admitted_at = self.first_token_at = self.last_token_at = now
+
+    def again(self) -> Row:
+        """The row after it lost its slot and KV: it keeps its tokens and counts, and the times of its first start."""
+        other = copy.copy(self)
+        other.capacity = other.target_done = other.draft_done = 0
+        return other
 
     @property
     def length(self) -> int:
@@ -65,7 +85,7 @@ class Row:
 
     @property
     def prefilled(self) -> bool:
-        return self.target_done >= len(self.request.prompt_token_ids) - 1
+        return self.target_done >= self.context - 1
 
     def extend(self, tokens: list[int], now: float) -> str | None:
         """Takes what a round emitted, up to the token that completes a stop string.
@@ -86,7 +106,8 @@ class Row:
         return None
 
     def complete(self, reason: FinishReason, *, text: str = "", error: str = "") -> Completion:
-        """Times are in seconds since the row got its slot."""
+        """Times are in seconds since the row got its first slot."""
+        assert self.admitted_at is not None
         return Completion(
             request=self.request,
             token_ids=tuple(self.generated),

@@ -6,25 +6,40 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from specpipe.core import Completion, EngineConfig, Request, SpeculationPlan
 from specpipe.engine.pages import PageAllocator
 from specpipe.engine.prefill import Chunk
 from specpipe.engine.rows import Row, TextDecoder
-from specpipe.engine.slots import MAX_STOP_TOKENS, Admission
+from specpipe.engine.slots import MAX_STOP_TOKENS, Admission, PageGrants
+
+
+class Room(NamedTuple):
+    """How pages changed hands before a round."""
+
+    grants: PageGrants
+    preempted: list[Row]
+    """Rows that lost slot and pages and wait again, youngest first."""
 
 
 class Scheduler:
-    """First come, first served. A row gets a slot together with every page that it can ever need."""
+    """First come, first served. A row gets a slot with pages for its tokens and the rounds ahead, and more as it grows.
 
-    def __init__(self, config: EngineConfig, pages: PageAllocator, decoder: TextDecoder) -> None:
+    When pages run out the youngest row gives its own back and is recomputed later. Rows that wait are younger than all
+    that run, and `rows` is in order of age: so the oldest row always goes on, and it fits alone (`_problem`).
+    """
+
+    def __init__(self, config: EngineConfig, pages: PageAllocator, decoder: TextDecoder, *, reach: int) -> None:
+        """reach: tokens beyond a row's known length that rounds may write before the host asks for pages again."""
         self.config = config
         self.pages = pages
+        self._reach = reach
         self.plan: SpeculationPlan | None = None
         self.rows: dict[int, Row] = {}
         self._decoder = decoder
         self._free_slots = list(range(config.slots - 1, -1, -1))
-        self._waiting: deque[tuple[Request, float]] = deque()
+        self._waiting: deque[Row] = deque()
         self._refused: list[Completion] = []
         self._lock = threading.Lock()
 
@@ -42,7 +57,7 @@ class Scheduler:
                 if problem:
                     self._refused.append(Completion(request=request, finish_reason="error", error=problem))
                 else:
-                    self._waiting.append((request, now))
+                    self._waiting.append(Row(request, submitted_at=now, decoder=self._decoder))
 
     def _problem(self, request: Request) -> str:
         prompt, sampling, config = len(request.prompt_token_ids), request.sampling, self.config
@@ -53,19 +68,27 @@ class Scheduler:
                 f"prompt of {prompt} tokens + max_new_tokens {sampling.max_new_tokens} is over the limit of "
                 f"{config.max_model_len}; shorten the prompt or lower max_new_tokens"
             )
-        wanted, there = self._pages_for(request), self.pages.num_pages - 1
+        wanted, there = self._pages_for(prompt + sampling.max_new_tokens), self.pages.num_pages - 1
         if wanted > there:
+            most = there * config.page_size
+            mend = (
+                f"lower max_new_tokens to {most - prompt} or less" if most > prompt else "the prompt alone is too long"
+            )
             return (
                 f"prompt of {prompt} tokens + max_new_tokens {sampling.max_new_tokens} needs {wanted} KV pages of "
-                f"{config.page_size} tokens; this worker has {there}; lower max_new_tokens"
+                f"{config.page_size} tokens; this worker has memory for {there}: {mend}"
             )
         if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
             return f"{len(sampling.stop_token_ids)} stop_token_ids given; expected at most {MAX_STOP_TOKENS}"
         return ""
 
-    def _pages_for(self, request: Request) -> int:
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.config.page_size)
+
+    def _wanted(self, row: Row) -> int:
+        """Tokens that the row's pages have to hold before the next round is launched."""
         # Drafts past the limit need no page: their table entries point at the trash page.
-        return -(-(len(request.prompt_token_ids) + request.sampling.max_new_tokens) // self.config.page_size)
+        return min(row.length + self._reach, row.limit)
 
     def take_refused(self) -> list[Completion]:
         with self._lock:
@@ -76,36 +99,70 @@ class Scheduler:
         """Gives slots and pages to waiting rows, in order, while both last.
 
         Rows are admitted by several at once where there are many slots: a prefill of one row costs a pass over all
-        weights, as one of ten rows does.
+        weights, as one of ten rows does. One page stays free for every running row that may still need one: a row that
+        is preempted soon after its prefill has cost more than it gained.
         """
         now = time.perf_counter()
         admitted: list[Admission] = []
         with self._lock:
-            if self.rows and len(self._free_slots) < min(len(self._waiting), self.config.slots // 32):
+            fewest = min(len(self._waiting), self.config.slots // 32) if self.rows else 0
+            if not self._waiting or len(self._free_slots) < max(1, fewest):
                 return []
+            growing = sum(row.capacity < row.limit for row in self.rows.values())
             while self._waiting and self._free_slots:
-                request, submitted_at = self._waiting[0]
-                if not self.pages.can_allocate(self._pages_for(request)):
+                row = self._waiting[0]
+                if not self.pages.can_allocate(self._pages_for(self._wanted(row)) + growing):
                     break
                 self._waiting.popleft()
-                slot = self._free_slots.pop()
-                pages = self.pages.allocate(slot, self._pages_for(request))
-                self.rows[slot] = Row(request, slot, submitted_at=submitted_at, now=now, decoder=self._decoder)
-                admitted.append(Admission(slot=slot, request=request, pages=pages))
+                row.start(self._free_slots.pop(), now)
+                self.rows[row.slot] = row
+                _, pages = self._grow(row)
+                growing += row.capacity < row.limit
+                admitted.append(
+                    Admission(slot=row.slot, request=row.request, pages=pages, generated=tuple(row.generated))
+                )
         return admitted
 
+    def _grow(self, row: Row) -> tuple[int, tuple[int, ...]]:
+        """→ the pages that the row lacks, and which entry of its block table the first of them is."""
+        first = len(self.pages.held(row.slot))
+        pages = self.pages.allocate(row.slot, self._pages_for(self._wanted(row)) - first)
+        row.capacity = (first + len(pages)) * self.config.page_size
+        return first, pages
+
+    def make_room(self) -> Room:
+        """Gives running rows the pages that the next round may write, oldest first; preempts where there are none."""
+        room = Room(PageGrants([], [], []), [])
+        for row in list(self.rows.values()):
+            wanted = self._wanted(row)
+            if wanted <= row.capacity or self.rows.get(row.slot) is not row:
+                continue
+            missing = self._pages_for(wanted) - len(self.pages.held(row.slot))
+            while self.rows.get(row.slot) is row and not self.pages.can_allocate(missing):
+                room.preempted.append(self._preempt_youngest())
+            if self.rows.get(row.slot) is row:
+                first, pages = self._grow(row)
+                room.grants.slots.extend([row.slot] * len(pages))
+                room.grants.columns.extend(range(first, first + len(pages)))
+                room.grants.pages.extend(pages)
+        return room
+
+    def _preempt_youngest(self) -> Row:
+        row = next(reversed(self.rows.values()))
+        self.release(row)
+        with self._lock:
+            self._waiting.appendleft(row.again())
+        return row
+
     def release(self, row: Row) -> None:
+        """The row loses its slot and pages; rounds in flight may still write them, before any that is launched now."""
         del self.rows[row.slot]
         self.pages.release(row.slot)
         self._free_slots.append(row.slot)
 
     def target_chunks(self) -> list[Chunk]:
-        """Prompt tokens that the target has not seen; the last one is fed by the row's first round."""
-        return [
-            Chunk(row.slot, row.target_done, len(row.request.prompt_token_ids) - 1)
-            for row in self.rows.values()
-            if not row.prefilled
-        ]
+        """Tokens that the target has not seen; the last one is fed by the row's first round."""
+        return [Chunk(row.slot, row.target_done, row.context - 1) for row in self.rows.values() if not row.prefilled]
 
     def draft_chunks(self) -> list[Chunk]:
         """Tokens that the draft is behind by, for rows that have drafts to gain.
@@ -123,3 +180,7 @@ class Scheduler:
         slots = sorted([*self.rows, *self._free_slots])
         assert slots == list(range(self.config.slots)), "a slot is lost, held twice or free while held"
         assert all(slot == row.slot for slot, row in self.rows.items())
+        for row in self.rows.values():
+            assert row.capacity == len(self.pages.held(row.slot)) * self.config.page_size
+        ages = [row.submitted_at for row in (*self.rows.values(), *self._waiting)]
+        assert ages == sorted(ages), "a younger row came before an older one"

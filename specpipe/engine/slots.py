@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,11 +28,21 @@ MAX_STOP_TOKENS = 16  # stop ids a row may name beside the model's own
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """A row and the slot and pages that it gets."""
+    """A row and the slot and first pages that it gets."""
 
     slot: int
     request: Request
     pages: tuple[int, ...]
+    generated: Sequence[int] = ()
+    """Tokens after the prompt, of a row that had a slot before."""
+
+
+class PageGrants(NamedTuple):
+    """Further pages of rows: page `pages[i]` becomes entry `columns[i]` in the block table of slot `slots[i]`."""
+
+    slots: list[int]
+    columns: list[int]
+    pages: list[int]
 
 
 class SlotState:
@@ -70,25 +81,24 @@ class SlotState:
         """Writes the rows' whole state. They stay inactive until their prompt is prefilled."""
         slots = self.upload([a.slot for a in admissions])
         requests = [a.request for a in admissions]
-        longest = max(len(r.prompt_token_ids) for r in requests)
+        lengths = [len(a.request.prompt_token_ids) + len(a.generated) for a in admissions]
+        longest = max(lengths)
         tokens = np.zeros((len(requests), longest), dtype=np.int64)
         table = np.zeros((len(requests), self.block_table.shape[1]), dtype=np.int32)
         stops = np.full((len(requests), self.stop_ids.shape[1]), NO_TOKEN, dtype=np.int64)
         for i, admission in enumerate(admissions):
             prompt, sampling = admission.request.prompt_token_ids, admission.request.sampling
             tokens[i, : len(prompt)] = prompt
+            tokens[i, len(prompt) : lengths[i]] = admission.generated
             table[i, : len(admission.pages)] = admission.pages
             ids = sampling.stop_token_ids + (() if sampling.ignore_eos else self.eos_ids)
             stops[i, : len(ids)] = ids
         self.tokens[slots, :longest] = self.upload(tokens)
         self.block_table[slots] = self.upload(table, torch.int32)
         self.stop_ids[slots] = self.upload(stops)
-        lengths = [len(r.prompt_token_ids) for r in requests]
         self.length[slots] = self.upload(lengths)
-        limits = [n + r.sampling.max_new_tokens for n, r in zip(lengths, requests, strict=True)]
-        self.limit[slots] = self.upload(limits)
-        floors = [n + r.sampling.min_tokens for n, r in zip(lengths, requests, strict=True)]
-        self.min_length[slots] = self.upload(floors)
+        self.limit[slots] = self.upload([len(r.prompt_token_ids) + r.sampling.max_new_tokens for r in requests])
+        self.min_length[slots] = self.upload([len(r.prompt_token_ids) + r.sampling.min_tokens for r in requests])
         self.draft_valid[slots] = 0
         self.seed[slots] = self.upload([r.seed for r in requests])
         self.temperature[slots] = self.upload([r.sampling.temperature for r in requests], torch.float32)
@@ -100,8 +110,13 @@ class SlotState:
         """The rows' prompts are prefilled: they take part in rounds from now on."""
         self.active[self.upload(slots)] = True
 
+    def grant(self, grants: PageGrants) -> None:
+        """Enters further pages into the rows' block tables."""
+        slots, columns, pages = self.upload(grants)
+        self.block_table[slots, columns] = pages.to(torch.int32)
+
     def release(self, slots: Sequence[int]) -> None:
-        """The rows are done. What a round in flight still writes for them goes to pages nobody reads yet."""
+        """The rows lose their slots. What a round in flight still writes for them goes to pages nobody reads yet."""
         index = self.upload(slots)
         self.active[index] = False
         self.block_table[index] = 0

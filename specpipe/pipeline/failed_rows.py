@@ -123,6 +123,7 @@ class FailedRows:
 
 _SUMS = (
     "emitted_accepted_tokens",
+    "preemptions",
     "rounds",
     "busy_s",
     "load_s",

@@ -17,6 +17,7 @@ class ShardMeter:
         self._seconds = dict.fromkeys(_ENGINE_PHASES, 0.0)
         self._verified = AcceptanceCounts()
         self._emitted_accepted = 0
+        self._preemptions = 0
         self._k_rows: dict[int, int] = {}
         self._rounds = 0
         self._round_s = 0.0
@@ -41,6 +42,7 @@ class ShardMeter:
         """Take in what the step's round did for the rows of this shard."""
         self._verified += part.verified
         self._emitted_accepted += part.emitted_accepted_tokens
+        self._preemptions += part.preemptions
         for gap in part.gaps_s:
             self._itl.add(gap)
         if not part.rows:
@@ -109,6 +111,7 @@ class ShardMeter:
             synthetic=synthetic,
             slots=self._slots,
             mean_occupancy=self._occupied_s / self._round_s if self._round_s else 0.0,
+            preemptions=self._preemptions,
             rounds=self._rounds,
             round_ms=1e3 * self._round_s / self._rounds if self._rounds else 0.0,
             busy_s=busy,

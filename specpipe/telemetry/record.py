@@ -73,6 +73,8 @@ class ShardRecord:
     slots: int = 0
     mean_occupancy: float = 0.0
     """Rows of the whole worker that ran beside this shard's, weighted by time."""
+    preemptions: int = 0
+    """Times that a row lost its slot for want of KV memory and was recomputed later."""
     rounds: int = 0
     """Rounds that at least one row of the shard took part in."""
     round_ms: float = 0.0

@@ -129,6 +129,7 @@ def summarise(records: Sequence[ShardRecord], facts: RunFacts) -> dict[str, Any]
         **_latency("tpot", (record.tpot for record in records)),
         **_latency("itl", (record.itl for record in records)),
         **_speculation(records),
+        "preemptions": sum(record.preemptions for record in records),
         "phase_seconds": _phases(records),
         "devices": sorted({str(worker["device"]) for worker in facts.workers.values() if "device" in worker}),
         "workers": _per_worker(records, facts),

@@ -98,7 +98,11 @@ def test_a_pool_too_small_for_a_row_says_so(small_pair) -> None:
     pair = small_pair("llama")
     request = make_requests(7, vocab_size=pair.vocab_size)[6]  # 40 + 20 tokens: 4 pages of 16
     completion = run(make_engine(pair.target, pair.draft, pages=4), [request], 3)[0]
-    assert "needs 4 KV pages of 16 tokens; this worker has 3" in completion.error
+    assert "needs 4 KV pages of 16 tokens; this worker has memory for 3: lower max_new_tokens to 8" in completion.error
+    fits = replace(request, sampling=replace(request.sampling, max_new_tokens=8))
+    assert len(run(make_engine(pair.target, pair.draft, pages=4), [fits], 3)[0].token_ids) == 8
+    completion = run(make_engine(pair.target, pair.draft, pages=3), [request], 3)[0]
+    assert "memory for 2: the prompt alone is too long" in completion.error
 
 
 def test_a_small_pool_makes_rows_wait_and_loses_none(small_pair) -> None:

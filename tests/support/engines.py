@@ -8,6 +8,7 @@ import torch
 
 from specpipe.core import Completion, EngineConfig, Method, ProposerName, Request, SamplingParams, SpeculationPlan
 from specpipe.engine.engine import Engine
+from specpipe.engine.rows import TextDecoder
 from specpipe.engine.runner import ModelRunner
 
 
@@ -56,6 +57,7 @@ def make_engine(
     rounds_behind: int | None = None,
     eos_ids: Sequence[int] = (),
     synthetic_rates: tuple[float, ...] = (),
+    decoder: TextDecoder | None = None,
 ) -> Engine:
     config = EngineConfig(
         slots=slots,
@@ -76,7 +78,7 @@ def make_engine(
         runner(target),
         runner(draft) if draft is not None and proposer == "draft" else None,
         config=config,
-        decoder=PlainDecoder(),
+        decoder=decoder or PlainDecoder(),
         eos_ids=eos_ids,
         num_pages=pages or slots * config.pages_per_row + 1,
         rounds_behind=rounds_behind,
