@@ -24,7 +24,7 @@ ALLOWED = {
     "specpipe.pipeline": VOCABULARY
     | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.speculation"}
     | {"specpipe.telemetry", "specpipe_kernels"},
-    "specpipe.benchmark": VOCABULARY | {"specpipe.engine", "specpipe_kernels"},
+    "specpipe.benchmark": VOCABULARY | {"specpipe.engine", "specpipe.speculation", "specpipe_kernels"},
     "specpipe.evaluation": VOCABULARY
     | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.pipeline"}
     | {"specpipe.telemetry"},

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from specpipe.core import MAX_DRAFT_TOKENS, EngineConfig, Method, ProposerName, SamplingParams
+from specpipe.core import MAX_DRAFT_TOKENS, EngineConfig, Method, ProposerChoice, SamplingParams
 from specpipe.data.columns import OUTPUT_COLUMNS
 from specpipe.errors import InputError
 from specpipe.job.values import Described, Int, Keywords, Number, OffIsAWord, OneIsAList, Section, default_of
@@ -17,7 +17,7 @@ Count = Annotated[Int, Field(ge=1)]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DataFormat = Literal["auto", "parquet", "arrow", "jsonl", "sharegpt"]
-PolicyName = Literal["off", "fixed", "queue_threshold"]
+PolicyName = Literal["off", "fixed", "queue_threshold", "goodput"]
 
 
 class ModelSection(Section):
@@ -133,17 +133,19 @@ class SpeculationSection(Section):
 
     policy: Annotated[PolicyName, OffIsAWord] = "queue_threshold"
     """`off`: plain decoding, the draft is not loaded. `fixed`: always num_speculative_tokens. `queue_threshold`:
-    num_speculative_tokens, but none while more than max_running rows are running."""
+    num_speculative_tokens, but none while more than max_running rows are running. `goodput`: whatever is expected to
+    generate the most tokens per second, from 0 to num_speculative_tokens, as it learns (docs/speculation.md)."""
     num_speculative_tokens: Annotated[Int, Field(ge=1, le=MAX_DRAFT_TOKENS)] = 3
-    """K: tokens drafted in a round."""
+    """K: tokens drafted in a round; with `policy: goodput` at most so many."""
     max_running: Count = 64
     """For `queue_threshold`: no speculation while more rows than this are running in a worker."""
     method: Method = "standard"
     """How drafts are verified. `standard`: rejection sampling. `block`: block verification, accepts no less.
     `invariant`: sampled tokens do not depend on K, draft or policy. `synthetic`: accepts at given rates, to measure
     speed; its outputs are stamped and no text to use."""
-    proposer: ProposerName = "draft"
-    """`draft`: the draft model. `ngram`: tokens that followed the same words earlier in the row. `none`: no drafts."""
+    proposer: ProposerChoice = "draft"
+    """`draft`: the draft model. `ngram`: tokens that followed the same words earlier in the row. `none`: no drafts.
+    `auto`: with `policy: goodput`, whichever of the draft model (where one is named) and n-grams does best."""
     ngram_min: Count = default_of(EngineConfig, "ngram_min")
     """Shortest suffix that the n-gram proposer looks for."""
     ngram_max: Count = default_of(EngineConfig, "ngram_max")
@@ -156,10 +158,15 @@ class SpeculationSection(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> SpeculationSection:
-        wrong = [*self._ngram_problems(), *self._synthetic_problems()]
+        wrong = [*self._auto_problems(), *self._ngram_problems(), *self._synthetic_problems()]
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
+
+    def _auto_problems(self) -> list[str]:
+        if self.proposer != "auto" or self.policy in ("goodput", "off"):
+            return []
+        return [f".proposer is auto; expected that only with policy: goodput, and this is {self.policy}"]
 
     def _ngram_problems(self) -> list[str]:
         if self.ngram_min <= self.ngram_max:
@@ -187,7 +194,7 @@ class SpeculationSection(Section):
         return 0 if self.policy == "off" or self.proposer == "none" else self.num_speculative_tokens
 
     @property
-    def active_proposer(self) -> ProposerName:
+    def active_proposer(self) -> ProposerChoice:
         """The proposer that has work to do: "none" when nothing is ever drafted."""
         return self.proposer if self.max_k else "none"
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from specpipe.core import EngineConfig, SamplingParams
+from specpipe.core import EngineConfig, ProposerName, SamplingParams
 from specpipe.job.sections import (
     SAMPLING_FIELDS,
     DataSection,
@@ -73,7 +73,15 @@ class JobSpec(Section):
     @property
     def draft_model(self) -> str | None:
         """The draft to load; None when no round would use it."""
-        return self.model.draft if self.speculation.active_proposer == "draft" else None
+        return self.model.draft if self.speculation.active_proposer in ("draft", "auto") else None
+
+    @property
+    def proposers(self) -> tuple[ProposerName, ...]:
+        """Those that a policy may choose from, "none" aside."""
+        proposer = self.speculation.active_proposer
+        if proposer == "auto":
+            return ("draft", "ngram") if self.model.draft else ("ngram",)
+        return () if proposer == "none" else (proposer,)
 
     def sampling_params(self) -> SamplingParams:
         """What a row that brings no values of its own is sampled with."""
@@ -92,7 +100,7 @@ class JobSpec(Section):
             slots=workers.slots,
             max_model_len=max_model_len,
             max_k=speculation.max_k,
-            proposer=speculation.active_proposer,
+            proposer="auto" if len(self.proposers) > 1 else next(iter(self.proposers), "none"),
             method=speculation.method,
             synthetic_rates=speculation.rates,
             ngram_max=speculation.ngram_max,

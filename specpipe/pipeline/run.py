@@ -211,7 +211,7 @@ def _driver(
         job.speculation.policy,
         k=job.speculation.num_speculative_tokens,
         max_running=job.speculation.max_running,
-        proposer=job.speculation.active_proposer,
+        proposers=job.proposers,
     )
     earlier = Earlier(
         shards=len(done) - len(again),

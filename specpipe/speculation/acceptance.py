@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ class Acceptance:
     """Those of them that had a draft: an n-gram may find nothing."""
     prior: tuple[float, ...] = (PRIOR,)
     """Conditional acceptance to lean on where little was seen; the last entry holds beyond."""
+    prior_coverage: float = 1.0
 
     def with_counts(self, counts: AcceptanceCounts, *, row_rounds: float, keep: float) -> Acceptance:
         """What was known, weighed with `keep` (0 to 1), and `counts`."""
@@ -41,6 +42,7 @@ class Acceptance:
             row_rounds=keep * self.row_rounds + max(row_rounds, counts.drafts),
             drafts=keep * self.drafts + counts.drafts,
             prior=self.prior,
+            prior_coverage=self.prior_coverage,
         )
 
     def conditional(self, k: int) -> npt.NDArray[np.float64]:
@@ -62,12 +64,27 @@ class Acceptance:
     @property
     def coverage(self) -> float:
         """Share of rows that had a draft in rounds with K > 0."""
-        return (self.drafts + PRIOR_WEIGHT) / (self.row_rounds + PRIOR_WEIGHT)
+        return (self.drafts + PRIOR_WEIGHT * self.prior_coverage) / (self.row_rounds + PRIOR_WEIGHT)
+
+    def aged(self, keep: float) -> Acceptance:
+        """The same estimates, which fewer observations stand for."""
+        now = self.as_prior()
+        reached = tuple(keep * count for count in self.reached)
+        return replace(
+            now,
+            reached=reached,
+            accepted=tuple(c * count for c, count in zip(now.prior, reached, strict=False)),
+            row_rounds=keep * self.row_rounds,
+            drafts=keep * self.row_rounds * self.coverage,
+        )
 
     def as_prior(self) -> Acceptance:
         """Nothing seen yet, and this as what to lean on."""
         known = max(1, len(self.reached))
-        return Acceptance(prior=tuple(float(c) for c in self.conditional(known)))
+        return Acceptance(
+            prior=tuple(float(c) for c in self.conditional(known)),
+            prior_coverage=self.coverage,
+        )
 
 
 def _sum(old: tuple[float, ...], new: tuple[int, ...], keep: float, size: int) -> tuple[float, ...]:

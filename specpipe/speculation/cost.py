@@ -24,7 +24,9 @@ Array = npt.NDArray[np.float64]
 _MEMORY = 64.0  # rounds that the past of a cell counts for at most: drift is followed within about as many
 _CREDIBLE = 4.0  # rounds that make a cell count half
 _OCTAVE = 4  # cells to a doubling of the rows
-_FEATURES = 7
+_FEATURES, _ARITHMETIC, _KV, _DRAFT_ROW = 9, 1, 2, 4
+_LONG = 1024.0  # tokens of context: with rows of one length KV and arithmetic look alike, and arithmetic gets the time
+_RIDGE = 192.0
 _SWEEPS = 60
 
 
@@ -103,7 +105,7 @@ class CostTable:
     @property
     def draft_token_s(self) -> float:
         """Seconds to prefill one token with the draft model: measured, or what a row adds to a draft step."""
-        return self._draft_token_s if self._draft_token_s is not None else float(self._fitted.model[4])
+        return self._draft_token_s if self._draft_token_s is not None else float(self._fitted.model[_DRAFT_ROW])
 
     def seconds(self, *, proposer: ProposerName, k: int, running: int, context: float) -> float:
         """One round. Raises ValueError for a table that knows nothing."""
@@ -118,9 +120,16 @@ class CostTable:
         """
         if not self._cells:
             raise ValueError("the cost table is empty; expected at least one measured point")
-        k, n = np.meshgrid(np.arange(max_k + 1.0), np.maximum(np.arange(slots + 1.0), 1.0), indexing="ij")
+        k, n = _mesh(max_k, slots)
         model = _features(proposer, k, n, np.full_like(k, context)) @ self._fitted.model
-        return _rising(model * np.exp(self._correction(proposer, k, n, context)))
+        near, residual = self._near(proposer, k, n, context)
+        return _rising(model * np.exp(residual / (near + 0.3)))
+
+    def known(self, *, proposer: ProposerName, max_k: int, slots: int, context: float) -> Array:
+        """→ [max_k + 1, slots + 1]: how much of `grid` was measured near by, 0 to 1, rather than concluded."""
+        k, n = _mesh(max_k, slots)
+        near, _ = self._near(proposer, k, n, context)
+        return np.asarray(near / (near + 1.0))
 
     @cached_property
     def _fitted(self) -> _Fitted:
@@ -138,8 +147,8 @@ class CostTable:
         residual = np.log(seconds / np.maximum(features @ model, 1e-12))
         return _Fitted(model, k, n, context, weight, np.clip(residual, -1.5, 1.5))
 
-    def _correction(self, proposer: ProposerName, k: Array, n: Array, context: float) -> Array:
-        """Log of what measured rounds took over what the model says, from the cells near by."""
+    def _near(self, proposer: ProposerName, k: Array, n: Array, context: float) -> tuple[Array, Array]:
+        """Weight of the cells near by, and with it log(measured / model)."""
         fitted = self._fitted
         same = np.array([float(key.k == 0 or key.proposer == proposer) for key in self._cells])
         apart = (
@@ -148,7 +157,7 @@ class CostTable:
             + 0.5 * np.abs(np.log2((context + 64) / (fitted.context + 64)))
         )
         near = fitted.weight * same * np.exp(-2 * apart) / (0.05 + apart)
-        return np.asarray((near @ fitted.residual) / (near.sum(axis=-1) + 0.3))
+        return near.sum(axis=-1), near @ fitted.residual
 
     def to_json(self) -> dict[str, Any]:
         """For a cache; the inverse of `from_json`."""
@@ -184,20 +193,29 @@ def _mean(old: _Cell, new: _Cell) -> _Cell:
     )
 
 
+def _mesh(max_k: int, slots: int) -> tuple[Array, Array]:
+    """K and rows, each [max_k + 1, slots + 1]; rows 0 read as 1."""
+    k, n = np.meshgrid(np.arange(max_k + 1.0), np.maximum(np.arange(slots + 1.0), 1.0), indexing="ij")
+    return k, n
+
+
 def _features(proposer: ProposerName, k: Array, n: Array, context: Array) -> Array:
-    """→ [..., 7]: what each coefficient is multiplied by. Arguments are arrays of one shape."""
+    """→ [..., 9]: what each coefficient is multiplied by. Arguments are arrays of one shape."""
     nothing = np.zeros_like(n)
     draft = [k, k * n] if proposer == "draft" else [nothing, nothing]
     ngram = [np.sign(k), np.sign(k) * n] if proposer == "ngram" else [nothing, nothing]
-    return np.stack([np.ones_like(n), n * (k + 1), n * context, *draft, *ngram], axis=-1)
+    tokens = n * (k + 1)
+    bent = [np.sqrt(tokens), np.maximum(0.0, tokens - _RIDGE)]
+    return np.stack([np.ones_like(n), tokens, n * context, *draft, *ngram, *bent], axis=-1)
 
 
 def _fit(features: Array, weight: Array) -> Array:
     """Coefficients ≥ 0 of the least relative squares |features @ x − 1|², by coordinate descent.
 
-    A small ridge on each coefficient's contribution shares what the points cannot tell apart.
+    A small ridge on each coefficient's contribution shares out what the points cannot tell apart.
     """
     scale = np.maximum(np.abs(features).max(axis=0), 1e-30)
+    scale[_KV] = max(scale[_KV], scale[_ARITHMETIC] * _LONG)
     scaled = features / scale
     gram = (scaled * weight[:, None]).T @ scaled + 1e-3 * np.eye(_FEATURES)
     target = (scaled * weight[:, None]).T @ np.ones(len(features))

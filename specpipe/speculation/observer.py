@@ -13,6 +13,8 @@ from specpipe.speculation.policy import Situation
 DRIVER_HALF_LIFE = 4096.0
 WORKER_HALF_LIFE = 48.0
 """Rounds after which acceptance counts half: a worker follows its rows, the driver averages over shards."""
+STALE = 4.0
+"""Half-lives after which what a proposer that does not run has shown counts half: it may be worth another try."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +27,10 @@ class Beliefs:
     """0: unknown, as below."""
     input_tokens: float = 0.0
     output_tokens: float = 0.0
+    rounds: int = 0
+    """Seen so far."""
+    behind: float = 0.0
+    """Mean tokens of a running row that the draft model has not seen."""
 
 
 class Observer:
@@ -53,28 +59,34 @@ class Observer:
         costs = old.costs.with_points(evidence.costs) if evidence.costs else old.costs
         if evidence.draft_prefill_tokens:
             costs = costs.with_prefill(tokens=evidence.draft_prefill_tokens, seconds=evidence.draft_prefill_s)
-        context = _last(old.context, sum(p.context * p.rounds for p in evidence.costs), _rounds(evidence))
+        rounds = sum(point.rounds for point in evidence.costs)
+        context = _last(old.context, sum(point.context * point.rounds for point in evidence.costs), rounds)
+        output_tokens = _last(old.output_tokens, evidence.output_tokens, evidence.rows)
         self.beliefs = Beliefs(
             acceptance={name: self._seen(name, known, evidence) for name, known in old.acceptance.items()},
             costs=costs,
             context=context,
             input_tokens=_last(old.input_tokens, evidence.input_tokens, evidence.rows),
-            output_tokens=_last(old.output_tokens, evidence.output_tokens, evidence.rows),
+            output_tokens=output_tokens,
+            rounds=old.rounds + rounds,
+            behind=_behind(old.behind, evidence, context, output_tokens or self._expected_output),
         )
 
     def _seen(self, name: ProposerName, known: Acceptance, evidence: Evidence) -> Acceptance:
         if name not in evidence.verified:
-            return known
+            idle = sum(point.rounds for point in evidence.costs)
+            return known.aged(0.5 ** (idle / (STALE * self._half_life))) if idle else known
         keep = 0.5 ** (evidence.rounds.get(name, 0) / self._half_life)
-        return known.with_counts(evidence.verified[name], row_rounds=evidence.row_rounds.get(name, 0), keep=keep)
+        counts = evidence.verified[name]
+        # A row without a draft of the draft model is one that is still being caught up: that passes.
+        row_rounds = counts.drafts if name == "draft" else evidence.row_rounds.get(name, 0)
+        return known.with_counts(counts, row_rounds=row_rounds, keep=keep)
 
     def lean_on(self, beliefs: Beliefs) -> None:
         """What others know: costs and acceptance count where this one has seen little of its own."""
         own = self.beliefs
         acceptance = {
-            name: replace(known, prior=beliefs.acceptance[name].as_prior().prior)
-            if name in beliefs.acceptance
-            else known
+            name: _leaning(known, beliefs.acceptance[name].as_prior()) if name in beliefs.acceptance else known
             for name, known in own.acceptance.items()
         }
         self.beliefs = Beliefs(
@@ -83,6 +95,8 @@ class Observer:
             context=own.context or beliefs.context,
             input_tokens=own.input_tokens or beliefs.input_tokens,
             output_tokens=own.output_tokens or beliefs.output_tokens,
+            rounds=own.rounds,
+            behind=own.behind,
         )
 
     def situation(self, *, queue_depth: float, plan: SpeculationPlan | None) -> Situation:
@@ -96,14 +110,24 @@ class Observer:
             acceptance=known.acceptance,
             costs=known.costs or None,
             context=known.context or prompt + output / 2,
+            behind=known.behind,
+            rounds=known.rounds,
             input_tokens=prompt,
             output_tokens=output,
             plan=plan,
         )
 
 
-def _rounds(evidence: Evidence) -> int:
-    return sum(point.rounds for point in evidence.costs)
+def _leaning(known: Acceptance, on: Acceptance) -> Acceptance:
+    return replace(known, prior=on.prior, prior_coverage=on.prior_coverage)
+
+
+def _behind(old: float, evidence: Evidence, context: float, output_tokens: float) -> float:
+    """Every round without the draft leaves each row a token behind, and a row that takes an ended one's place whole."""
+    if rows := evidence.row_rounds.get("draft", 0):
+        return context * max(0.0, 1 - evidence.verified["draft"].drafts / rows)
+    plain = sum(point.rounds for point in evidence.costs)
+    return min(context, old + plain * (1 + max(0.0, context - old) / output_tokens))
 
 
 def _last(old: float, total: float, count: int) -> float:

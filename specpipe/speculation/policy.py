@@ -32,6 +32,10 @@ class Situation:
     """Mean prompt of a row."""
     output_tokens: float = 256.0
     """Mean tokens that a row generates."""
+    behind: float = 0.0
+    """Mean tokens of a running row that the draft model has not seen: what turning it on would have to catch up."""
+    rounds: int = 0
+    """That the worker has run."""
     plan: SpeculationPlan | None = None
     """The one in force."""
 

@@ -48,6 +48,14 @@ def test_the_engine_gets_the_jobs_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("draft", "proposers", "engine"), [("small", ("draft", "ngram"), "auto"), (None, ("ngram",), "ngram")]
+)
+def test_auto_offers_what_there_is(draft: str | None, proposers: tuple[str, ...], engine: str) -> None:
+    spec = job(model={"target": "big", "draft": draft}, speculation={"policy": "goodput", "proposer": "auto"})
+    assert (spec.proposers, spec.engine_config(64).proposer, spec.draft_model) == (proposers, engine, draft)
+
+
 @pytest.mark.parametrize(("policy", "proposer"), [("off", "draft"), ("fixed", "none"), ("off", "none")])
 def test_where_nothing_is_drafted_the_engine_is_told_so(policy: str, proposer: str) -> None:
     speculation = job(speculation={"policy": policy, "proposer": proposer}).speculation

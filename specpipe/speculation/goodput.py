@@ -1,0 +1,171 @@
+"""The K, and the proposer, that are expected to generate the most tokens per second. docs/speculation.md has the why.
+
+Shapes: N slots, K widest round; arrays are indexed by rows running, 0 … N, and by draft tokens, 0 … K.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from specpipe.core import Exploration, ProposerName, SpeculationPlan
+from specpipe.speculation.acceptance import Acceptance
+from specpipe.speculation.cost import CostTable
+from specpipe.speculation.policy import Situation
+from specpipe.speculation.reason import say
+
+Array = npt.NDArray[np.float64]
+HYSTERESIS = 0.02
+"""What is in force is left only for something expected to be this much faster."""
+EXPLORE_SHARE = 0.01
+"""Of all rounds, and of all seconds, at most so much is spent on a K or a proposer that the plan would not take."""
+EARLY_ROUNDS = 64
+EARLY_SHARE = 1 / 16
+"""In a worker's first rounds the share is larger: what is learnt then pays longest."""
+HOPE = 0.85
+"""Conditional acceptance that a position may turn out to have for all that is known, where little is."""
+HOPE_WEIGHT = 16.0
+
+
+class Choice(NamedTuple):
+    """What one proposer would do."""
+
+    proposer: ProposerName
+    ks: npt.NDArray[np.int64]
+    """[N + 1]."""
+    rate: Array
+    """[K + 1, N + 1] expected tokens per second."""
+    seconds: float
+    """Until all that waits is done."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goodput:
+    """argmax over K and proposer of expected tokens / seconds, 0 included, for every occupancy."""
+
+    k: int
+    """Widest round."""
+    proposers: tuple[ProposerName, ...]
+    """Those to choose from, "none" aside."""
+    explore_share: float = EXPLORE_SHARE
+    hysteresis: float = HYSTERESIS
+
+    @property
+    def max_k(self) -> int:
+        return self.k
+
+    def plan(self, situation: Situation) -> SpeculationPlan:
+        depth = situation.queue_depth
+        if situation.costs is None:
+            return SpeculationPlan(ks=(0,), proposer="none", queue_depth=depth, reason="goodput: no round is timed yet")
+        ahead = work_ahead(situation)
+        choices = [self._choose(name, situation, situation.costs, ahead) for name in self.proposers]
+        best = min(choices, key=lambda choice: choice.seconds)
+        explore = self._explore(best, choices, situation, situation.costs, ahead)
+        taken = best.rate[best.ks, np.arange(len(best.ks))]
+        speculates = bool(best.ks.any())
+        return SpeculationPlan(
+            ks=tuple(int(k) for k in best.ks),
+            proposer=best.proposer if speculates else "none",
+            queue_depth=depth,
+            reason=say(best.proposer, best.ks, best.rate, situation, explore),
+            explore=explore,
+            tokens_per_s=tuple(float(rate) for rate in taken),
+        )
+
+    def _choose(self, proposer: ProposerName, situation: Situation, costs: CostTable, ahead: Array) -> Choice:
+        rate = rates(proposer, situation, costs, self.k)
+        favoured = self._favour(rate, proposer, situation)
+        ks = np.argmax(favoured, axis=0)
+        rows = np.arange(situation.slots + 1)
+        saved = ahead * (1 / favoured[0] - 1 / favoured[ks, rows])  # seconds, against plain decoding
+        if situation.behind and proposer == "draft":
+            catch_up = rows * situation.behind * costs.draft_token_s
+            gain = np.cumsum(saved) - catch_up
+            turn = int(np.argmax(gain[: situation.running + 1]))
+            ks[turn + 1 :] = 0
+            saved[turn + 1 :] = 0
+            saved[turn] -= catch_up[turn]
+        return Choice(proposer, ks, rate, float(np.sum(ahead / favoured[0]) - saved.sum()))
+
+    def _favour(self, rate: Array, proposer: ProposerName, situation: Situation) -> Array:
+        """The rates, with what is in force, at first plain decoding, a little better than it is."""
+        favoured = rate.copy()
+        ks, who = np.zeros(rate.shape[1], dtype=np.int64), "none"
+        if (plan := situation.plan) is not None:
+            ks, who = np.array([min(plan.k_for(n), self.k) for n in range(rate.shape[1])]), plan.proposer
+        same = (ks == 0) | (who == proposer)
+        favoured[ks[same], np.flatnonzero(same)] *= 1 + self.hysteresis
+        return favoured
+
+    def _explore(
+        self, best: Choice, choices: list[Choice], situation: Situation, costs: CostTable, ahead: Array
+    ) -> Exploration | None:
+        """What might be better than the plan, for all that is known, where trying it is affordable."""
+        n = situation.running
+        now = float(best.rate[best.ks[n], n])
+        found: tuple[float, Choice, int] = (now * (1 + 2 * self.hysteresis), best, 0)
+        for choice in choices:
+            hoped = rates(choice.proposer, situation, costs, self.k, hope=True)[:, n]
+            if choice.proposer == best.proposer:
+                hoped[: best.ks[n] + 1] = 0.0  # what the plan does teaches about these anyway
+            k = int(np.argmax(hoped[1:])) + 1
+            found = max(found, (float(hoped[k]), choice, k), key=lambda item: item[0])
+        _, choice, k = found
+        if not k:
+            return None
+        rounds = min(4, math.ceil(16 / n))
+        tokens = n * float(choice.rate[k, n] and expected_tokens(situation.acceptance[choice.proposer], self.k)[k])
+        grid = costs.grid(proposer=choice.proposer, max_k=k, slots=situation.slots, context=situation.context)
+        lost = rounds * max(0.0, float(grid[k, n]) - tokens / now)
+        if choice.proposer == "draft" and not (best.proposer == "draft" and best.ks[n]):
+            lost += n * situation.context * costs.draft_token_s
+        usual = n * float(expected_tokens(situation.acceptance[best.proposer], self.k)[best.ks[n]]) / now
+        share = self.explore_share if situation.rounds >= EARLY_ROUNDS else EARLY_SHARE
+        every = max(rounds / share, lost / (share * usual))
+        every = rounds * 2 ** math.ceil(math.log2(every / rounds))  # so that a new plan does not begin the count anew
+        left = float(ahead.sum()) / now / usual
+        return Exploration(k=k, proposer=choice.proposer, rounds=rounds, every=every) if every < left else None
+
+
+def expected_tokens(acceptance: Acceptance, max_k: int, *, hope: bool = False) -> Array:
+    """→ [K + 1]: tokens that a row's round of K drafts yields, 1 + coverage · Σ_i Π_{j ≤ i} c_j."""
+    conditional = acceptance.conditional(max_k)
+    coverage = acceptance.coverage
+    if hope:
+        reached = np.zeros(max_k)
+        known = acceptance.reached[:max_k]
+        reached[: len(known)] = known
+        share = HOPE_WEIGHT / (HOPE_WEIGHT + reached)
+        conditional = np.maximum(conditional, conditional + share * (HOPE - conditional))
+        coverage += (1 - coverage) * HOPE_WEIGHT / (HOPE_WEIGHT + acceptance.row_rounds)
+    return np.concatenate([[1.0], 1.0 + coverage * np.cumsum(np.cumprod(conditional))])
+
+
+def rates(proposer: ProposerName, situation: Situation, costs: CostTable, max_k: int, *, hope: bool = False) -> Array:
+    """→ [K + 1, N + 1] tokens per second, the draft's prefill of new rows paid. Rows 0 read as 1."""
+    slots, context = situation.slots, situation.context
+    seconds = costs.grid(proposer=proposer, max_k=max_k, slots=slots, context=context)
+    if hope:  # a round that was never timed may be as short as plain decoding
+        known = costs.known(proposer=proposer, max_k=max_k, slots=slots, context=context)
+        seconds = seconds[0] + known * (seconds - seconds[0])
+    tokens = expected_tokens(situation.acceptance[proposer], max_k, hope=hope)
+    made = tokens[:, None] * np.maximum(np.arange(situation.slots + 1), 1)
+    if proposer == "draft":
+        prefill_s = situation.input_tokens / max(1.0, situation.output_tokens) * costs.draft_token_s
+        seconds = seconds + prefill_s * made * (np.arange(max_k + 1) > 0)[:, None]
+    return np.asarray(made / seconds)
+
+
+def work_ahead(situation: Situation) -> Array:
+    """→ [N + 1]: tokens that are still to be generated at each occupancy: the queue's at the present one, then those
+    of the rows that run as they end one after the other, evenly."""
+    n = situation.running
+    rows = np.arange(situation.slots + 1)
+    ahead = np.where(rows <= n, rows / n, 0.0) * situation.output_tokens
+    ahead[n] += max(0.0, situation.queue_depth - n) * situation.output_tokens
+    return ahead

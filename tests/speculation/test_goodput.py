@@ -1,0 +1,136 @@
+"""What goodput decides, with a cost table and acceptance that leave no doubt what is best."""
+
+from dataclasses import replace
+
+import pytest
+
+from specpipe.core import AcceptanceCounts, CostPoint, ProposerName, SpeculationPlan
+from specpipe.speculation.acceptance import Acceptance
+from specpipe.speculation.cost import CostTable
+from specpipe.speculation.goodput import EARLY_ROUNDS, Goodput
+from specpipe.speculation.policy import Situation
+
+SLOTS = 64
+
+
+def seconds(k: int, n: int) -> float:
+    """Drafts nearly free up to 64 tokens a batch, as dear as rows beyond."""
+    return 5e-3 + 1e-4 * max(0, n * (k + 1) - 64) + k * 2e-4
+
+
+def table(*, draft_token_s: float = 1e-7) -> CostTable:
+    points = [
+        CostPoint(proposer="draft" if k else "none", k=k, running=n, context=200, rounds=500, seconds=500 * cost)
+        for k in range(6)
+        for n in (1, 2, 4, 8, 16, 32, 64)
+        for cost in [seconds(k, n)]
+    ]
+    return CostTable(points, draft_token_s=draft_token_s)
+
+
+def acceptance(*rates: float, drafts: int = 100_000) -> Acceptance:
+    reached = [float(drafts)]
+    for rate in rates:
+        reached.append(reached[-1] * rate)
+    counts = AcceptanceCounts(
+        drafts=drafts,
+        reached_per_position=tuple(round(r) for r in reached[:-1]),
+        accepted_per_position=tuple(round(r) for r in reached[1:]),
+    )
+    return Acceptance().with_counts(counts, row_rounds=drafts, keep=1.0)
+
+
+def situation(draft: Acceptance, **changes: object) -> Situation:
+    known: dict[ProposerName, Acceptance] = {"draft": draft}
+    return replace(
+        Situation(
+            slots=SLOTS, queue_depth=1000, acceptance=known, costs=table(), context=200, input_tokens=100,
+            output_tokens=200, rounds=EARLY_ROUNDS,
+        ),
+        **changes,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+GOOD = acceptance(0.9, 0.9, 0.9, 0.9, 0.9)
+BAD = acceptance(0.01, 0.01, 0.01, 0.01, 0.01)
+POLICY = Goodput(k=5, proposers=("draft",))
+
+
+def test_few_rows_draft_many_tokens_and_many_rows_few() -> None:
+    plan = POLICY.plan(situation(GOOD))
+    assert plan.k_for(1) == 5 and plan.k_for(64) <= 1
+    for n in (1, 4, 16, 32, 64):
+        best = max(range(6), key=lambda k: sum(0.9**i for i in range(k + 1)) / seconds(k, n))
+        assert abs(plan.k_for(n) - best) <= 1, n
+
+
+def test_a_useless_draft_is_not_used() -> None:
+    plan = POLICY.plan(situation(BAD))
+    assert (plan.ks, plan.proposer) == ((0,) * (SLOTS + 1), "none")
+    assert "plain at 64 rows" in plan.reason and "draft accepted 0.01" in plan.reason
+
+
+def test_a_position_that_is_never_accepted_is_not_drafted() -> None:
+    assert POLICY.plan(situation(acceptance(0.95, 0.9, 0.0))).max_k <= 3
+
+
+def test_a_plan_says_what_it_expects() -> None:
+    plan = POLICY.plan(situation(GOOD))
+    expected = sum(0.9**i for i in range(6)) / seconds(5, 1)
+    assert plan.tokens_per_s[1] == pytest.approx(expected, rel=0.1)
+    assert len(plan.tokens_per_s) == len(plan.ks) == SLOTS + 1
+
+
+def test_a_small_advantage_changes_nothing_that_is_in_force() -> None:
+    for n in (1, 16):
+        best = POLICY.plan(situation(GOOD)).k_for(n)
+        near = SpeculationPlan(ks=(best - 1,) * (SLOTS + 1), proposer="draft", queue_depth=0, reason="in force")
+        stubborn = replace(POLICY, hysteresis=0.5)
+        assert stubborn.plan(situation(GOOD, plan=near)).k_for(n) == best - 1
+        assert POLICY.plan(situation(GOOD, plan=replace(near, ks=(0,)))).k_for(n) > 0
+
+
+def test_catching_up_is_paid_before_the_draft_is_turned_on() -> None:
+    off = SpeculationPlan(ks=(0,), proposer="none", queue_depth=0, reason="in force")
+    tail = situation(GOOD, queue_depth=3, plan=off, behind=200.0)
+    dear = replace(tail, costs=table(draft_token_s=1.0))
+    assert POLICY.plan(tail).k_for(3) == 5
+    assert POLICY.plan(dear).k_for(3) == 0
+    assert POLICY.plan(replace(dear, behind=0.0, input_tokens=0.0)).k_for(3) == 5
+
+
+def test_prefilling_the_draft_for_every_new_row_is_paid() -> None:
+    long_prompts = situation(GOOD, input_tokens=20_000, costs=table(draft_token_s=5e-5))
+    assert POLICY.plan(long_prompts).k_for(8) == 0
+    assert POLICY.plan(replace(long_prompts, input_tokens=10)).k_for(8) > 0
+
+
+def test_the_better_proposer_is_taken() -> None:
+    policy = Goodput(k=5, proposers=("draft", "ngram"))
+    for draft, ngram, best in ((GOOD, BAD, "draft"), (BAD, GOOD, "ngram"), (BAD, BAD, "none")):
+        plan = policy.plan(situation(draft, acceptance={"draft": draft, "ngram": ngram}))
+        assert plan.proposer == best, plan.reason
+
+
+def test_what_was_never_tried_is_tried_within_the_budget() -> None:
+    plan = POLICY.plan(situation(acceptance(0.2), queue_depth=8, output_tokens=20_000))
+    explore = plan.explore  # the second position may be anything
+    assert explore is not None and explore.k > plan.k_for(8)
+    assert explore.rounds / explore.every <= 0.01
+    assert f"tries draft K={explore.k}" in plan.reason
+    rounds = [plan.choice(8, i) for i in range(10 * explore.every)]
+    assert rounds.count(("draft", explore.k)) == 10 * explore.rounds
+
+
+def test_what_is_known_well_is_not_explored() -> None:
+    assert POLICY.plan(situation(BAD)).explore is None
+    assert POLICY.plan(situation(GOOD)).explore is None
+
+
+def test_exploring_that_takes_longer_than_the_work_left_is_not_done() -> None:
+    assert POLICY.plan(situation(acceptance(0.2), queue_depth=1, output_tokens=20)).explore is None
+
+
+def test_without_any_measured_round_it_decodes_plainly() -> None:
+    plan = POLICY.plan(situation(GOOD, costs=None))
+    assert plan.max_k == 0 and "no round is timed" in plan.reason
