@@ -26,6 +26,7 @@ ATTEMPT_PREFIX = ".attempt-"
 """Names that begin so are unfinished; no reader takes them for outputs, and any may be deleted once no run is live."""
 _TELEMETRY, _HASH, _ROWS = b"specpipe.telemetry", b"specpipe.shard_hash", b"specpipe.rows"
 _RENAMES = ("hdfs",)
+_TAIL = 32 * 1024  # holds most footers: one read of a store instead of two
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +36,13 @@ class PartFooter:
     rows: int
     shard_hash: str
     """hash_rows of the input rows that it was made from."""
-    telemetry: Mapping[str, object]
+    telemetry_json: bytes
+
+    @property
+    def telemetry(self) -> Mapping[str, object]:
+        """Raises ValueError for what is no JSON."""
+        found: Mapping[str, object] = json.loads(self.telemetry_json)
+        return found
 
 
 def publish_part(path: str, table: Any, *, shard_hash: str, telemetry: Mapping[str, object]) -> int:
@@ -107,23 +114,25 @@ def read_part_footer(path: str) -> PartFooter | None:
         parquet = pq.read_metadata(pa.BufferReader(tail))
         metadata = parquet.metadata or {}
         rows = int(metadata[_ROWS])
-        telemetry = json.loads(metadata[_TELEMETRY])
+        telemetry = metadata[_TELEMETRY]
         shard_hash = metadata[_HASH].decode()
     except (pa.ArrowException, OSError, KeyError, ValueError):  # pyarrow calls some broken footers OSError
         return None
-    if rows != parquet.num_rows or not isinstance(telemetry, dict):
+    if rows != parquet.num_rows or not telemetry.startswith(b"{"):
         return None
-    return PartFooter(rows=rows, shard_hash=shard_hash, telemetry=telemetry)
+    return PartFooter(rows=rows, shard_hash=shard_hash, telemetry_json=telemetry)
 
 
 def _footer_bytes(source: Any) -> bytes:
     """The end of a Parquet file that its metadata can be parsed from: footer, its length (4 bytes), magic (4 bytes)."""
     size = source.size()
-    source.seek(max(0, size - 8))
-    ending = source.read(8)
-    length = min(size, int.from_bytes(ending[:4], "little") + 8)
-    source.seek(size - length)
-    return bytes(source.read(length))
+    source.seek(max(0, size - _TAIL))
+    tail = bytes(source.read(_TAIL))
+    length = min(size, int.from_bytes(tail[-8:-4], "little") + 8)
+    if length > len(tail):
+        source.seek(size - length)
+        return bytes(source.read(length))
+    return tail[-length:]
 
 
 def _publish_local(path: str, data: Any) -> None:

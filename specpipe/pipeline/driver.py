@@ -53,7 +53,6 @@ class DriverConfig:
 class Outcome:
     """What a driver's run came to."""
 
-    reports: list[ShardReport] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
     """Shards that no attempt could finish -> the last reason."""
     contested: set[int] = field(default_factory=set)
@@ -67,6 +66,8 @@ class Observers:
     """Called on the driver's thread; they must be quick."""
 
     progress: Callable[[Progress], None] = lambda progress: None
+    published: Callable[[ShardReport], None] = lambda report: None
+    """Once a shard. The driver itself keeps nothing of it."""
     samples: Callable[[Sequence[Sample]], None] = lambda samples: None
 
 
@@ -226,7 +227,7 @@ class Driver:
         self._dispatcher.finished(member, task)
         self._score.publish(report, task.rows)
         self._observer.see(report.evidence)
-        self.outcome.reports.append(report)
+        self._observers.published(report)
 
     def _failed(self, member: Member, task: Task, reason: str) -> None:
         if not self._fleet.take_back(member, task, finished=False):

@@ -27,11 +27,10 @@ def inspect(path: str) -> dict[str, Any]:
     last: dict[str, Any] = json.loads(data) if data is not None else {}
     if last.get("complete") and holder is None:
         return {"state": "complete", "holder": None, **last}
-    records = list(read_ledger(folder, manifest.shards, manifest.run_id).values())
     summary = build_summary(
         folder,
         manifest,
-        records,
+        read_ledger(folder, manifest.shards, manifest.run_id).table(),
         failed_shards={int(shard): why for shard, why in last.get("failed_shards", {}).items()} if not holder else {},
         workers={},
         versions=last.get("versions") or versions(),

@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pyarrow as pa
 
 from specpipe.core import Shard
-from specpipe.data.publish import read_part_footer
+from specpipe.data.publish import PartFooter, read_part_footer
 from specpipe.pipeline.folder import RunFolder
-from specpipe.telemetry.record import ShardRecord
+from specpipe.telemetry.record import ShardRecord, parse_records, shard_schema
+from specpipe.telemetry.shard_log import ShardLog
 
 _READERS = 16  # footers are small reads, and on an object store each waits for the network
+_CHUNK = 256  # footers parsed at once: a call costs as much as many of them
 
 
 def done_record(folder: RunFolder, shard: Shard, run_id: str) -> ShardRecord | None:
     """The record of a shard's part; None unless the part is whole, has all of its rows, and belongs to this run."""
+    rows = _done(folder, run_id, [shard]).to_pylist()
+    return ShardRecord.from_dict(rows[0]) if rows else None
+
+
+def read_ledger(folder: RunFolder, shards: Iterable[Shard], run_id: str) -> ShardLog:
+    """Records of all shards that are done."""
+    there = set(folder.names("outputs"))
+    candidates = [shard for shard in shards if folder.part_name(shard.index).rpartition("/")[2] in there]
+    size = min(_CHUNK, len(candidates) // _READERS + 1)
+    chunks = [candidates[at : at + size] for at in range(0, len(candidates), size)]
+    log = ShardLog()
+    with ThreadPoolExecutor(_READERS) as readers:
+        for table in readers.map(partial(_done, folder, run_id), chunks):
+            log.extend(table)
+    return log
+
+
+def _done(folder: RunFolder, run_id: str, shards: Sequence[Shard]) -> pa.Table:
+    """Rows of the shard table, of those shards that are done."""
+    found = [(shard, footer) for shard in shards if (footer := _footer(folder, shard)) is not None]
+    try:
+        table = parse_records([footer.telemetry_json for _, footer in found])
+    except (ValueError, TypeError):
+        if len(shards) == 1:
+            return shard_schema().empty_table()
+        return pa.concat_tables(_done(folder, run_id, [shard]) for shard, _ in found)
+    ours = [(run_id, shard.index, shard.rows) for shard, _ in found]
+    said = zip(*(table[name].to_pylist() for name in ("run_id", "shard", "rows")), strict=True)
+    return table.filter(pa.array([own == says for own, says in zip(ours, said, strict=True)], pa.bool_()))
+
+
+def _footer(folder: RunFolder, shard: Shard) -> PartFooter | None:
     try:
         footer = read_part_footer(folder.file(folder.part_name(shard.index)))
     except OSError:  # thrift that does not parse, or no file: to run it again costs time, to trust it costs rows
         return None
-    if footer is None or footer.rows != shard.rows or not footer.shard_hash:
-        return None
-    try:
-        record = ShardRecord.from_dict(footer.telemetry)
-    except (TypeError, ValueError, KeyError, AttributeError):
-        return None
-    fits = record.run_id == run_id and record.shard == shard.index and record.rows == shard.rows
-    return record if fits else None
-
-
-def read_ledger(folder: RunFolder, shards: Iterable[Shard], run_id: str) -> dict[int, ShardRecord]:
-    """Records of all shards that are done, by shard number."""
-    there = set(folder.names("outputs"))
-    candidates = [shard for shard in shards if folder.part_name(shard.index).rpartition("/")[2] in there]
-    with ThreadPoolExecutor(_READERS) as readers:
-        records = readers.map(lambda shard: done_record(folder, shard, run_id), candidates)
-        return {record.shard: record for record in records if record is not None}
+    return footer if footer is not None and footer.rows == shard.rows and footer.shard_hash else None

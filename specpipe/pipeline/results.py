@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+import pyarrow as pa
 
 from specpipe.errors import EXIT_COMPLETE, EXIT_INCOMPLETE
 from specpipe.pipeline.folder import SHARDS, SUMMARY, RunFolder
 from specpipe.pipeline.manifest import Manifest
 from specpipe.pipeline.timeline_log import parquet_bytes, peak_of
-from specpipe.telemetry.record import ShardRecord, shard_table
 from specpipe.telemetry.summary import RunFacts, summarise
 
 
 def build_summary(
     folder: RunFolder,
     manifest: Manifest,
-    records: Sequence[ShardRecord],
+    shards: pa.Table,
     *,
     failed_shards: Mapping[int, str],
     workers: Mapping[str, Mapping[str, Any]],
@@ -34,7 +35,7 @@ def build_summary(
         workers=workers,
         versions=versions,
     )
-    return {"name": manifest.tuning.get("name", "job"), "run_id": manifest.run_id, **summarise(records, facts)}
+    return {"name": manifest.tuning.get("name", "job"), "run_id": manifest.run_id, **summarise(shards, facts)}
 
 
 def has_results(folder: RunFolder) -> bool:
@@ -45,9 +46,9 @@ def has_results(folder: RunFolder) -> bool:
         return False
 
 
-def publish_results(folder: RunFolder, records: Sequence[ShardRecord], summary: Mapping[str, Any]) -> None:
-    """Compact the footers, then the summary: whoever sees it sees the telemetry too."""
-    folder.publish(SHARDS, parquet_bytes(shard_table(records)))
+def publish_results(folder: RunFolder, shards: pa.Table, summary: Mapping[str, Any]) -> None:
+    """The shard table, then the summary: whoever sees it sees the telemetry too."""
+    folder.publish(SHARDS, parquet_bytes(shards))
     folder.publish(SUMMARY, (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode())
 
 

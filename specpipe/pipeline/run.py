@@ -8,7 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from specpipe.core import AcceptanceCounts, Shard
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from specpipe.core import Shard
 from specpipe.data.locations import locate
 from specpipe.data.publish import ATTEMPT_PREFIX
 from specpipe.errors import EXIT_INTERRUPTED, JobError, OutputError
@@ -20,7 +23,7 @@ from specpipe.pipeline.failures import StaleRunError
 from specpipe.pipeline.folder import MANIFEST, RunFolder
 from specpipe.pipeline.handles import Pool
 from specpipe.pipeline.interrupts import drain_on_interrupt
-from specpipe.pipeline.ledger import done_record, read_ledger
+from specpipe.pipeline.ledger import read_ledger
 from specpipe.pipeline.logs import log_fields
 from specpipe.pipeline.manifest import Manifest, check_identity, new_manifest, read_manifest
 from specpipe.pipeline.prepare import Prepared, prepare
@@ -30,7 +33,8 @@ from specpipe.pipeline.scoreboard import Earlier
 from specpipe.pipeline.timeline_log import TimelineLog
 from specpipe.speculation.make import make_policy
 from specpipe.telemetry.metrics import run_label
-from specpipe.telemetry.record import ShardRecord
+from specpipe.telemetry.shard_log import ShardLog
+from specpipe.telemetry.sums import acceptance, total
 
 log = logging.getLogger(__name__)
 BACKUP_S = 10.0
@@ -55,15 +59,10 @@ class _Opened:
     prepared: Prepared
     folder: RunFolder
     manifest: Manifest | None
-    done: dict[int, ShardRecord]
-    retry_failed: bool
-
-    @property
-    def failed_rows(self) -> dict[int, int]:
-        """By shard: how many of its published rows are to be run again."""
-        if not self.retry_failed:
-            return {}
-        return {shard: record.failed_rows for shard, record in self.done.items() if record.failed_rows}
+    done: ShardLog
+    """The parts that earlier starts have published; those of this one are added as they come."""
+    failed_rows: Mapping[int, int]
+    """By shard: how many of its published rows are to be run again."""
 
     @property
     def is_complete(self) -> bool:
@@ -117,11 +116,17 @@ def _open(prepared: Prepared, folder: RunFolder, *, retry_failed: bool) -> _Open
     """Under the lock: compare identities, see what is done, sweep up what a crash left."""
     manifest = read_manifest(folder)
     if manifest is None:
-        return _Opened(prepared=prepared, folder=folder, manifest=None, done={}, retry_failed=retry_failed)
+        return _Opened(prepared=prepared, folder=folder, manifest=None, done=ShardLog(), failed_rows={})
     check_identity(manifest.identity, prepared.identity, folder)
     done = read_ledger(folder, manifest.shards, manifest.run_id)
     _sweep(folder)
-    return _Opened(prepared=prepared, folder=folder, manifest=manifest, done=done, retry_failed=retry_failed)
+    failed_rows = _failed_rows(done.table()) if retry_failed else {}
+    return _Opened(prepared=prepared, folder=folder, manifest=manifest, done=done, failed_rows=failed_rows)
+
+
+def _failed_rows(shards: pa.Table) -> dict[int, int]:
+    failed = shards.filter(pc.greater(shards["failed_rows"], 0))
+    return dict(zip(failed["shard"].to_pylist(), failed["failed_rows"].to_pylist(), strict=True))
 
 
 def _sweep(folder: RunFolder) -> None:
@@ -151,7 +156,9 @@ def _start(opened: _Opened, placement: Placement, backend: Backend, viewer: View
         viewer.progress(now)
         watcher(now)
 
-    observers = Observers(progress=progress, samples=timeline.add)
+    observers = Observers(
+        progress=progress, published=lambda report: opened.done.add(report.telemetry), samples=timeline.add
+    )
     driver = _driver(opened, manifest, config, placement, backend.pool(config, placement), observers)
     try:
         with log_fields(run=run_label(job.name, manifest.run_id)), drain_on_interrupt(driver.drain):
@@ -213,11 +220,12 @@ def _driver(
         max_running=job.speculation.max_running,
         proposers=job.proposers,
     )
+    shards = done.table()
     earlier = Earlier(
         shards=len(done) - len(again),
-        rows=sum(record.rows for record in done.values()) - sum(again.values()),
-        failed_rows=sum(record.failed_rows for record in done.values()) - sum(again.values()),
-        acceptance=sum((record.verified for record in done.values()), AcceptanceCounts()),
+        rows=total(shards, "rows") - sum(again.values()),
+        failed_rows=total(shards, "failed_rows") - sum(again.values()),
+        acceptance=acceptance(shards),
     )
     driver_config = DriverConfig(
         workers=placement.workers,
@@ -239,20 +247,20 @@ def _finished(
     state: Literal["already complete", "interrupted"] | None,
 ) -> RunResult:
     """Write what the run leaves, and say how it ended."""
-    records = {**opened.done, **{report.shard: ShardRecord.from_dict(report.telemetry) for report in outcome.reports}}
-    for shard in outcome.contested & records.keys():  # two workers ran it: whose part is there?
-        there = done_record(opened.folder, manifest.shards[shard], manifest.run_id)
-        records[shard] = there or records[shard]
+    # Two workers ran a contested shard: whose part is there?
+    contested = [manifest.shards[shard] for shard in sorted(outcome.contested)]
+    opened.done.extend(read_ledger(opened.folder, contested, manifest.run_id).table())
+    shards = opened.done.table()
     summary = build_summary(
         opened.folder,
         manifest,
-        list(records.values()),
+        shards,
         failed_shards=outcome.failed,
         workers={name: info.facts for name, info in outcome.workers.items()},
         versions=versions(),
     )
     if state != "already complete" or not has_results(opened.folder):
-        publish_results(opened.folder, list(records.values()), summary)
+        publish_results(opened.folder, shards, summary)
     code = exit_code_of(summary, opened.prepared.job.output.max_failed_rows)
     if state == "interrupted":
         code = EXIT_INTERRUPTED

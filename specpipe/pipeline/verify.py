@@ -17,7 +17,8 @@ from specpipe.pipeline.folder import MANIFEST, SHARDS, SUMMARY, RunFolder
 from specpipe.pipeline.manifest import Manifest, read_manifest
 from specpipe.pipeline.verification import Finding, Verification
 from specpipe.pipeline.verify_part import PartCheck, PartProof
-from specpipe.telemetry.record import ShardRecord, shard_table
+from specpipe.telemetry.shard_log import ShardLog
+from specpipe.telemetry.sums import total
 
 _READERS = 4  # parts that are in memory at once
 
@@ -37,27 +38,32 @@ def verify(path: str, *, fast: bool = False) -> Verification:
     findings = [*_manifest(folder, manifest)]
     inputs = _Inputs(manifest, read=not fast)
     findings += inputs.findings
-    proofs = _prove_parts(folder, manifest, inputs.files)
-    findings += [finding for proof in proofs.values() for finding in proof.findings]
+    said, fine = ShardLog(), ShardLog()  # what parts say, and those about which nothing was found
+    for proof in _prove_parts(folder, manifest, inputs.files):
+        findings += proof.findings
+        if proof.record is not None:
+            said.add(proof.record.to_dict())
+            if not proof.findings:
+                fine.add(proof.record.to_dict())
     findings += _foreign(folder, manifest)
-    records = [proof.record for proof in proofs.values() if proof.record is not None]
-    findings += _totals(folder, records, complete=len(records) == len(manifest.shards))
-    fine = [proof.record for proof in proofs.values() if proof.record is not None and not proof.findings]
+    if len(said) == len(manifest.shards):  # else the next start writes them anew
+        findings += _totals(folder, said.table())
+    proven = fine.table()
     return Verification(
         folder=folder.path,
         run_id=manifest.run_id,
         fast=fast,
         shards=len(manifest.shards),
         rows=manifest.rows,
-        verified_shards=len(fine),
-        verified_rows=sum(record.rows for record in fine),
-        failed_rows=sum(record.failed_rows for record in fine),
+        verified_shards=proven.num_rows,
+        verified_rows=total(proven, "rows"),
+        failed_rows=total(proven, "failed_rows"),
         max_failed_rows=int(manifest.tuning.get("output.max_failed_rows", 0)),
         findings=findings,
     )
 
 
-def _prove_parts(folder: RunFolder, manifest: Manifest, files: dict[str, InputFile]) -> dict[int, PartProof]:
+def _prove_parts(folder: RunFolder, manifest: Manifest, files: dict[str, InputFile]) -> Iterator[PartProof]:
     identity = manifest.identity
     check = PartCheck(
         run_id=manifest.run_id,
@@ -68,8 +74,7 @@ def _prove_parts(folder: RunFolder, manifest: Manifest, files: dict[str, InputFi
     )
     with ThreadPoolExecutor(_READERS) as readers:
         paths = [folder.file(folder.part_name(shard.index)) for shard in manifest.shards]
-        proofs = readers.map(check.prove, paths, manifest.shards)
-        return {shard.index: proof for shard, proof in zip(manifest.shards, proofs, strict=True)}
+        yield from readers.map(check.prove, paths, manifest.shards)
 
 
 def _manifest(folder: RunFolder, manifest: Manifest) -> Iterator[Finding]:
@@ -139,26 +144,23 @@ _COUNTS = {
 }
 
 
-def _totals(folder: RunFolder, records: Sequence[ShardRecord], *, complete: bool) -> Iterator[Finding]:
+def _totals(folder: RunFolder, shards: pa.Table) -> Iterator[Finding]:
     """telemetry/shards.parquet and summary.json against the footers."""
     table, summary = folder.read(SHARDS), folder.read(SUMMARY)
-    if not complete:
-        return  # the next start writes them anew
     if table is None or summary is None:
         yield Finding(kind="missing", text=f"{SHARDS} or {SUMMARY} is not there; start the run again to write them")
         return
     try:
         there = pq.read_table(pa.BufferReader(table))
-        said = json.loads(summary)
+        says = json.loads(summary)
     except (pa.ArrowException, OSError, ValueError) as error:
         yield _wrong(f"{SHARDS} or {SUMMARY} cannot be read: {error}")
         return
-    if not there.equals(shard_table(records)):
+    if not there.equals(shards):
         yield _wrong(f"{SHARDS} differs from what stands in the parts' footers")
     for name, field in _COUNTS.items():
-        total = sum(getattr(record, field) for record in records)
-        if said.get(name) != total:
-            yield _wrong(f"{SUMMARY}: {name} is {said.get(name)}, and the parts sum to {total}")
+        if says.get(name) != total(shards, field):
+            yield _wrong(f"{SUMMARY}: {name} is {says.get(name)}, and the parts sum to {total(shards, field)}")
 
 
 def _wrong(text: str) -> Finding:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 import pyarrow as pa
+import pyarrow.json
 
 from specpipe.core import AcceptanceCounts
 from specpipe.telemetry.histogram import LogHistogram
@@ -116,12 +117,13 @@ class ShardRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ShardRecord:
-        """The inverse of `to_dict`. Fields that it does not know are left out; TypeError for a missing key field."""
+        """The inverse of `to_dict`, and of a row of the table. Fields that it does not know are left out, those that
+        are missing or null get their defaults; TypeError for a missing key field."""
         values: dict[str, Any] = {}
         for item in dataclasses.fields(cls):
-            if item.name not in data:
+            value = data.get(item.name)
+            if value is None:
                 continue
-            value = data[item.name]
             if item.name in ("ttft", "tpot", "itl"):
                 value = LogHistogram.from_dict(value)
             values[item.name] = tuple(value) if isinstance(value, list) else value
@@ -138,3 +140,22 @@ def shard_table(records: Iterable[ShardRecord]) -> pa.Table:
     """The table of telemetry/shards.parquet: one row a shard, by shard number."""
     rows = [record.to_dict() for record in sorted(records, key=lambda record: record.shard)]
     return pa.Table.from_pylist(rows, schema=shard_schema())
+
+
+def parse_records(texts: Sequence[bytes]) -> pa.Table:
+    """Records as parts' footers hold them, JSON of `to_dict`, as rows of the same table, in the order given.
+
+    Raises ValueError or TypeError where one of them is no record.
+    """
+    if not texts:
+        return shard_schema().empty_table()
+    lines = pa.BufferReader(b"\n".join(texts))
+    one_block = pa.json.ReadOptions(use_threads=False, block_size=lines.size() + 1)
+    ours = pa.json.ParseOptions(explicit_schema=shard_schema(), unexpected_field_behavior="ignore")
+    table = pa.json.read_json(lines, read_options=one_block, parse_options=ours)
+    if table.num_rows != len(texts):
+        raise ValueError(f"{len(texts)} texts hold {table.num_rows} records")
+    if any(column.null_count for column in table.columns):  # by an older version, which had fewer fields
+        rows = [ShardRecord.from_dict(row).to_dict() for row in table.to_pylist()]
+        table = pa.Table.from_pylist(rows, schema=shard_schema())
+    return table

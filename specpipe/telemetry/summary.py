@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specpipe.core import PHASES, AcceptanceCounts
-from specpipe.telemetry.histogram import LogHistogram
-from specpipe.telemetry.record import ShardRecord
+import pyarrow as pa
+
+from specpipe.core import PHASES
+from specpipe.telemetry.sums import acceptance, by_position, histogram, total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +38,8 @@ def covered_seconds(intervals: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def _latency(name: str, histograms: Iterable[LogHistogram]) -> dict[str, float]:
-    merged = LogHistogram()
-    for histogram in histograms:
-        merged.merge(histogram)
+def _latency(shards: pa.Table, name: str) -> dict[str, float]:
+    merged = histogram(shards, name)
     return {
         f"mean_{name}_ms": 1e3 * merged.mean,
         f"median_{name}_ms": 1e3 * merged.quantile(0.5),
@@ -48,13 +47,8 @@ def _latency(name: str, histograms: Iterable[LogHistogram]) -> dict[str, float]:
     }
 
 
-def _speculation(records: Sequence[ShardRecord]) -> dict[str, Any]:
-    counts = AcceptanceCounts()
-    k_rows: dict[int, int] = {}
-    for record in records:
-        counts += record.verified
-        for k, rows in enumerate(record.k_histogram):
-            k_rows[k] = k_rows.get(k, 0) + rows
+def _speculation(shards: pa.Table) -> dict[str, Any]:
+    counts = acceptance(shards)
     return {
         "spec_decode_acceptance_rate": counts.acceptance_rate,
         "spec_decode_acceptance_length": counts.acceptance_length,
@@ -65,43 +59,41 @@ def _speculation(records: Sequence[ShardRecord]) -> dict[str, Any]:
         "spec_decode_bonus_tokens": counts.bonus_tokens,
         "spec_decode_per_position_acceptance_rates": list(counts.unconditional),
         "spec_decode_per_position_conditional_rates": list(counts.conditional),
-        "spec_decode_emitted_accepted_tokens": sum(record.emitted_accepted_tokens for record in records),
-        "k_histogram": {str(k): rows for k, rows in sorted(k_rows.items()) if rows},
+        "spec_decode_emitted_accepted_tokens": total(shards, "emitted_accepted_tokens"),
+        "k_histogram": {str(k): rows for k, rows in enumerate(by_position(shards, "k_histogram")) if rows},
     }
 
 
-def _phases(records: Sequence[ShardRecord]) -> dict[str, float]:
-    return {phase: float(sum(getattr(record, f"{phase}_s") for record in records)) for phase in PHASES}
-
-
-def _per_worker(records: Sequence[ShardRecord], facts: RunFacts) -> dict[str, dict[str, Any]]:
+def _per_worker(shards: pa.Table, facts: RunFacts) -> dict[str, dict[str, Any]]:
+    sums = shards.group_by("worker").aggregate([("shard", "count"), *((name, "sum") for name in _WORKERS_SUMS)])
+    work = {row["worker"]: row for row in sums.to_pylist()}
     out: dict[str, dict[str, Any]] = {}
-    for name in sorted({record.worker for record in records} | set(facts.workers)):
-        mine = [record for record in records if record.worker == name]
-        busy = sum(record.busy_s for record in mine)
-        tokens = sum(record.output_tokens for record in mine)
+    for name in sorted(work.keys() | facts.workers.keys()):
+        mine = work.get(name, {})
+        values = {field: mine.get(f"{field}_sum", 0) for field in _WORKERS_SUMS}
+        speed = values["output_tokens"] / values["busy_s"] if values["busy_s"] else 0.0
         out[name] = {
-            "shards": len(mine),
-            "rows": sum(record.rows for record in mine),
-            "output_tokens": tokens,
-            "busy_s": busy,
-            "tokens_per_s": tokens / busy if busy else 0.0,
+            "shards": mine.get("shard_count", 0),
+            **values,
+            "tokens_per_s": speed,
             **facts.workers.get(name, {}),
         }
     return out
 
 
-def summarise(records: Sequence[ShardRecord], facts: RunFacts) -> dict[str, Any]:
-    """All published parts of a run, over however many starts, as one dictionary for JSON.
+_WORKERS_SUMS = ("rows", "output_tokens", "busy_s")
+
+
+def summarise(shards: pa.Table, facts: RunFacts) -> dict[str, Any]:
+    """All published parts of a run (its shard table), over however many starts, as one dictionary for JSON.
 
     Counts are totals over all parts. `duration_s` is the time during which at least one published shard was
     running, so pauses between starts, model loading and warm-up are not in it; throughputs divide by it.
     """
-    failed = sum(record.failed_rows for record in records)
-    done = sum(record.rows for record in records)
-    tokens_in = sum(record.input_tokens for record in records)
-    tokens_out = sum(record.output_tokens for record in records)
-    duration = covered_seconds((record.started_at, record.finished_at) for record in records)
+    failed, done = total(shards, "failed_rows"), total(shards, "rows")
+    tokens_in, tokens_out = total(shards, "input_tokens"), total(shards, "output_tokens")
+    began, ended = shards["started_at"].to_pylist(), shards["finished_at"].to_pylist()
+    duration = covered_seconds(zip(began, ended, strict=True))
 
     def per_second(amount: float) -> float:
         return amount / duration if duration else 0.0
@@ -113,25 +105,25 @@ def summarise(records: Sequence[ShardRecord], facts: RunFacts) -> dict[str, Any]
         "completed": done - failed,
         "failed": failed,
         "total_shards": facts.total_shards,
-        "published_shards": len(records),
+        "published_shards": shards.num_rows,
         "failed_shards": {str(shard): why for shard, why in sorted(facts.failed_shards.items())},
         "starts": facts.starts,
         "total_input_tokens": tokens_in,
         "total_output_tokens": tokens_out,
         "duration_s": duration,
-        "busy_s": sum(record.busy_s for record in records),
+        "busy_s": total(shards, "busy_s"),
         "request_throughput": per_second(done - failed),
         "output_throughput": per_second(tokens_out),
         "total_token_throughput": per_second(tokens_in + tokens_out),
         # A run shorter than an interval fills none of them; its peak is no less than its mean all the same.
         "peak_output_throughput": max(facts.peak_output_throughput, per_second(tokens_out)),
-        **_latency("ttft", (record.ttft for record in records)),
-        **_latency("tpot", (record.tpot for record in records)),
-        **_latency("itl", (record.itl for record in records)),
-        **_speculation(records),
-        "preemptions": sum(record.preemptions for record in records),
-        "phase_seconds": _phases(records),
+        **_latency(shards, "ttft"),
+        **_latency(shards, "tpot"),
+        **_latency(shards, "itl"),
+        **_speculation(shards),
+        "preemptions": total(shards, "preemptions"),
+        "phase_seconds": {phase: total(shards, f"{phase}_s") for phase in PHASES},
         "devices": sorted({str(worker["device"]) for worker in facts.workers.values() if "device" in worker}),
-        "workers": _per_worker(records, facts),
+        "workers": _per_worker(shards, facts),
         "versions": dict(facts.versions),
     }

@@ -25,7 +25,9 @@ def publish(path: str, rows: int = 2) -> int:
 def test_a_part_carries_its_rows_hash_and_telemetry(tmp_path: Path) -> None:
     path = str(tmp_path / "outputs" / "part-00000.parquet")
     assert publish(path) == os.path.getsize(path)
-    assert read_part_footer(path) == PartFooter(rows=2, shard_hash="abc", telemetry={"k": [1, 2], "s": 0.5})
+    footer = read_part_footer(path)
+    assert footer == PartFooter(rows=2, shard_hash="abc", telemetry_json=b'{"k": [1, 2], "s": 0.5}')
+    assert footer.telemetry == {"k": [1, 2], "s": 0.5}
     assert pq.read_table(path).equals(TABLE)
     assert os.listdir(tmp_path / "outputs") == ["part-00000.parquet"]
 

@@ -4,7 +4,7 @@ import dataclasses
 import time
 
 import pytest
-from support.fake_pool import IDLE, FakePool, FakeWorker, report, shards
+from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, report, shards
 
 from specpipe.core import ShardReport, SpeculationPlan
 from specpipe.pipeline.driver import Driver, DriverConfig, Observers
@@ -93,7 +93,7 @@ def test_progress_counts_earlier_starts_and_ends_full() -> None:
 
 def test_nothing_to_do_starts_no_worker() -> None:
     pool = FakePool()
-    assert Driver([], pool, Recording(), DriverConfig(workers=2, slots=4)).run().reports == []
+    Driver([], pool, Recording(), DriverConfig(workers=2, slots=4)).run()
     assert pool.workers == []
 
 
@@ -109,9 +109,10 @@ def test_speed_forgets_the_past() -> None:
 
 def cost_per_shard(workers: int, count: int) -> float:
     pool, work = FakePool(), shards(count)
-    driver = Driver(work, pool, Recording(), DriverConfig(workers=workers, slots=64))
+    driver = RecordingDriver(work, pool, Recording(), DriverConfig(workers=workers, slots=64))
     began = time.process_time()
-    assert len(driver.run().reports) == count
+    driver.run()
+    assert len(driver.published) == count
     return (time.process_time() - began) / count
 
 

@@ -5,24 +5,20 @@ import signal
 import threading
 
 import pytest
-from support.fake_pool import IDLE, FakePool, FakeWorker, report, shards
+from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, report, shards
 
 from specpipe.core import ShardReport
 from specpipe.errors import MachineError, ModelError, OutputError, SpecpipeError
-from specpipe.pipeline.driver import Driver, DriverConfig
+from specpipe.pipeline.driver import DriverConfig
 from specpipe.pipeline.failures import EngineError, ShardError, StaleRunError
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 from specpipe.pipeline.interrupts import drain_on_interrupt
 from specpipe.speculation.off import Off
 
 
-def drive(pool: FakePool, count: int = 6, workers: int = 2, **config: object) -> Driver:
+def drive(pool: FakePool, count: int = 6, workers: int = 2, **config: object) -> RecordingDriver:
     settings = {"workers": workers, "slots": 4, "poll_s": 0.01, **config}
-    return Driver(shards(count), pool, Off(), DriverConfig(**settings))
-
-
-def published(driver: Driver) -> list[int]:
-    return sorted(done.shard for done in driver.outcome.reports)
+    return RecordingDriver(shards(count), pool, Off(), DriverConfig(**settings))
 
 
 def test_a_failed_shard_is_retried_on_another_worker() -> None:
@@ -34,7 +30,7 @@ def test_a_failed_shard_is_retried_on_another_worker() -> None:
     pool = FakePool(behave)
     driver = drive(pool)
     assert not driver.run().failed
-    assert published(driver) == list(range(6))
+    assert driver.published == list(range(6))
     tried = [(name, order.attempt) for name, order, _ in pool.orders if order.shard.index == 2]
     assert [attempt for _, attempt in tried] == [1, 2]
     assert tried[0][0] != tried[1][0]
@@ -50,7 +46,7 @@ def test_with_one_worker_the_same_one_tries_again() -> None:
 
     driver = drive(FakePool(behave), workers=1)
     driver.run()
-    assert published(driver) == list(range(6))
+    assert driver.published == list(range(6))
 
 
 def test_a_shard_that_always_fails_is_reported_and_the_run_goes_on() -> None:
@@ -62,7 +58,7 @@ def test_a_shard_that_always_fails_is_reported_and_the_run_goes_on() -> None:
     driver = drive(FakePool(behave), max_attempts=3)
     outcome = driver.run()
     assert outcome.failed == {1: "attempt 3 failed"}
-    assert published(driver) == [0, 2, 3, 4, 5]
+    assert driver.published == [0, 2, 3, 4, 5]
 
 
 def test_a_dead_worker_is_replaced_and_its_shards_run_elsewhere() -> None:
@@ -74,7 +70,7 @@ def test_a_dead_worker_is_replaced_and_its_shards_run_elsewhere() -> None:
     pool = FakePool(behave)
     driver = drive(pool)
     driver.run()
-    assert published(driver) == list(range(6))
+    assert driver.published == list(range(6))
     assert {worker.name for worker in pool.workers} == {"worker-0", "worker-1", "worker-0.2"}
     assert all(worker.stopped for worker in pool.workers)
 
@@ -89,7 +85,7 @@ def test_a_poison_shard_runs_alone_after_its_first_crash_and_fails_alone() -> No
     driver = drive(pool, count=9, workers=1, in_flight=3)
     outcome = driver.run()
     assert set(outcome.failed) == {3}
-    assert published(driver) == [0, 1, 2, 4, 5, 6, 7, 8]
+    assert driver.published == [0, 1, 2, 4, 5, 6, 7, 8]
     company = [held for _, order, held in pool.orders if order.shard.index == 3 and order.attempt > 1]
     assert company == [(3,), (3,)]
 
@@ -132,7 +128,7 @@ def test_one_machine_that_refuses_costs_its_worker_alone() -> None:
     pool.on_start = on_start
     driver = drive(pool)
     driver.run()
-    assert published(driver) == list(range(6))
+    assert driver.published == list(range(6))
     assert {worker.name for worker in pool.workers} == {"worker-0", "worker-1"}
 
 
@@ -145,7 +141,7 @@ def test_a_lane_in_which_workers_only_die_is_given_up_while_others_work() -> Non
     pool = FakePool(behave)
     driver = drive(pool, count=200, max_attempts=9)
     driver.run()
-    assert published(driver) == list(range(200))
+    assert driver.published == list(range(200))
     assert [worker.name for worker in pool.workers if worker.name.startswith("worker-0")] == [
         "worker-0", "worker-0.2", "worker-0.3",
     ]  # fmt: skip
@@ -172,7 +168,7 @@ def test_a_hung_worker_is_replaced() -> None:
     driver = drive(pool, stall_s=0.1)
     driver.run()
     pool.gate.set()
-    assert published(driver) == list(range(6))
+    assert driver.published == list(range(6))
     assert pool.workers[0].stopped
 
 
@@ -190,7 +186,7 @@ def test_one_interrupt_lets_running_shards_publish() -> None:
     with drain_on_interrupt(driver.drain):
         outcome = driver.run()
     assert outcome.interrupted
-    assert published(driver) == sorted(order.shard.index for _, order, _ in pool.orders)
+    assert driver.published == sorted(order.shard.index for _, order, _ in pool.orders)
     assert len(pool.orders) < 5
 
 

@@ -7,14 +7,14 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from support.fake_pool import IDLE, FakePool, FakeWorker, at_once, report, shards
+from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, at_once, report, shards
 from support.fake_workers import InProcessBackend, fake_assembly, make_job, outputs
 
 from specpipe.core import ShardReport
 from specpipe.errors import MachineError
 from specpipe.pipeline.assemble import Assembly, WorkerConfig
 from specpipe.pipeline.cluster import place
-from specpipe.pipeline.driver import Driver, DriverConfig, Observers
+from specpipe.pipeline.driver import DriverConfig, Observers
 from specpipe.pipeline.failures import EngineError, ShardError
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 from specpipe.pipeline.progress import Progress
@@ -23,13 +23,9 @@ from specpipe.pipeline.verify import verify
 from specpipe.speculation.off import Off
 
 
-def drive(pool: FakePool, count: int, *, observers: Observers | None = None, **config: object) -> Driver:
+def drive(pool: FakePool, count: int, *, observers: Observers | None = None, **config: object) -> RecordingDriver:
     settings = {"workers": 2, "slots": 4, "poll_s": 0.01, **config}
-    return Driver(shards(count), pool, Off(), DriverConfig(**settings), observers=observers)
-
-
-def published(driver: Driver) -> list[int]:
-    return sorted(done.shard for done in driver.outcome.reports)
+    return RecordingDriver(shards(count), pool, Off(), DriverConfig(**settings), observers=observers)
 
 
 # workers that the cluster has no room for
@@ -56,7 +52,7 @@ def test_a_worker_without_a_place_is_shown_as_waiting_and_joins_when_there_is_ro
         driver.run()
     assert seen[0] == (0, 0, 2)
     assert seen[-1][2] == 0
-    assert published(driver) == list(range(6))
+    assert driver.published == list(range(6))
     assert "no worker has found room in the cluster" in caplog.text
 
 
@@ -78,7 +74,7 @@ def test_a_worker_that_joins_late_takes_its_share() -> None:
     pool.on_place = lambda worker: room if worker.name == "worker-1" else at_once()
     driver = drive(pool, 60)
     driver.run()
-    assert published(driver) == list(range(60))
+    assert driver.published == list(range(60))
     assert 5 < sum(name == "worker-1" for name, _, _ in pool.orders) < 40
 
 
@@ -95,7 +91,7 @@ def test_workers_that_leave_again_and_again_cost_no_shard() -> None:
     pool = FakePool(behave, threads=2)
     driver = drive(pool, 200, workers=3)
     assert not driver.run().failed
-    assert published(driver) == list(range(200))
+    assert driver.published == list(range(200))
     assert len(pool.workers) > 15
 
 
@@ -121,7 +117,7 @@ def test_a_slow_last_shard_is_given_to_an_idle_worker_too_and_the_first_report_c
     outcome = driver.run()
     assert time.monotonic() - began < 0.35
     pool.gate.set()
-    assert published(driver) == [0, 1, 2, 3]
+    assert driver.published == [0, 1, 2, 3]
     assert outcome.contested == {3}
     (slow, copy) = [(name, order.attempt) for name, order, _ in pool.orders if order.shard.index == 3]
     assert slow[0] != copy[0]
@@ -142,7 +138,7 @@ def test_a_copy_that_goes_on_makes_up_for_an_attempt_that_fails(error: Exception
     pool.behave = behave
     driver = drive(pool, 2, backup_s=0.02, max_attempts=2)
     assert not driver.run().failed
-    assert published(driver) == [0, 1]
+    assert driver.published == [0, 1]
     assert [order.attempt for _, order, _ in pool.orders if order.shard.index == 1] == [1, 2]
 
 
@@ -216,6 +212,6 @@ def test_a_hung_workers_notes_are_logged(caplog: pytest.LogCaptureFixture) -> No
         driver = drive(pool, 4, stall_s=5.0)
         driver.run()
     pool.gate.set()
-    assert published(driver) == [0, 1, 2, 3]
+    assert driver.published == [0, 1, 2, 3]
     assert "worker-0: one engine step takes 9 s:\nthread engine: round.py" in caplog.text
     assert "worker-0 is lost: one engine step has taken 9 s" in caplog.text

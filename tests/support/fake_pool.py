@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from specpipe.core import AcceptanceCounts, Evidence, Shard, ShardReport
+from specpipe.pipeline.driver import Driver, Observers
 from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 
@@ -97,3 +100,17 @@ class FakePool:
     def spawn(self, name: str) -> FakeWorker:
         self.workers.append(FakeWorker(name, self))
         return self.workers[-1]
+
+
+class RecordingDriver(Driver):
+    """A driver whose reports are kept."""
+
+    def __init__(self, *args: Any, observers: Observers | None = None, **options: Any) -> None:
+        self.reports: list[ShardReport] = []
+        observers = dataclasses.replace(observers or Observers(), published=self.reports.append)
+        super().__init__(*args, observers=observers, **options)
+
+    @property
+    def published(self) -> list[int]:
+        """Shard numbers."""
+        return sorted(report.shard for report in self.reports)

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from specpipe.telemetry.histogram import LogHistogram
-from specpipe.telemetry.record import ShardRecord
+from specpipe.telemetry.record import ShardRecord, shard_table
 from specpipe.telemetry.summary import RunFacts, covered_seconds, summarise
 
 FIRST = ShardRecord(
@@ -28,7 +28,7 @@ def facts(**changes: object) -> RunFacts:
 
 
 def test_time_between_starts_does_not_count() -> None:
-    summary = summarise([FIRST, SECOND, RESUMED], facts())
+    summary = summarise(shard_table([FIRST, SECOND, RESUMED]), facts())
     assert summary["duration_s"] == 25.0
     assert summary["output_throughput"] == 180 / 25
     assert summary["total_token_throughput"] == 300 / 25
@@ -36,7 +36,7 @@ def test_time_between_starts_does_not_count() -> None:
 
 
 def test_acceptance_follows_the_stated_formulas() -> None:
-    summary = summarise([FIRST, SECOND], facts())
+    summary = summarise(shard_table([FIRST, SECOND]), facts())
     assert summary["spec_decode_acceptance_rate"] == 0.5
     assert summary["spec_decode_acceptance_length"] == 2.5
     assert summary["spec_decode_per_position_acceptance_rates"] == [0.75, 0.5, 0.25]
@@ -45,14 +45,14 @@ def test_acceptance_follows_the_stated_formulas() -> None:
 
 
 def test_complete_means_every_row_and_no_failed_shard() -> None:
-    assert summarise([FIRST, SECOND, RESUMED], facts())["complete"]
-    assert not summarise([FIRST, SECOND], facts())["complete"]
-    assert not summarise([FIRST, SECOND, RESUMED], facts(failed_shards={3: "why"}))["complete"]
-    assert summarise([FIRST, SECOND, RESUMED], facts())["failed"] == 1
+    assert summarise(shard_table([FIRST, SECOND, RESUMED]), facts())["complete"]
+    assert not summarise(shard_table([FIRST, SECOND]), facts())["complete"]
+    assert not summarise(shard_table([FIRST, SECOND, RESUMED]), facts(failed_shards={3: "why"}))["complete"]
+    assert summarise(shard_table([FIRST, SECOND, RESUMED]), facts())["failed"] == 1
 
 
 def test_a_run_of_nothing_divides_by_nothing() -> None:
-    summary = summarise([], facts(total_rows=0, workers={}))
+    summary = summarise(shard_table([]), facts(total_rows=0, workers={}))
     assert summary["output_throughput"] == 0.0
     assert summary["spec_decode_acceptance_length"] == 1.0
     json.dumps(summary, allow_nan=False)
@@ -64,5 +64,5 @@ def test_covered_seconds_is_the_length_of_a_union() -> None:
 
 
 def test_the_peak_is_no_less_than_the_mean() -> None:
-    assert summarise([FIRST], facts(peak_output_throughput=1.0))["peak_output_throughput"] == 6.0
-    assert summarise([FIRST], facts(peak_output_throughput=99.0))["peak_output_throughput"] == 99.0
+    assert summarise(shard_table([FIRST]), facts(peak_output_throughput=1.0))["peak_output_throughput"] == 6.0
+    assert summarise(shard_table([FIRST]), facts(peak_output_throughput=99.0))["peak_output_throughput"] == 99.0

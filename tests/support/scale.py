@@ -1,0 +1,102 @@
+"""What a run of many shards costs the driver, `python -m support.scale drive|scan COUNT [FOLDER]`: one line of JSON.
+
+`drive`: 1,000 workers that do nothing but report, with telemetry as a worker's. `scan`: the ledger of that many parts,
+which are made in FOLDER first unless they are there. Each needs a process of its own: memory is the process's peak.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import resource
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+from support.fake_pool import FakePool, FakeWorker, report, shards
+from support.records import a_record
+
+from specpipe.core import Shard, ShardReport
+from specpipe.data import output_schema, publish_part
+from specpipe.pipeline.driver import Driver, DriverConfig, Observers
+from specpipe.pipeline.folder import RunFolder
+from specpipe.pipeline.handles import ShardOrder
+from specpipe.pipeline.ledger import read_ledger
+from specpipe.speculation.make import make_policy
+from specpipe.telemetry.record import shard_schema
+from specpipe.telemetry.shard_log import ShardLog
+from specpipe.telemetry.summary import RunFacts, summarise
+
+WORKERS = 1000
+RUN_ID = "feed" * 4
+_NUMBER = 1_234_567  # stands for the shard's in a part that is copied
+
+
+class _Forgetful(list[object]):
+    """Where the pool notes its orders: they are not the driver's memory."""
+
+    def append(self, item: object) -> None:
+        pass
+
+
+def peak_mib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def drive(count: int) -> dict[str, float]:
+    records = [pickle.dumps(a_record(shard).to_dict()) for shard in range(256)]
+
+    def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
+        shard = order.shard.index
+        told = {**pickle.loads(records[shard % 256]), "shard": shard, "tokens_per_s": 1.1 * shard}
+        return dataclasses.replace(report(order, worker.name), telemetry=told)
+
+    pool, log = FakePool(behave, threads=2), ShardLog()  # two: reports come out of order
+    pool.orders = _Forgetful()
+    policy = make_policy("queue_threshold", k=4, max_running=8, proposer="draft")
+    observers = Observers(published=lambda report: log.add(report.telemetry))
+    driver = Driver(shards(count), pool, policy, DriverConfig(workers=WORKERS, slots=64), observers=observers)
+    began, used = time.perf_counter(), time.process_time()
+    driver.run()
+    seconds, cpu, before = time.perf_counter() - began, time.process_time() - used, peak_mib()
+    facts = RunFacts(
+        total_rows=500 * count, total_shards=count, failed_shards={}, starts=1, synthetic=False,
+        peak_output_throughput=0.0, workers={}, versions={},
+    )  # fmt: skip
+    assert summarise(log.table(), facts)["complete"]
+    return {"per_s": count / seconds, "per_cpu_s": count / cpu, "running_mib": before, "peak_mib": peak_mib()}
+
+
+def make_parts(folder: RunFolder, count: int) -> None:
+    """Whole parts of two rows each. One is written by publish_part; the others are its bytes with another number."""
+    outputs = Path(folder.path) / "outputs"
+    columns = {field.name: pa.nulls(2, field.type) for field in output_schema()}
+    told = {**a_record(0).to_dict(), "shard": _NUMBER, "rows": 2, "run_id": RUN_ID}
+    publish_part(str(outputs / "template"), pa.table(columns), shard_hash="a" * 64, telemetry=told)
+    template = (outputs / "template").read_bytes()
+    (outputs / "template").unlink()
+    for shard in range(count):
+        name = folder.part_name(shard)
+        (Path(folder.path) / name).write_bytes(template.replace(str(_NUMBER).encode(), b"%7d" % shard))
+
+
+def scan(count: int, path: Path) -> dict[str, float]:
+    folder = RunFolder.at(str(path))
+    if not path.exists():
+        make_parts(folder, count)
+    assert len(os.listdir(path / "outputs")) == count
+    work = [Shard(index=i, file="rows.jsonl", start=2 * i, stop=2 * i + 2, first_row=2 * i) for i in range(count)]
+    before, began, used = peak_mib(), time.perf_counter(), time.process_time()
+    log = read_ledger(folder, work, RUN_ID)
+    seconds, cpu, after = time.perf_counter() - began, time.process_time() - used, peak_mib()
+    assert len(log) == count
+    assert log.table().schema.equals(shard_schema())
+    return {"seconds": seconds, "cpu_s": cpu, "before_mib": before, "peak_mib": after}
+
+
+if __name__ == "__main__":
+    what, count = sys.argv[1], int(sys.argv[2])
+    print(json.dumps(drive(count) if what == "drive" else scan(count, Path(sys.argv[3]))))
