@@ -47,11 +47,12 @@ def open_norm(h: Tensor, weight: Tensor, parts: int) -> Normed:
 
 
 @on_each_device
-@pytest.mark.parametrize("rows", [1, 3, 16, 17, 32])
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 61])
 @pytest.mark.parametrize(("n", "k", "splits"), [(96, 200, 1), (40, 512, 4), (33, 72, 2)])
-def test_narrow_linear(device: str, rows: int, n: int, k: int, splits: int) -> None:
+@pytest.mark.parametrize("by_descriptor", [False, True])
+def test_narrow_linear(device: str, rows: int, n: int, k: int, splits: int, by_descriptor: bool) -> None:
     x, weight, bias = tensors(device, (rows, k), (n, k), (n,))
-    tiles = triton_linear.Tiling(32, 64, splits, 3, 4)
+    tiles = triton_linear.Tiling(32, 64, splits, 3, 4, by_descriptor)
     out = triton_linear._launch(x, weight, triton_linear.PLAIN, bias=bias, tiles=tiles)[0]
     assert error(out, x.double() @ weight.double().T + bias.double()) < TOLERANCE[device]
 
@@ -59,15 +60,16 @@ def test_narrow_linear(device: str, rows: int, n: int, k: int, splits: int) -> N
 @on_each_device
 def test_a_split_product_is_the_same_every_time(device: str) -> None:
     x, weight = tensors(device, (5, 768), (64, 768))
-    tiles = triton_linear.Tiling(32, 64, 4, 3, 4)
+    tiles = triton_linear.Tiling(32, 64, 4, 3, 4, False)
     runs = [triton_linear._launch(x, weight, triton_linear.PLAIN, tiles=tiles)[0] for _ in range(4)]
     assert all(torch.equal(run, runs[0]) for run in runs), "the parts are added in a fixed order, arrivals left at zero"
 
 
 @on_each_device
-@pytest.mark.parametrize("rows", [2, 19])
-def test_narrow_glu_behind_an_open_norm(device: str, rows: int) -> None:
-    h, by, weight = tensors(device, (rows, 160), (160,), (2 * 48, 160))
+@pytest.mark.parametrize(("rows", "k"), [(2, 160), (19, 160), (47, 160), (64, 152), (40, 155)])
+def test_narrow_glu_behind_an_open_norm(device: str, rows: int, k: int) -> None:
+    """k = 155: rows that no tensor descriptor takes."""
+    h, by, weight = tensors(device, (rows, k), (k,), (2 * 48, k))
     normed = open_norm(h, by, parts=5)
     gate, up = (norm64(h, by) @ weight.double().T).chunk(2, dim=-1)
     out = triton_linear._launch(normed, weight, triton_linear.GLU)[0]
@@ -75,7 +77,16 @@ def test_narrow_glu_behind_an_open_norm(device: str, rows: int) -> None:
 
 
 @on_each_device
-@pytest.mark.parametrize("rows", [1, 7, 31])
+@pytest.mark.parametrize("rows", [65, 100, 128])
+def test_glu_reads_its_weights_once_for_more_rows_than_other_products(device: str, rows: int) -> None:
+    x, weight = tensors(device, (rows, 96), (2 * 72, 96))
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
+    out = triton_linear.linear_glu(Normed(x, None, EPS), weight)
+    assert error(out, gate / (1 + torch.exp(-gate)) * up) < 2 * TOLERANCE[device]
+
+
+@on_each_device
+@pytest.mark.parametrize("rows", [1, 7, 31, 50])
 def test_narrow_residual_leaves_a_norm_that_the_next_product_closes(device: str, rows: int) -> None:
     x, weight, residual, by, following = tensors(device, (rows, 96), (200, 96), (rows, 200), (200,), (64, 200))
     h, normed = triton_linear.linear_residual(x, weight, residual, by, EPS)
@@ -87,7 +98,7 @@ def test_narrow_residual_leaves_a_norm_that_the_next_product_closes(device: str,
 
 @on_each_device
 def test_wide_products_complete_their_norms(device: str) -> None:
-    rows = triton_linear.MAX_ROWS + 3
+    rows = triton_linear.MAX_GLU_ROWS + 3
     x, weight, residual, by = tensors(device, (rows, 64), (96, 64), (rows, 96), (96,))
     h, normed = triton_linear.linear_residual(x, weight, residual, by, EPS)
     assert normed.squares is None
@@ -159,7 +170,7 @@ def test_rotation_in_the_projections_epilogue(
 
     k, v = memory()
     rope = triton_linear.Rope(cos, sin, positions, k, v, index, q_heads)
-    tiles = triton_linear.Tiling(16, 32, splits, 3, 4)
+    tiles = triton_linear.Tiling(16, 32, splits, 3, 4, splits > 1)
     normed = open_norm(h, by, parts=4)
     q = triton_linear._launch(normed, weight, triton_linear.ROPE, bias=given, rope=rope, tiles=tiles)[0]
     want_k, want_v = memory()

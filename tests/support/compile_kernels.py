@@ -106,7 +106,7 @@ def launch(
 def launch_layers() -> None:
     """Every kernel that is not about sampling."""
     for dtype in DTYPES.values():
-        for rows in (1, 4, 33, 64):
+        for rows in (1, 4, 33, 100, 200):
             multiply(dtype, rows)
         for head_dim, queries in ((64, 1), (128, 4), (128, 64), (80, 3)):
             attend(dtype, head_dim, queries)

@@ -1,8 +1,9 @@
 """Matrix products with few rows, bound by the bytes of the weights: x [M, K] times w [N, K] transposed.
 
-A program owns BLOCK_N rows of the weights and streams them once; the M rows of x (at most MAX_ROWS) are the narrow side
-of its matrix tile. Where N alone gives too few programs to keep the memory busy, SPLITS programs share K; the last one
-to arrive adds the parts in a fixed order, so that results do not depend on timing.
+A program owns BLOCK_N rows of the weights and streams them once; the M rows of x (at most MAX_ROWS, or MAX_GLU_ROWS
+where two weights share a tile of x) are the narrow side of its matrix tile. Where N alone gives too few programs to
+keep the memory busy, SPLITS programs share K; the last one to arrive adds the parts in a fixed order, so that results
+do not depend on timing.
 
 What stands around the products of a decoder layer rides on their epilogues:
 - GLU: a program owns the same rows of the gate and of the up projection and multiplies them;
@@ -13,13 +14,14 @@ What stands around the products of a decoder layer rides on their epilogues:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specpipe_kernels.triton_ops.pdl import arrival_counters, launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.triton_ops.rms_norm import add_rms_norm
@@ -27,7 +29,8 @@ from specpipe_kernels.triton_ops.rope_store_kv import rope_store_kv
 from specpipe_kernels.triton_ops.silu_mul import silu_mul
 from specpipe_kernels.types import Normed
 
-MAX_ROWS = 32
+MAX_ROWS, MAX_GLU_ROWS = 64, 128
+_PROCESSORS = 132  # of an H200
 PLAIN, GLU, RESIDUAL, ROPE = 0, 1, 2, 3
 
 
@@ -80,7 +83,7 @@ def _linear_kernel(
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr,
     NORM: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -92,30 +95,39 @@ def _linear_kernel(
     if EPILOGUE == 3:  # blocks of a head's lower half; the upper half lies D / 2 rows below
         BLOCKS: tl.constexpr = (D // 2 + BLOCK_N - 1) // BLOCK_N
         head = tile // BLOCKS
+        first_n = head * D + tile % BLOCKS * BLOCK_N
         lane = tile % BLOCKS * BLOCK_N + lanes
-        n = head * D + lane
         in_n = lane < D // 2
     else:
-        n = tile * BLOCK_N + lanes
-        in_n = n < N
+        first_n = tile * BLOCK_N
+        in_n = first_n + lanes < N
+    n = first_n + lanes
     other_rows: tl.constexpr = D // 2 if EPILOGUE == 3 else N
     k_lanes = tl.arange(0, BLOCK_K)
     steps: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLITS)
     first = split * steps * BLOCK_K
-    w_row = weight + n.to(tl.int64)[:, None] * K
     wait_for_inputs(PDL)
 
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     two = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for step in tl.range(0, steps, num_stages=STAGES):
-        k = first + step * BLOCK_K + k_lanes
-        w_mask = in_n[:, None] & (k[None, :] < K)
-        x_at = x + m[None, :].to(tl.int64) * stride_x + k[:, None]
-        x_tile = tl.load(x_at, mask=(m[None, :] < rows) & (k[:, None] < K), other=0.0)
-        w_tile = tl.load(w_row + k[None, :], mask=w_mask, other=0.0)
+        first_k = first + step * BLOCK_K
+        if BY_DESCRIPTOR:
+            x_tile = x.load([0, first_k]).T
+            w_tile = weight.load([first_n, first_k])
+            if TWO:
+                w_two = weight.load([first_n + other_rows, first_k])
+        else:
+            k = first_k + k_lanes
+            w_mask = in_n[:, None] & (k[None, :] < K)
+            x_at = x + m[None, :].to(tl.int64) * stride_x + k[:, None]
+            x_tile = tl.load(x_at, mask=(m[None, :] < rows) & (k[:, None] < K), other=0.0)
+            w_at = weight + n.to(tl.int64)[:, None] * K + k[None, :]
+            w_tile = tl.load(w_at, mask=w_mask, other=0.0)
+            if TWO:
+                w_two = tl.load(w_at + other_rows * K, mask=w_mask, other=0.0)
         acc = tl.dot(w_tile, x_tile, acc, input_precision="ieee")
         if TWO:
-            w_two = tl.load(w_row + other_rows * K + k[None, :], mask=w_mask, other=0.0)
             two = tl.dot(w_two, x_tile, two, input_precision="ieee")
     let_next_start(PDL)
 
@@ -177,21 +189,31 @@ class Tiling(NamedTuple):
     splits: int
     stages: int
     warps: int
+    by_descriptor: bool
+    """Tiles come through the tensor memory accelerator instead of a load a thread."""
 
 
 def tiling(rows: int, n: int, k: int, *, epilogue: int, itemsize: int, head_dim: int = 0) -> Tiling:
     """The tiling of a product of so many rows. For ROPE n counts the lower halves of all heads."""
-    two = epilogue in (GLU, ROPE)
-    block_n = 64 if epilogue in (GLU, RESIDUAL) else 32
+    two, wide = epilogue in (GLU, ROPE), rows > 32
+    block_n = 64 if wide or epilogue in (GLU, RESIDUAL) else 32
     if epilogue == ROPE:
         block_n = min(block_n, max(16, triton.next_power_of_2(head_dim // 2)))
-    block_k = (128 if two or epilogue == RESIDUAL else 256) * 2 // itemsize
-    splits = 1
     tiles = -(-n // block_n)
+    if wide:
+        block_k = 64 if two else 128
+        stages, warps = (3 if tiles > _PROCESSORS else 5 if epilogue == ROPE else 4), 4
+    else:
+        block_k = 128 if two or epilogue == RESIDUAL else 256
+        stages, warps = 4, 8 if rows > 16 and epilogue == RESIDUAL else 4
+    block_k = block_k * 2 // itemsize
+    splits = 1
     # About one program a processor, each with at least four steps, keeps enough bytes in flight.
-    while epilogue != GLU and tiles * splits < 128 and splits < 8 and k // (2 * splits) >= 4 * block_k:
+    while (
+        epilogue != GLU and tiles * splits < (96 if wide else 128) and splits < 8 and k // (2 * splits) >= 4 * block_k
+    ):
         splits *= 2
-    return Tiling(block_n, block_k, splits, 4, 8 if rows > 16 and epilogue == RESIDUAL else 4)
+    return Tiling(block_n, block_k, splits, stages, warps, wide and two)
 
 
 class Rope(NamedTuple):
@@ -219,7 +241,7 @@ def _launch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     values, squares, eps = x if isinstance(x, Normed) else (x, None, 0.0)
     rows, k = values.shape
-    assert rows <= MAX_ROWS and weight.is_contiguous() and values.stride(1) == 1
+    assert rows <= MAX_GLU_ROWS and weight.is_contiguous() and values.stride(1) == 1
     n, dim, kv_heads, page_size = weight.shape[0] // (1 + (epilogue == GLU)), 0, 1, 1
     out_shape, halves = (rows, n), n
     if rope is not None:
@@ -235,17 +257,28 @@ def _launch(
     scratch = out.new_empty(count * cut.splits * part if cut.splits > 1 else 1, dtype=torch.float32)
     PARTS = 0 if squares is None else squares.shape[0]
     cos, sin, positions, k_pages, v_pages, index, q_heads = rope or (out, out, out, out, out, out, 0)
+    x_in: Any = values
+    w_in: Any = weight
+    if cut.by_descriptor and _has_descriptors(values, weight):
+        x_in = TensorDescriptor.from_tensor(values, [block_m, cut.block_k])
+        w_in = TensorDescriptor.from_tensor(weight, [cut.block_n, cut.block_k])
     _linear_kernel[(count, cut.splits)](
-        values, values if squares is None else squares, weight, weight if bias is None else bias,
+        x_in, values if squares is None else squares, w_in, weight if bias is None else bias,
         out if residual is None else residual, weight if norm_weight is None else norm_weight, out, scaled, parts,
         scratch, arrival_counters(values.device), cos, sin, positions, k_pages, v_pages, index,
         rows, cos.shape[0] - 1, eps, values.stride(0), 0 if residual is None else residual.stride(0),
         N=n, K=k, BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, SPLITS=cut.splits,
         PARTS=PARTS, PARTS_PAD=triton.next_power_of_2(max(1, PARTS)), EPILOGUE=epilogue, BIAS=bias is not None,
         NORM=norm_weight is not None, Q_HEADS=q_heads, KV_HEADS=kv_heads, D=dim, PAGE_SIZE=page_size,
-        STAGES=cut.stages, num_warps=cut.warps, num_stages=cut.stages, **launch_options(values),
+        STAGES=cut.stages, BY_DESCRIPTOR=x_in is not values, num_warps=cut.warps, num_stages=cut.stages,
+        **launch_options(values),
     )  # fmt: skip
     return out, scaled, parts
+
+
+def _has_descriptors(*tensors: Tensor) -> bool:
+    """A descriptor wants rows of whole 16 bytes."""
+    return all(t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in tensors)
 
 
 def _is_narrow(values: Tensor) -> bool:
@@ -269,7 +302,8 @@ def linear(x: Tensor | Normed, weight: Tensor, bias: Tensor | None = None) -> Te
 
 def linear_glu(x: Tensor | Normed, weight: Tensor) -> Tensor:
     """See `specpipe_kernels.linear_glu`."""
-    if _is_narrow(x.values if isinstance(x, Normed) else x):
+    values = x.values if isinstance(x, Normed) else x
+    if values.shape[0] <= MAX_GLU_ROWS and values.element_size() == 2:
         return _launch(x, weight, GLU)[0]
     return silu_mul(functional.linear(_complete(x), weight))
 
