@@ -10,6 +10,7 @@ from specpipe.data.columns import PROMPT_COLUMNS
 from specpipe.errors import InputError
 
 Message = dict[str, object]
+_CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "model", "observation", "ipython")
 _SHAREGPT_ROLES = {"human": "user", "user": "user", "system": "system"}
 _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
@@ -109,8 +110,8 @@ def _from_messages(name: str, entries: Sequence[Mapping[str, object]]) -> Prompt
     messages, shown = [], ""
     for i, entry in enumerate(entries):
         role = entry.get("role")
-        if not isinstance(role, str) or not role:
-            raise InputError(f"column {name}[{i}].role: {_show(role)}; expected user, assistant or system")
+        if role not in _CHAT_ROLES:
+            raise InputError(f"column {name}[{i}].role: {_show(role)}; expected one of {', '.join(_CHAT_ROLES)}")
         message = {key: value for key, value in entry.items() if value is not None}
         if message.get("content") is not None or "tool_calls" not in message:
             message["content"] = content_text(f"{name}[{i}].content", message.get("content"))

@@ -10,7 +10,7 @@ from specpipe.job.sections import (
     WorkerRange,
     WorkersSection,
 )
-from specpipe.job.spec import JobSpec
+from specpipe.job.spec import JobSpec, default_identity
 
 __all__ = [
     "DataSection",
@@ -21,6 +21,7 @@ __all__ = [
     "SpeculationSection",
     "WorkerRange",
     "WorkersSection",
+    "default_identity",
     "load_job",
     "parse_job",
 ]

@@ -121,6 +121,7 @@ class JobSpec(Section):
         return {place: value for place, value in self._flat().items() if place in TUNING}
 
     def _flat(self) -> dict[str, object]:
+        """Every field's value by dotted name."""
         flat: dict[str, object] = {}
         for name, value in self.model_dump(mode="json").items():
             if isinstance(value, dict):
@@ -128,3 +129,12 @@ class JobSpec(Section):
             else:
                 flat[name] = value
         return flat
+
+
+def default_identity() -> dict[str, object]:
+    """The identity fields that a job file may leave out, with what they are then."""
+    least = JobSpec(
+        model=ModelSection(target="-", draft="-"), data=DataSection(path="-"), output=OutputSection(path="-")
+    )
+    given = {"model.target", "model.draft", "data.path", "output.path"}
+    return {name: value for name, value in least.identity().items() if name not in given}

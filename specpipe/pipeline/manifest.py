@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from specpipe.core import Shard
+from specpipe.data.columns import OUTPUT_COLUMNS
 from specpipe.errors import OutputError
+from specpipe.job import default_identity
 from specpipe.pipeline.folder import MANIFEST, RunFolder
 
 FORMAT = "specpipe-run"
 VERSION = 1
+"""Goes up when a run of the version before cannot be resumed. A new field of the job needs that only where its default
+is not what runs did before."""
+_KEYS = {"identity", "tuning", "files", "samples", "shards", "synthetic", "created_at"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +32,8 @@ class Manifest:
     shards: tuple[Shard, ...]
     synthetic: bool
     created_at: str
+    columns: tuple[str, ...] = OUTPUT_COLUMNS
+    """Of every part, those to keep aside: a version with others cannot go on with a run."""
 
     @property
     def run_id(self) -> str:
@@ -45,6 +52,7 @@ class Manifest:
             "run_id": self.run_id,
             "created_at": self.created_at,
             "synthetic": self.synthetic,
+            "columns": self.columns,
             "identity": self.identity,
             "tuning": self.tuning,
             **_pack(self.shards),
@@ -86,10 +94,12 @@ def read_manifest(folder: RunFolder) -> Manifest | None:
         content = json.loads(data)
         if content["format"] != FORMAT:
             raise KeyError("format")
-        if content["version"] != VERSION:
+        if content["version"] != VERSION or (missing := sorted(_KEYS - content.keys())):
+            found = f"manifest version {content['version']}, expected {VERSION}"
+            lacks = f"it lacks {', '.join(missing)}" if content["version"] == VERSION else found
             raise OutputError(
-                f"{folder.path} was written by another version of specpipe (manifest version {content['version']}, "
-                f"expected {VERSION}). Resume it with that version, or choose another output.path"
+                f"{folder.path} was written by another version of specpipe ({lacks}). Resume it with that version, or "
+                "choose another output.path; nothing was changed"
             )
         return Manifest(
             identity=content["identity"],
@@ -97,6 +107,7 @@ def read_manifest(folder: RunFolder) -> Manifest | None:
             shards=_unpack(content),
             synthetic=content["synthetic"],
             created_at=content["created_at"],
+            columns=tuple(content.get("columns", OUTPUT_COLUMNS)),
         )
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise OutputError(
@@ -105,9 +116,14 @@ def read_manifest(folder: RunFolder) -> Manifest | None:
         ) from error
 
 
-def check_identity(there: Mapping[str, Any], now: Mapping[str, Any], folder: RunFolder) -> None:
-    """Raises OutputError that names every field that differs between the run in the folder and this job."""
-    lines = list(_differences(there, now))
+def check_resumable(manifest: Manifest, identity: Mapping[str, Any], folder: RunFolder) -> None:
+    """Raises OutputError that names every field in which the run in the folder differs from this job.
+
+    A field that the version which wrote the run did not know was at its default then.
+    """
+    lines = list(_differences({**default_identity(), **manifest.identity}, {**default_identity(), **identity}))
+    if manifest.columns != OUTPUT_COLUMNS:
+        lines.append(f"its parts have the columns {', '.join(manifest.columns)}; now: {', '.join(OUTPUT_COLUMNS)}")
     if lines:
         raise OutputError(
             f"{folder.path} holds a run of another job, which this one cannot resume:\n"

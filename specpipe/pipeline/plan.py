@@ -19,7 +19,7 @@ from specpipe.pipeline.cluster import place
 from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.gpus import visible_gpus
 from specpipe.pipeline.ledger import read_ledger
-from specpipe.pipeline.manifest import check_identity, read_manifest
+from specpipe.pipeline.manifest import check_resumable, read_manifest
 from specpipe.pipeline.prepare import Prepared, prepare
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -70,7 +70,7 @@ def plan_run(job: JobSpec) -> RunPlan:
     placement = place(job, cpus=len(os.sched_getaffinity(0)), gpus=gpus, elastic=elastic)
     manifest = read_manifest(folder)
     if manifest is not None:
-        check_identity(manifest.identity, prepared.identity, folder)
+        check_resumable(manifest, prepared.identity, folder)
         shards = manifest.shards
         done = len(read_ledger(folder, shards, manifest.run_id))
     else:

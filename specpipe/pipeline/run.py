@@ -25,7 +25,7 @@ from specpipe.pipeline.handles import Pool
 from specpipe.pipeline.interrupts import drain_on_interrupt
 from specpipe.pipeline.ledger import read_ledger
 from specpipe.pipeline.logs import log_fields
-from specpipe.pipeline.manifest import Manifest, check_identity, new_manifest, read_manifest
+from specpipe.pipeline.manifest import Manifest, check_resumable, new_manifest, read_manifest
 from specpipe.pipeline.prepare import Prepared, prepare
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.results import build_summary, exit_code_of, has_results, publish_results
@@ -117,7 +117,7 @@ def _open(prepared: Prepared, folder: RunFolder, *, retry_failed: bool) -> _Open
     manifest = read_manifest(folder)
     if manifest is None:
         return _Opened(prepared=prepared, folder=folder, manifest=None, done=ShardLog(), failed_rows={})
-    check_identity(manifest.identity, prepared.identity, folder)
+    check_resumable(manifest, prepared.identity, folder)
     done = read_ledger(folder, manifest.shards, manifest.run_id)
     _sweep(folder)
     failed_rows = _failed_rows(done.table()) if retry_failed else {}

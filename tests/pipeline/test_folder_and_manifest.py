@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -5,13 +6,15 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.fake_workers import InProcessBackend, make_job
 
 from specpipe.core import Shard
 from specpipe.errors import OutputError
 from specpipe.pipeline.failures import StaleRunError
 from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.lock import RunLock
-from specpipe.pipeline.manifest import check_identity, new_manifest, read_manifest
+from specpipe.pipeline.manifest import Manifest, check_resumable, new_manifest, read_manifest
+from specpipe.pipeline.run import execute
 
 SHARDS = (
     Shard(index=0, file="a", start=0, stop=5, first_row=0),
@@ -53,6 +56,14 @@ def test_a_manifest_of_another_version_is_refused(tmp_path: Path) -> None:
         read_manifest(RunFolder.at(str(tmp_path)))
 
 
+def test_a_manifest_that_lacks_what_this_version_needs_is_refused_in_plain_words(tmp_path: Path) -> None:
+    content = json.loads(new_manifest({"seed": 1}, {}, SHARDS, synthetic=False).to_json())
+    del content["samples"]
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(OutputError, match=r"another version of specpipe \(it lacks samples\)\. Resume it with that"):
+        read_manifest(RunFolder.at(str(tmp_path)))
+
+
 def test_a_manifest_comes_back_as_it_was(tmp_path: Path) -> None:
     folder = RunFolder.at(str(tmp_path))
     manifest = new_manifest({"seed": 1, "inputs": []}, {"workers.slots": 4}, SHARDS, synthetic=False)
@@ -69,18 +80,44 @@ def test_the_run_id_follows_identity_and_shards_alone() -> None:
     assert new_manifest({"seed": 1}, {}, SHARDS[:1], synthetic=False).run_id != base.run_id
 
 
+def manifest_of(identity: dict[str, object]) -> Manifest:
+    return new_manifest(identity, {}, SHARDS, synthetic=False)
+
+
 def test_every_difference_is_named(tmp_path: Path) -> None:
     pins = [{"path": "a", "size": 1, "rows": 5}, {"path": "b", "size": 2, "rows": 2}]
     there = {"seed": 1, "model.target": "x", "inputs": pins}
     now = {"seed": 2, "model.target": "x", "inputs": [{"path": "a", "size": 3, "rows": 5}, {"path": "c"}]}
     with pytest.raises(OutputError) as caught:
-        check_identity(there, now, RunFolder.at(str(tmp_path)))
+        check_resumable(manifest_of(there), now, RunFolder.at(str(tmp_path)))
     text = str(caught.value)
     assert caught.value.exit_code == 2
     for line in ("seed was 1 and is 2", "input b is gone", "input c is new", "input a has changed (size 1 → 3)"):
         assert line in text
     assert "model.target" not in text
-    check_identity(there, dict(there), RunFolder.at(str(tmp_path)))
+    check_resumable(manifest_of(there), dict(there), RunFolder.at(str(tmp_path)))
+
+
+def test_a_run_of_an_older_version_goes_on_where_new_fields_are_at_their_defaults(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    execute(job, backend=InProcessBackend())
+    path = tmp_path / "out/manifest.json"
+    before = json.loads(path.read_text())
+    older = {**before, "identity": {k: v for k, v in before["identity"].items() if k != "sampling.min_tokens"}}
+    del older["columns"]
+    path.write_text(json.dumps(older))
+    (tmp_path / "out/outputs/part-00001.parquet").unlink()
+    manifest = read_manifest(RunFolder.at(str(tmp_path / "out")))
+    assert manifest is not None and manifest.run_id != before["run_id"]
+    with pytest.raises(OutputError, match=r"sampling\.min_tokens was 0 and is 3"):
+        execute(make_job(tmp_path, "sampling.min_tokens=3"), backend=InProcessBackend())
+    assert execute(job, backend=InProcessBackend()).state == "complete"
+
+
+def test_parts_with_other_columns_are_not_mixed_with_todays(tmp_path: Path) -> None:
+    manifest = dataclasses.replace(manifest_of({"seed": 1}), columns=("prompt", "text"))
+    with pytest.raises(OutputError, match="its parts have the columns prompt, text; now: request_id"):
+        check_resumable(manifest, {"seed": 1}, RunFolder.at(str(tmp_path)))
 
 
 def test_each_start_has_its_epoch_and_fences_the_ones_before(tmp_path: Path) -> None:
