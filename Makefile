@@ -8,10 +8,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q
 BENCH := runs/bench/$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-gpu lint bench clean
+.PHONY: help run test test-slow test-gpu test-browser lint bench clean
 
 help: ## what each target does
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,10 @@ test-slow: $(STAMP) ## the tests marked slow
 
 test-gpu: ## the tests marked gpu, with the Python at hand (a CUDA device is needed)
 	PYTHONPATH=.:kernels $(PYTHON) -m pytest -q -m gpu
+
+test-browser: $(STAMP) ## the tests marked browser: pages in a headless Chromium (on the PATH, or named by CHROMIUM)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+	$(PYTEST) -m browser
 
 lint: $(STAMP) ## ruff and mypy, strict
 	$(BIN)/ruff check .

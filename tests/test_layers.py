@@ -20,14 +20,15 @@ ALLOWED = {
     "specpipe.models": VOCABULARY,
     "specpipe.speculation": VOCABULARY,
     "specpipe.telemetry": VOCABULARY,
+    "specpipe.report": VOCABULARY | {"specpipe.telemetry"},
     "specpipe.engine": VOCABULARY | {"specpipe.models", "specpipe_kernels"},
     "specpipe.pipeline": VOCABULARY
     | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.speculation"}
-    | {"specpipe.telemetry", "specpipe_kernels"},
+    | {"specpipe.report", "specpipe.telemetry", "specpipe_kernels"},
     "specpipe.benchmark": VOCABULARY | {"specpipe.engine", "specpipe.speculation", "specpipe_kernels"},
     "specpipe.evaluation": VOCABULARY
     | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.pipeline"}
-    | {"specpipe.telemetry"},
+    | {"specpipe.report", "specpipe.telemetry"},
     "specpipe.cli": VOCABULARY
     | {"specpipe.benchmark", "specpipe.data", "specpipe.evaluation", "specpipe.job", "specpipe.pipeline"},
     "specpipe_kernels": set(),

@@ -28,8 +28,9 @@ def duration(seconds: float) -> str:
 class RunDisplay:
     """Shows Progress snapshots on stdout. A context manager; says nothing until it is shown something."""
 
-    def __init__(self, name: str, console: Console | None = None) -> None:
-        self._name = name
+    def __init__(self, name: str, console: Console | None = None, *, ours: bool = True) -> None:
+        """`ours`: the run is this process's, which Ctrl-C reaches."""
+        self._name, self._ours = name, ours
         self._console = console or Console()
         self._live: Live | None = None
         self._next_line = 0.0
@@ -67,14 +68,14 @@ class RunDisplay:
             ProgressBar(total=max(1, progress.total_rows), completed=progress.done_rows),
             f"{progress.done_rows:,}/{progress.total_rows:,} rows {share:4.0%}",
         )
-        return Group(head, Text(" · ".join(_facts(progress)), style="dim"))
+        return Group(head, Text(" · ".join(_facts(progress, self._ours)), style="dim"))
 
     def _line(self, progress: Progress) -> str:
         rows = f"{progress.done_rows}/{progress.total_rows} rows"
-        return f"[{duration(progress.elapsed_s)}] {rows} · {' · '.join(_facts(progress))}"
+        return f"[{duration(progress.elapsed_s)}] {rows} · {' · '.join(_facts(progress, self._ours))}"
 
 
-def _facts(progress: Progress) -> list[str]:
+def _facts(progress: Progress, ours: bool) -> list[str]:
     if not progress.workers and (waiting := _not_ready(progress)):
         return [waiting]
     facts = [
@@ -91,7 +92,7 @@ def _facts(progress: Progress) -> list[str]:
     if progress.failed_shards:
         facts.append(f"{progress.failed_shards} failed shards")
     if progress.draining:
-        facts.append("finishing running shards, Ctrl-C again stops now")
+        facts.append("finishing running shards" + (", Ctrl-C again stops now" if ours else ""))
     elif progress.eta_s is not None and progress.done_rows < progress.total_rows:
         facts.append(f"ETA {duration(progress.eta_s)}")
     return facts

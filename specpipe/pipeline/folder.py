@@ -18,7 +18,9 @@ from specpipe.pipeline.lock import RunLock
 
 MANIFEST = "manifest.json"
 SUMMARY = "summary.json"
+REPORT = "report.html"
 SHARDS = "telemetry/shards.parquet"
+PROGRESS = "telemetry/progress.json"
 PRIVATE = ".specpipe"
 _EPOCH = f"{PRIVATE}/epoch"
 _PROBE = f"{PRIVATE}/probe"

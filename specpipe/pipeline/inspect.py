@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
 
 from specpipe.errors import OutputError
 from specpipe.pipeline.assemble import versions
 from specpipe.pipeline.folder import SUMMARY, RunFolder
 from specpipe.pipeline.ledger import read_ledger
-from specpipe.pipeline.manifest import read_manifest
+from specpipe.pipeline.manifest import Manifest, read_manifest
 from specpipe.pipeline.results import build_summary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """A run's folder as it is now."""
+
+    folder: RunFolder
+    manifest: Manifest
+    shards: pa.Table
+    """Of telemetry.shard_schema: a row for each published part."""
+    summary: dict[str, Any]
+    """With `state` (complete, incomplete, running) and `holder`."""
 
 
 def inspect(path: str) -> dict[str, Any]:
@@ -18,22 +33,53 @@ def inspect(path: str) -> dict[str, Any]:
 
     Raises OutputError for a folder that is no run's.
     """
+    folder, manifest = _open(path)
+    holder = folder.lock().holder()
+    last = _last_summary(folder)
+    if last.get("complete") and holder is None:
+        return {"state": "complete", "holder": None, **last}
+    return _look(folder, manifest, holder, last).summary
+
+
+def look(path: str) -> Seen:
+    """Everything that the folder says, part by part. Writes nothing; raises OutputError where there is no run."""
+    folder, manifest = _open(path)
+    return _look(folder, manifest, folder.lock().holder(), _last_summary(folder))
+
+
+def _open(path: str) -> tuple[RunFolder, Manifest]:
     folder = RunFolder.at(path)
     manifest = read_manifest(folder)
     if manifest is None:
         raise OutputError(f"{folder.path} is no specpipe run: it has no manifest.json")
-    holder = folder.lock().holder()
+    return folder, manifest
+
+
+def _last_summary(folder: RunFolder) -> dict[str, Any]:
     data = folder.read(SUMMARY)
     last: dict[str, Any] = json.loads(data) if data is not None else {}
-    if last.get("complete") and holder is None:
-        return {"state": "complete", "holder": None, **last}
+    return last
+
+
+def _look(folder: RunFolder, manifest: Manifest, holder: str | None, last: dict[str, Any]) -> Seen:
+    shards = read_ledger(folder, manifest.shards, manifest.run_id).table()
     summary = build_summary(
         folder,
         manifest,
-        read_ledger(folder, manifest.shards, manifest.run_id).table(),
+        shards,
         failed_shards={int(shard): why for shard, why in last.get("failed_shards", {}).items()} if not holder else {},
-        workers={},
+        workers=_facts(last),
         versions=last.get("versions") or versions(),
     )
     state = "running" if holder else ("complete" if summary["complete"] else "incomplete")
-    return {"state": state, "holder": holder, **summary}
+    summary = {"state": state, "holder": holder, **summary}
+    return Seen(folder=folder, manifest=manifest, shards=shards, summary=summary)
+
+
+def _facts(last: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the latest summary knows about workers beside what the records say."""
+    counted = {"shards", "rows", "output_tokens", "busy_s", "tokens_per_s"}
+    return {
+        name: {key: value for key, value in worker.items() if key not in counted}
+        for name, worker in last.get("workers", {}).items()
+    }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 _WINDOW_S = 15.0  # the speed shown is that of the last seconds
 
@@ -43,6 +46,15 @@ class Progress:
     """Attempts at shards after the first, by this start."""
     lost_workers: int = 0
     """Workers that died or hung, of this start."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Progress:
+        """The inverse of `to_dict`. Fields that it does not know are left out; TypeError for a missing one."""
+        return cls(**{item.name: data[item.name] for item in dataclasses.fields(cls) if item.name in data})
 
 
 class Speed:

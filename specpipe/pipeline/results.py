@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from specpipe.errors import EXIT_COMPLETE, EXIT_INCOMPLETE
+from specpipe.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INCOMPLETE, EXIT_INTERRUPTED, SpecpipeError
 from specpipe.pipeline.folder import SHARDS, SUMMARY, RunFolder
 from specpipe.pipeline.manifest import Manifest
 from specpipe.pipeline.timeline_log import parquet_bytes, peak_of
@@ -56,3 +56,10 @@ def exit_code_of(summary: Mapping[str, Any], max_failed_rows: int) -> int:
     """Of a run that went to its end."""
     fine = summary["complete"] and summary["failed"] <= max_failed_rows
     return EXIT_COMPLETE if fine else EXIT_INCOMPLETE
+
+
+def exit_code_of_error(error: BaseException) -> int:
+    """Of a run that an exception ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    return error.exit_code if isinstance(error, SpecpipeError) else EXIT_FAILED

@@ -28,7 +28,9 @@ from specpipe.pipeline.logs import log_fields
 from specpipe.pipeline.manifest import Manifest, check_resumable, new_manifest, read_manifest
 from specpipe.pipeline.prepare import Prepared, prepare
 from specpipe.pipeline.progress import Progress
-from specpipe.pipeline.results import build_summary, exit_code_of, has_results, publish_results
+from specpipe.pipeline.progress_log import ProgressLog, tell_all
+from specpipe.pipeline.report import write_report
+from specpipe.pipeline.results import build_summary, exit_code_of, exit_code_of_error, has_results, publish_results
 from specpipe.pipeline.scoreboard import Earlier
 from specpipe.pipeline.timeline_log import TimelineLog
 from specpipe.speculation.make import make_policy
@@ -39,6 +41,7 @@ from specpipe.telemetry.sums import acceptance, total
 log = logging.getLogger(__name__)
 BACKUP_S = 10.0
 """Shards that run for longer than this at the end are given to an idle worker too."""
+Ended = Literal["already complete", "interrupted", "failed"]
 _TIMELINE_WORKERS = 100  # with more workers the timeline's intervals grow, so that its rows per second do not
 
 
@@ -149,15 +152,11 @@ def _start(opened: _Opened, placement: Placement, backend: Backend, viewer: View
     epoch = folder.begin_epoch()
     folder.publish(MANIFEST, manifest.to_json().encode())
     config = _worker_config(prepared, folder, manifest, placement, epoch)
-    timeline = TimelineLog(folder, epoch)
-    watcher = backend.watcher(config)
-
-    def progress(now: Progress) -> None:
-        viewer.progress(now)
-        watcher(now)
-
+    timeline, progress = TimelineLog(folder, epoch), ProgressLog(folder, epoch)
     observers = Observers(
-        progress=progress, published=lambda report: opened.done.add(report.telemetry), samples=timeline.add
+        progress=tell_all(viewer.progress, progress.add, backend.watcher(config)),
+        published=lambda report: opened.done.add(report.telemetry),
+        samples=timeline.add,
     )
     driver = _driver(opened, manifest, config, placement, backend.pool(config, placement), observers)
     try:
@@ -168,16 +167,20 @@ def _start(opened: _Opened, placement: Placement, backend: Backend, viewer: View
     except BaseException as error:
         if not isinstance(error, JobError | KeyboardInterrupt):
             _point_to_logs(placement)
+        state: Ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         try:
             timeline.publish()
-            _finished(opened, manifest, driver.outcome, state="interrupted")
+            _leave(opened, manifest, driver.outcome, state)
         except (OutputError, OSError) as failure:  # must not hide what ended the run; the next start writes them
             log.warning("telemetry could not be written: %s", failure)
+        progress.end(state, exit_code_of_error(error))
         raise
     if driver.outcome.failed or len(driver.outcome.workers) > placement.workers:
         _point_to_logs(placement)
     timeline.publish()
-    return _finished(opened, manifest, driver.outcome, state="interrupted" if driver.outcome.interrupted else None)
+    result = _finished(opened, manifest, driver.outcome, state="interrupted" if driver.outcome.interrupted else None)
+    progress.end(result.state, result.exit_code)
+    return result
 
 
 def _point_to_logs(placement: Placement) -> None:
@@ -247,6 +250,20 @@ def _finished(
     state: Literal["already complete", "interrupted"] | None,
 ) -> RunResult:
     """Write what the run leaves, and say how it ended."""
+    summary = _leave(opened, manifest, outcome, state)
+    code = exit_code_of(summary, opened.prepared.job.output.max_failed_rows)
+    if state == "interrupted":
+        code = EXIT_INTERRUPTED
+    return RunResult(
+        folder=opened.folder.path,
+        state=state or ("complete" if summary["complete"] else "incomplete"),
+        exit_code=code,
+        summary=summary,
+    )
+
+
+def _leave(opened: _Opened, manifest: Manifest, outcome: Outcome, state: Ended | None) -> Mapping[str, Any]:
+    """Telemetry, summary and report of all parts that are there. → the summary"""
     # Two workers ran a contested shard: whose part is there?
     contested = [manifest.shards[shard] for shard in sorted(outcome.contested)]
     opened.done.extend(read_ledger(opened.folder, contested, manifest.run_id).table())
@@ -261,12 +278,6 @@ def _finished(
     )
     if state != "already complete" or not has_results(opened.folder):
         publish_results(opened.folder, shards, summary)
-    code = exit_code_of(summary, opened.prepared.job.output.max_failed_rows)
-    if state == "interrupted":
-        code = EXIT_INTERRUPTED
-    return RunResult(
-        folder=opened.folder.path,
-        state=state or ("complete" if summary["complete"] else "incomplete"),
-        exit_code=code,
-        summary=summary,
-    )
+        shown = state if state in ("interrupted", "failed") else "complete" if summary["complete"] else "incomplete"
+        write_report(opened.folder, manifest, shards, summary, shown)
+    return summary

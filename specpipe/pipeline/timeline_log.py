@@ -51,13 +51,18 @@ class TimelineLog:
             self._folder.publish(self._name, parquet_bytes(table))
 
 
-def peak_of(folder: RunFolder) -> float:
-    """Best output tokens/s of any interval of any start, over all workers."""
+def read_timelines(folder: RunFolder, columns: Sequence[str] | None = None) -> list[pa.Table]:
+    """Every start's segment, in order. Raises OutputError for a file that is no timeline."""
     tables = []
     for name in folder.names("telemetry"):
         if name.startswith("timeline-") and (data := folder.read(f"telemetry/{name}")) is not None:
             try:
-                tables.append(pq.read_table(pa.BufferReader(data), columns=["second", "tokens_per_s"]))
+                tables.append(pq.read_table(pa.BufferReader(data), columns=columns))
             except (pa.ArrowInvalid, KeyError) as error:
                 raise OutputError(f"{folder.file(f'telemetry/{name}')} is no timeline: {error}") from error
-    return peak_tokens_per_s(tables)
+    return tables
+
+
+def peak_of(folder: RunFolder) -> float:
+    """Best output tokens/s of any interval of any start, over all workers."""
+    return peak_tokens_per_s(read_timelines(folder, ["second", "tokens_per_s"]))

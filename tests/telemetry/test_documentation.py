@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specpipe.pipeline.progress import Progress
 from specpipe.telemetry.record import ShardRecord, shard_table
 from specpipe.telemetry.summary import RunFacts, summarise
 from specpipe.telemetry.timeline import Sample
@@ -18,7 +19,7 @@ FACTS = RunFacts(
 LATENCY = re.compile(r"(mean|median|p99)_(ttft|tpot|itl)_ms")
 
 
-@pytest.mark.parametrize("fields", [ShardRecord, Sample], ids=["shards", "timeline"])
+@pytest.mark.parametrize("fields", [ShardRecord, Sample, Progress], ids=["shards", "timeline", "progress"])
 def test_every_column_is_documented(fields: type) -> None:
     assert [field.name for field in dataclasses.fields(fields) if f"`{field.name}`" not in TEXT] == []
 

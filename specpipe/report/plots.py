@@ -1,0 +1,157 @@
+"""The plots of a page, by matplotlib. It is imported when the first one is drawn."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specpipe.report.svg import GRID, INK, MUTED, SERIES, page_svg
+
+log = logging.getLogger(__name__)
+_SIZE = (5.6, 2.7)  # inches at 72 units: 403 wide, so that its text can still be read on a phone
+_BOX = (0.125, 0.2, 0.855, 0.68)  # the axes: fixed, because laying out by text extents costs three times the drawing
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.size": 12,
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "grid.color": GRID,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 12,
+    "legend.handlelength": 1.2,
+    "lines.linewidth": 2,
+    "lines.solid_capstyle": "round",
+    "path.simplify_threshold": 0.5,
+}
+Draw = Callable[[Any], None]
+
+
+def plot(name: str, alt: str, draw: Draw) -> str:
+    """An <svg> element. `draw` gets matplotlib's Axes. "" and a warning where drawing fails: a plot ends no run."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+            figure = Figure(figsize=_SIZE)
+            draw(figure.add_axes(_BOX))
+            sink = io.StringIO()
+            figure.savefig(sink, format="svg", transparent=True, metadata={"Date": None})
+        return page_svg(sink.getvalue(), name=name, alt=alt)
+    except Exception as error:
+        log.warning("the plot %s could not be drawn: %s: %s", name, type(error).__name__, error)
+        return ""
+
+
+def lines(
+    x: Any,
+    series: Mapping[str, Any],
+    *,
+    limit: tuple[str, Any] | None = None,
+    starts: Sequence[float] = (),
+    floor: float = 0.0,
+) -> Draw:
+    """Curves over seconds. `limit`: name and values of what they stay below; `starts`: where a later start of the run
+    began; `floor`: of the y axis."""
+
+    def draw(axes: Any) -> None:
+        scale, unit = _time_unit(float(x[-1]) if len(x) else 0.0)
+        for color, (name, y) in zip(SERIES, series.items(), strict=False):
+            lonely = np.count_nonzero(np.isfinite(y)) < 3
+            axes.plot(np.asarray(x) / scale, y, color=color, label=name, marker="o" if lonely else "")
+        if limit is not None:
+            axes.plot(np.asarray(x) / scale, limit[1], color=MUTED, label=limit[0], linestyle="--", linewidth=1.2)
+        for start in starts:
+            axes.axvline(start / scale, color=MUTED, linewidth=1, linestyle=(0, (2, 3)))
+        axes.set_xlabel(unit)
+        axes.set_xlim(0, float(x[-1]) * 1.01 / scale)
+        axes.set_ylim(bottom=floor)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+        if limit is not None or len(series) > 1:
+            _legend(axes, len(series) + 1)
+
+    return draw
+
+
+def bars(groups: Sequence[str], series: Mapping[str, Sequence[float]], label: str) -> Draw:
+    """Bars side by side, a group for each entry of `groups`; heights are shares, 0 to 1."""
+
+    def draw(axes: Any) -> None:
+        width = 0.8 / len(series)
+        for i, (name, heights) in enumerate(series.items()):
+            places = np.arange(len(groups)) + (i - (len(series) - 1) / 2) * width
+            axes.bar(places, heights, width * 0.9, color=SERIES[i], label=name)
+        axes.set_xticks(range(len(groups)), groups)
+        if len(groups) > 16:
+            axes.set_xticks(range(0, len(groups), 4), groups[::4])
+        axes.set_xlabel(label)
+        axes.set_xlim(-0.6, max(len(groups), 3) - 0.4)
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        if len(series) > 1:
+            _legend(axes, len(series))
+
+    return draw
+
+
+def bars_across(names: Sequence[str], values: Sequence[float], labels: Sequence[str]) -> Draw:
+    """Horizontal bars, the first on top, each with its label at its end."""
+
+    def draw(axes: Any) -> None:
+        drawn = axes.barh(range(len(names)), values, 0.62, color=SERIES[0])
+        axes.bar_label(drawn, labels, padding=4, color=INK)
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.set_xlim(0, max([*values, 1e-9]) * 1.3)
+        axes.grid(False)
+        axes.xaxis.set_visible(False)
+        axes.spines["bottom"].set_visible(False)
+
+    return draw
+
+
+def cumulative(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], label: str) -> Draw:
+    """Shares (0 to 1) of all values that do not exceed x, on a logarithmic axis: name -> (x, share)."""
+
+    def draw(axes: Any) -> None:
+        from matplotlib.ticker import LogLocator, NullLocator
+
+        for color, (name, (x, share)) in zip(SERIES, curves.items(), strict=False):
+            axes.plot(x, share, color=color, label=name, drawstyle="steps-post")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.set_xlabel(label)
+        _legend(axes, len(curves))
+
+    return draw
+
+
+def _legend(axes: Any, entries: int) -> None:
+    """Above the plot, where it covers nothing."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=entries, borderpad=0, borderaxespad=0.2)
+
+
+def _time_unit(longest: float) -> tuple[float, str]:
+    if longest < 300:
+        return 1.0, "seconds"
+    return (60.0, "minutes") if longest < 3 * 3600 else (3600.0, "hours")
