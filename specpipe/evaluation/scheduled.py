@@ -21,6 +21,7 @@ from specpipe.evaluation.replay import RESULTS, replay
 from specpipe.evaluation.report_html import report_html
 from specpipe.evaluation.samples import find_samples
 from specpipe.job import JobSpec
+from specpipe.pipeline.folder import require_lasting
 from specpipe.pipeline.run import RunResult
 
 Execute = Callable[[JobSpec], RunResult]
@@ -38,6 +39,9 @@ class EvalResult:
 
 def run_evaluation(job: EvalJob, execute: Execute, announce: Callable[[str], None]) -> EvalResult:
     """execute: runs a job. announce: told what comes next, a line at a time. Raises SpecpipeError."""
+    require_lasting(job.folder, "output.path")
+    if job.evaluation.history is not None:
+        require_lasting(job.evaluation.history, "eval.history")
     os.makedirs(job.folder, exist_ok=True)
     _record(job, announce)
     for side, spec in zip(SIDES, (job.plain, job.speculative), strict=True):

@@ -11,7 +11,7 @@ import pyarrow.fs
 
 from specpipe.data.locations import Location, locate
 from specpipe.data.publish import publish_bytes
-from specpipe.errors import OutputError
+from specpipe.errors import JobError, OutputError
 from specpipe.pipeline.failures import StaleRunError
 from specpipe.pipeline.lease import RunLease
 from specpipe.pipeline.lock import RunLock
@@ -26,6 +26,18 @@ _EPOCH = f"{PRIVATE}/epoch"
 _PROBE = f"{PRIVATE}/probe"
 _LOCK = f"{PRIVATE}/lock"
 _LEASE = f"{PRIVATE}/lease"
+_TEMPORARY = "/runtime_resources/working_dir_files/"  # below it Ray unpacks what `ray job submit --working-dir` sends
+
+
+def require_lasting(path: str, key: str) -> None:
+    """Raises JobError for a path in a submitted job's working directory. `key`: what the job file calls it."""
+    location = locate(path)
+    if location.is_local and _TEMPORARY in location.path:
+        raise JobError(
+            f"{key} is {location.path}, in the temporary working directory of a submitted job: each machine has its "
+            "own, and Ray deletes it. Expected an absolute path on storage that all machines share, or a URI such as "
+            "s3://bucket/runs"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +90,8 @@ class RunFolder:
             raise OutputError(f"{location.text()} is not a folder that can be read: {error}") from error
 
     def claim(self) -> None:
-        """Raises OutputError for a folder that holds files and is no run's."""
+        """Raises OutputError for a folder that holds files and is no run's, JobError for one that would not last."""
+        require_lasting(self.path, "output.path")
         names = self.names()
         if not names or PRIVATE in names or MANIFEST in names:
             return

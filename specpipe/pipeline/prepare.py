@@ -14,6 +14,7 @@ from specpipe.errors import DataError, ModelError
 from specpipe.job import JobSpec
 from specpipe.models.generation import generation_defaults
 from specpipe.models.source import ModelSource, Role, resolve
+from specpipe.pipeline.folder import require_lasting
 
 SHARD_TOKENS = {"cpu": 32_768, "cuda": 1_000_000}  # one to five minutes of a worker's time
 
@@ -63,7 +64,8 @@ class Prepared:
 
 
 def prepare(job: JobSpec) -> Prepared:
-    """Find inputs and models. Raises DataError or ModelError; writes nothing but a model download."""
+    """Find inputs and models. Raises JobError, DataError or ModelError; writes nothing but a model download."""
+    require_lasting(job.data.path, "data.path")
     files = tuple(list_files(job.data.path, job.data.format, job.data.prompt))
     require_prompt(files, job.data.prompt)
     kept = kept_schema(files, job.output.keep_columns) if job.output.keep_columns else None

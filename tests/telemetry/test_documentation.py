@@ -1,4 +1,4 @@
-"""docs/telemetry.md names every field, so that none is added in silence."""
+"""docs/telemetry.md names every field and docs/operations.md every metric, so that none is added in silence."""
 
 import dataclasses
 import re
@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from specpipe.pipeline.progress import Progress
+from specpipe.telemetry.metrics import METRICS
 from specpipe.telemetry.record import ShardRecord, shard_table
 from specpipe.telemetry.summary import RunFacts, summarise
 from specpipe.telemetry.timeline import Sample
 
-TEXT = (Path(__file__).parents[2] / "docs/telemetry.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "telemetry.md").read_text(encoding="utf-8")
 FACTS = RunFacts(
     total_rows=0, total_shards=0, failed_shards={}, starts=1, synthetic=False, peak_output_throughput=0, workers={},
     versions={},
@@ -27,3 +29,9 @@ def test_every_column_is_documented(fields: type) -> None:
 def test_every_key_of_the_summary_is_documented() -> None:
     keys = [key for key in summarise(shard_table([]), FACTS) if not LATENCY.fullmatch(key)]
     assert [key for key in keys if f"`{key}`" not in TEXT] == []
+
+
+def test_every_metric_is_documented_as_it_is() -> None:
+    page = (DOCS / "operations.md").read_text(encoding="utf-8")
+    rows = [f"| `{m.exported}` | {m.kind} | {', '.join(m.labels)} | {m.about} |" for m in METRICS]
+    assert re.findall(r"^\| `ray_specpipe_.*$", page, re.MULTILINE) == rows
