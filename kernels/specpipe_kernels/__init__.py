@@ -8,39 +8,49 @@ from specpipe_kernels.layers import linear, linear_glu, linear_residual, linear_
 from specpipe_kernels.logprobs import token_logprobs
 from specpipe_kernels.penalties import apply_penalties, count_tokens
 from specpipe_kernels.rejection_sampler import RejectionSampler
+from specpipe_kernels.rounds import commit_rows, feed_rows, open_rows
 from specpipe_kernels.sampling import rejection_sample, sample, sample_recovered_tokens, synthetic_rates
 from specpipe_kernels.timestamp import timestamp
 from specpipe_kernels.types import (
     METHODS,
+    Fed,
     Method,
     Normed,
+    OpenedRows,
     Penalties,
     Purpose,
     RejectionOutput,
     Sampled,
     SamplingTensors,
+    SlotTensors,
     Status,
     TokenLogprobs,
 )
 
 __all__ = [
     "METHODS",
+    "Fed",
     "Method",
     "Normed",
+    "OpenedRows",
     "Penalties",
     "Purpose",
     "RejectionOutput",
     "RejectionSampler",
     "Sampled",
     "SamplingTensors",
+    "SlotTensors",
     "Status",
     "TokenLogprobs",
     "apply_penalties",
+    "commit_rows",
     "count_tokens",
+    "feed_rows",
     "linear",
     "linear_glu",
     "linear_residual",
     "linear_rope_store_kv",
+    "open_rows",
     "paged_attention",
     "rejection_sample",
     "rms_norm",

@@ -17,6 +17,7 @@ def sample(
     purpose: Purpose,
     index: int = 0,
     vocab_size: int | None = None,
+    out: Tensor | None = None,
 ) -> Sampled:
     """Draw one token from each row of `logits`.
 
@@ -28,6 +29,7 @@ def sample(
         index: of the token in its round. INVARIANT ignores it.
         vocab_size: draw from the first so many entries only, as a draft whose vocabulary is padded beyond the target's
             must. The logits given to `rejection_sample` are then to be cut likewise.
+        out: [R] int64 of any stride, where the tokens go: a column of a round's drafts.
 
     Rows of temperature 0 take the largest logit, the lowest index among equals. An unsound row gives token -1.
     """
@@ -38,7 +40,7 @@ def sample(
         raise ValueError(f"vocab_size={vocab_size}; expected 1 or more")
     function = implementation("sample", logits)
     result: Sampled = function(
-        logits, sampling, positions, purpose=Purpose(purpose), index=index, vocab_size=vocab_size
+        logits, sampling, positions, purpose=Purpose(purpose), index=index, vocab_size=vocab_size, out=out
     )
     return result
 

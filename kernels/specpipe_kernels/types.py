@@ -79,6 +79,65 @@ class Sampled(NamedTuple):
     """[R] int32, a `Status`."""
 
 
+class SlotTensors(NamedTuple):
+    """What a device knows about S requests that generate, one entry a slot. C tokens at most, E stop ids, W pages."""
+
+    tokens: Tensor
+    """[S, C] int64: prompt and output."""
+    length: Tensor
+    """[S] int64: tokens committed."""
+    draft_valid: Tensor
+    """[S] int64: tokens whose keys and values the draft model has."""
+    limit: Tensor
+    """[S] int64: the length at which a request ends."""
+    active: Tensor
+    """[S] bool: takes part in rounds."""
+    stop_ids: Tensor
+    """[S, E] int64, -1 where there are fewer."""
+    block_table: Tensor
+    """[S, W] int32."""
+    temperature: Tensor
+    """[S] fp32, as are top_p and min_p; see `SamplingTensors`."""
+    top_k: Tensor
+    """[S] int32."""
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    """[S] int64."""
+
+
+class OpenedRows(NamedTuple):
+    """The requests of a round, read once at its start: B batch rows."""
+
+    lengths: Tensor
+    """[B] int64."""
+    room: Tensor
+    """[B] int32: draft tokens that fit before the limit, at most K; 0 for an inactive slot."""
+    draft_room: Tensor
+    """[B] int32: the same, but 0 where the draft model's keys and values are behind."""
+    block_tables: Tensor
+    """[B, W] int32."""
+    temperature: Tensor
+    """[B], as are the others: see `SlotTensors`."""
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+
+
+class Fed(NamedTuple):
+    """T tokens of each of B rows, as a forward takes them."""
+
+    tokens: Tensor
+    """[B * T] int64."""
+    positions: Tensor
+    """[B * T] int64, cut to 0 … the last one that a model knows."""
+    starts: Tensor
+    """[B] int64: the first token's position, not cut."""
+    next: Tensor
+    """[B] int64: the position after the last token."""
+
+
 class RejectionOutput(NamedTuple):
     """What a round of R rows with at most K drafts emits."""
 

@@ -34,7 +34,7 @@ from specpipe_kernels import (
     token_logprobs,
     write_index,
 )
-from specpipe_kernels.triton_ops import linear, rms_norm, rope_store_kv, silu_mul
+from specpipe_kernels.triton_ops import linear, rms_norm, rope_store_kv, rounds, silu_mul
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 compiled: list[str] = []
@@ -105,11 +105,26 @@ def launch(
 
 def launch_layers() -> None:
     """Every kernel that is not about sampling."""
+    between_forwards()
     for dtype in DTYPES.values():
         for rows in (1, 4, 33, 100, 200):
             multiply(dtype, rows)
         for head_dim, queries in ((64, 1), (128, 4), (128, 64), (80, 3)):
             attend(dtype, head_dim, queries)
+
+
+def between_forwards() -> None:
+    """The launches of a round that are no forward."""
+    long, ints, ones = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int32), torch.ones(2)
+    table = torch.zeros(2, 4, dtype=torch.int32)
+    text = torch.zeros(2, 64, dtype=torch.int64)
+    state = SlotTensors(text, long, long, long, long > 0, text[:, :3].contiguous(), table, ones, ints, ones, ones, long)
+    rounds.open_rows(state, long, k=3, width=4)
+    for drafts, width in ((None, 2), (text[:, :3], 4)):
+        rounds.feed_rows(state, long, long, drafts, shift=-1, width=width, last=63)
+    for drafted in (False, True):
+        verdict = RejectionOutput(text[:, :4].contiguous(), ints, ints, ints)
+        rounds.commit_rows(state, long, long, verdict, ints, drafted=drafted)
 
 
 def multiply(dtype: torch.dtype, rows: int) -> None:

@@ -18,6 +18,7 @@ def sample(
     purpose: Purpose,
     index: int = 0,
     vocab_size: int | None = None,
+    out: Tensor | None = None,
 ) -> Sampled:
     """See `specpipe_kernels.sample`."""
     logits = logits[:, :vocab_size]
@@ -32,4 +33,5 @@ def sample(
         index = 0 if purpose == Purpose.INVARIANT else index
         noise = gumbel(sampling.seed, positions, index, purpose, logits.shape[1])
         tokens = torch.where(random, noise.add_(kept).argmax(-1), tokens)
-    return Sampled(tokens.masked_fill(status != 0, -1), lse, status)
+    tokens = tokens.masked_fill(status != 0, -1)
+    return Sampled(tokens if out is None else out.copy_(tokens), lse, status)

@@ -34,12 +34,12 @@ from specpipe_kernels.triton_ops.truncation_bounds import truncation_bounds
 from specpipe_kernels.types import Purpose, Sampled, SamplingTensors
 
 
-@triton.jit(do_not_specialize=["index", "parts", "steps"])
+@triton.jit(do_not_specialize=["index", "parts", "steps", "stride_out"])
 def _sample_kernel(
     logits, row_map, temperature, seeds, positions, bound_logit, bound_token,
     part_top, part_mass, part_reference, part_score, part_token, counters,
     out_token, out_lse, out_status, out_emitted, out_accepted,
-    stride_row, vocab, parts, steps, index, purpose: tl.constexpr,
+    stride_row, stride_out, vocab, parts, steps, index, purpose: tl.constexpr,
     HAS_MAP: tl.constexpr, TRUNCATED: tl.constexpr, ALL_GREEDY: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -77,7 +77,7 @@ def _sample_kernel(
         mask = items == item
         status, lse = row_lse(part_top, part_mass, part_reference, items, inverse, parts, mask, PARTS)
         drawn = best_tokens(part_score, part_token, items, parts, mask, PARTS)
-        tl.store(out_token + items, tl.where(status == 0, drawn, -1).to(tl.int64))
+        tl.store(out_token + items.to(tl.int64) * stride_out, tl.where(status == 0, drawn, -1).to(tl.int64))
         tl.store(out_lse + items, tl.where(temp > 0.0, lse, 0.0))
         tl.store(out_status + items, status)
         if out_emitted is not None:
@@ -93,6 +93,7 @@ def sample(
     purpose: Purpose,
     index: int = 0,
     vocab_size: int | None = None,
+    out: Tensor | None = None,
     row_map: Tensor | None = None,
     emitted: Tensor | None = None,
     accepted: Tensor | None = None,
@@ -104,20 +105,19 @@ def sample(
     """
     logits = logits[:, :vocab_size]
     count, vocab = sampling.temperature.shape[0], logits.shape[1]
-    out = Sampled(
-        torch.empty(count, dtype=torch.int64, device=logits.device), floats(logits, count), int32s(logits, count)
-    )
+    tokens = torch.empty(count, dtype=torch.int64, device=logits.device) if out is None else out
+    drawn = Sampled(tokens, floats(logits, count), int32s(logits, count))
     if count == 0:
-        return out
+        return drawn
     rows = Rows(logits, row_map, logits.stride(0), logits.stride(0), vocab, count, 1)
     bounds = truncation_bounds(rows, sampling) if sampling.truncated and not sampling.all_greedy else None
     cut = cut_of(vocab, count)
     values = [floats(logits, count, cut.parts) for _ in range(4)]
     _sample_kernel[(count * cut.parts,)](
         logits, row_map, sampling.temperature, sampling.seed, positions, *(bounds or (None, None)),
-        *values, int32s(logits, count, cut.parts), arrivals(logits, count), *out, emitted, accepted,
-        logits.stride(0), vocab, cut.parts, cut.steps, 0 if purpose == Purpose.INVARIANT else index, int(purpose),
+        *values, int32s(logits, count, cut.parts), arrivals(logits, count), *drawn, emitted, accepted,
+        logits.stride(0), tokens.stride(0), vocab, cut.parts, cut.steps, 0 if purpose == Purpose.INVARIANT else index, int(purpose),
         HAS_MAP=row_map is not None, TRUNCATED=bounds is not None, ALL_GREEDY=sampling.all_greedy,
         BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=cut.warps, **launch_options(logits),
     )  # fmt: skip
-    return out
+    return drawn
