@@ -23,7 +23,9 @@ from triton.runtime import driver, jit
 from specpipe_kernels import (
     Penalties,
     Purpose,
+    RejectionOutput,
     SamplingTensors,
+    SlotTensors,
     apply_penalties,
     count_tokens,
     paged_attention,

@@ -116,7 +116,8 @@ def sample(
     _sample_kernel[(count * cut.parts,)](
         logits, row_map, sampling.temperature, sampling.seed, positions, *(bounds or (None, None)),
         *values, int32s(logits, count, cut.parts), arrivals(logits, count), *drawn, emitted, accepted,
-        logits.stride(0), tokens.stride(0), vocab, cut.parts, cut.steps, 0 if purpose == Purpose.INVARIANT else index, int(purpose),
+        logits.stride(0), tokens.stride(0), vocab, cut.parts, cut.steps,
+        0 if purpose == Purpose.INVARIANT else index, int(purpose),
         HAS_MAP=row_map is not None, TRUNCATED=bounds is not None, ALL_GREEDY=sampling.all_greedy,
         BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=cut.warps, **launch_options(logits),
     )  # fmt: skip
