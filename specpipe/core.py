@@ -147,13 +147,14 @@ class Exploration:
     """Rounds that try a K which the plan would not: the last `rounds` of every `every`, by the engine's count."""
 
     k: int
+    """0 with proposer "none": to see what plain decoding would take."""
     proposer: ProposerName
     rounds: int
     every: int
 
     def __post_init__(self) -> None:
-        if not (0 < self.k <= MAX_DRAFT_TOKENS and 0 < self.rounds < self.every):
-            raise ValueError(f"{self}: expected 0 < k <= {MAX_DRAFT_TOKENS} and 0 < rounds < every")
+        if not (0 <= self.k <= MAX_DRAFT_TOKENS and 0 < self.rounds < self.every):
+            raise ValueError(f"{self}: expected 0 <= k <= {MAX_DRAFT_TOKENS} and 0 < rounds < every")
 
     def due(self, round_index: int) -> bool:
         """Whether round `round_index`, counted from 0 since the engine started, is one of them."""

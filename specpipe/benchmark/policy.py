@@ -6,7 +6,7 @@ the oracle and every fixed K go on from the state that the policy has reached, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,6 +61,7 @@ class _Log:
         self._row_rounds: dict[ProposerName, int] = {}
         self._costs: dict[tuple[ProposerName, int, int], list[float]] = {}
         self._ended = [0, 0, 0]
+        self._prefill = [0, 0.0]
 
     def add(self, played: Played, seconds: float, scenario: Scenario) -> None:
         """`seconds`: as measured."""
@@ -74,6 +75,8 @@ class _Log:
             cell = self._costs.setdefault((who, played.k, played.running), [0.0, 0.0, 0.0])
             for i, value in enumerate((1.0, seconds, played.context)):
                 cell[i] += value
+        self._prefill[0] += played.draft_prefill
+        self._prefill[1] += played.draft_prefill * scenario.machine.draft_prefill
         ended = played.ended
         for i, value in enumerate((len(ended), scenario.input[ended].sum(), scenario.output[ended].sum())):
             self._ended[i] += int(value)
@@ -91,6 +94,8 @@ class _Log:
             rows=self._ended[0],
             input_tokens=self._ended[1],
             output_tokens=self._ended[2],
+            draft_prefill_tokens=int(self._prefill[0]),
+            draft_prefill_s=self._prefill[1],
         )
         self.__init__()  # type: ignore[misc]
         return evidence
@@ -213,7 +218,7 @@ class Oracle:
 
     def __call__(self, worker: SimulatedWorker) -> tuple[ProposerName, int]:
         scenario, rows = self._scenario, worker.rows
-        context = float(np.mean(scenario.input[rows] + worker.made[rows]))
+        context = worker.context
         left = float(np.sum(scenario.output[rows] - worker.made[rows]))
         left += max(0.0, worker.queue_depth - len(rows)) * float(scenario.output.mean())
         best: tuple[float, ProposerName, int] = (np.inf, "none", 0)
@@ -225,8 +230,3 @@ class Oracle:
                     seconds += float(worker.behind[rows].sum()) * scenario.machine.draft_prefill / left
                 best = min(best, (seconds, who, k))
         return best[1], best[2]
-
-
-def simulate_all(scenarios: Iterable[Scenario]) -> Iterator[Outcome]:
-    for scenario in scenarios:
-        yield simulate(scenario)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from specpipe.core import ProposerName
 from specpipe.errors import JobError
 
 Array = npt.NDArray[np.float64]
+LEAST_ROUNDS = 550
+"""As many as a scenario has even where every round drafts the most."""
 BUILT_IN = Path(__file__).with_name("policy_scenarios.yaml")
 
 
@@ -29,16 +31,24 @@ class Machine:
     draft_kv: float
     draft_prefill: float
     ngram: tuple[float, float]
+    _known: dict[tuple[ProposerName, int, int], float] = field(default_factory=dict)
 
     def seconds(self, proposer: ProposerName, k: int, rows: int, context: float) -> float:
         """One round of `rows` rows that are `context` tokens long in the mean."""
-        total = _line(self.verify, rows * (k + 1)) + self.kv * rows * context
-        if k and proposer == "draft":  # the first step feeds two tokens a row
-            steps = _line(self.draft, 2 * rows) + (k - 1) * _line(self.draft, rows)
-            total += steps + k * self.draft_kv * rows * context
-        elif k:
-            total += self.ngram[0] + self.ngram[1] * rows
-        return total
+        attended = self.kv + (k * self.draft_kv if proposer == "draft" else 0.0)
+        return self._forwards(proposer, k, rows) + attended * rows * context
+
+    def _forwards(self, proposer: ProposerName, k: int, rows: int) -> float:
+        """Seconds of a round without attention."""
+        shape = (proposer, k, rows)
+        if shape not in self._known:
+            total = _line(self.verify, rows * (k + 1))
+            if k and proposer == "draft":  # the first step feeds two tokens a row
+                total += _line(self.draft, 2 * rows) + (k - 1) * _line(self.draft, rows)
+            elif k:
+                total += self.ngram[0] + self.ngram[1] * rows
+            self._known[shape] = total
+        return self._known[shape]
 
 
 def _line(points: Array, tokens: float) -> float:
@@ -123,24 +133,31 @@ def _scenario(
     slots, shards = int(_one(rng, family["slots"])), int(_one(rng, family["shards"]))
     names = _one(rng, family["datasets"])
     kinds = [data["datasets"][kind] for kind in names]
-    rows = max(shards, int(slots * family["rows"]))
+    proposers = tuple(family.get("proposers", ["draft"]))
+    max_k = int(data["max_k"])
+    accepts: dict[ProposerName, Array] = {
+        "draft": _positions(kinds, "draft", max_k),
+        "ngram": _positions(kinds, "ngram", max_k),
+    }
+    fastest = max(1 + np.cumprod(accepts[who], axis=1).sum(axis=1).max() for who in proposers)
+    output = float(np.mean([entry["output"] for entry in kinds]))
+    rows = max(shards, int(slots * max(family.get("rows", 1), LEAST_ROUNDS * fastest / output)))
     shard = np.arange(rows) * shards // rows
     kind = rng.integers(len(kinds), size=rows) if family.get("mixed") else shard % len(kinds)
     bounds = np.array([[*entry["input"], *entry["output"]] for entry in kinds])[kind]
-    max_k = int(data["max_k"])
     return Scenario(
         family=name,
         index=index,
         machine=machine,
         slots=slots,
         max_k=max_k,
-        proposers=tuple(family.get("proposers", ["draft"])),
+        proposers=proposers,
         refill=float(_one(rng, family.get("refill", 1.0))),
         shard=shard,
         kind=kind,
         input=rng.integers(bounds[:, 0], bounds[:, 1] + 1),
         output=rng.integers(np.maximum(2, bounds[:, 2]), bounds[:, 3] + 1),
-        accepts={"draft": _positions(kinds, "draft", max_k), "ngram": _positions(kinds, "ngram", max_k)},
+        accepts=accepts,
         coverage={"draft": np.ones(len(kinds)), "ngram": np.array([float(entry["coverage"]) for entry in kinds])},
         seed=int(rng.integers(2**31)),
     )
@@ -150,7 +167,7 @@ def _positions(kinds: list[Mapping[str, Any]], proposer: str, max_k: int) -> Arr
     return np.array([[entry[proposer][min(i, len(entry[proposer]) - 1)] for i in range(max_k)] for entry in kinds])
 
 
-def families(scenarios: list[Scenario]) -> Iterator[tuple[str, list[Scenario]]]:
-    """By family, in the order of the file."""
+def families(scenarios: list[Scenario], *, limit: int | None = None) -> Iterator[tuple[str, list[Scenario]]]:
+    """By family, in the order of the file; `limit`: only the first so many of each."""
     for name in dict.fromkeys(scenario.family for scenario in scenarios):
-        yield name, [scenario for scenario in scenarios if scenario.family == name]
+        yield name, [scenario for scenario in scenarios if scenario.family == name][:limit]

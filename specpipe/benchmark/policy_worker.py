@@ -83,6 +83,11 @@ class SimulatedWorker:
         """Rows running, waiting and in shards that have not arrived."""
         return float(len(self.rows) + len(self._waiting) + np.count_nonzero(self.scenario.shard >= self.shards_in))
 
+    @property
+    def context(self) -> float:
+        """Mean tokens of the rows that hold a slot."""
+        return int((self.scenario.input[self.rows] + self.made[self.rows]).sum()) / len(self.rows)
+
     def admit(self) -> bool:
         """Shards arrive and rows get slots; says whether any row runs."""
         scenario = self.scenario
@@ -108,7 +113,7 @@ class SimulatedWorker:
         left = scenario.output[rows] - self.made[rows]
         k = k if bool((left > 1).any()) else 0
         caught_up = self._catch_up(rows) if k and proposer == "draft" else 0
-        context = float(np.mean(scenario.input[rows] + self.made[rows]))
+        context = self.context
         seconds = scenario.machine.seconds(proposer, k, len(rows), context)
         emitted, verified = self._verify(rows, left, proposer, k)
         self.made[rows] += emitted
@@ -123,7 +128,9 @@ class SimulatedWorker:
         return Played(proposer, k, len(rows), context, seconds, caught_up, verified, rows[over], not caught_up)
 
     def _catch_up(self, rows: Ints) -> int:
-        """The draft reads what it has not seen, as much as a step allows; the other rows draft nothing this round."""
+        """The draft reads what it has not seen, as much as a step allows; the other rows draft nothing this round.
+        A single token is no more than its first step reads anyway."""
+        self.behind[rows[self.behind[rows] == 1]] = 0
         ahead = np.cumsum(self.behind[rows])
         room = np.clip(PREFILL_BUDGET - (ahead - self.behind[rows]), 0, self.behind[rows])
         self.behind[rows] -= room

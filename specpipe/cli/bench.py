@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specpipe.cli.bench_kernels import kernels
+from specpipe.cli.bench_policy import policy
 from specpipe.errors import JobError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from specpipe.benchmark.rounds_profile import RoundProfile
 
 
-@click.group(short_help="Measure kernels and the engine on this machine.")
+@click.group(short_help="Measure kernels, the engine and the policy on this machine.")
 def bench() -> None:
     """Measure on this machine what docs/performance.md says of another."""
 
@@ -92,6 +93,7 @@ def engine(
 
 
 bench.add_command(kernels)
+bench.add_command(policy)
 
 
 def _rates(text: str) -> tuple[float, ...]:

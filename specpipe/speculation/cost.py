@@ -10,6 +10,7 @@ All coefficients are 0 or more, so the model rises with K, n and c.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -24,7 +25,9 @@ Array = npt.NDArray[np.float64]
 _MEMORY = 64.0  # rounds that the past of a cell counts for at most: drift is followed within about as many
 _CREDIBLE = 4.0  # rounds that make a cell count half
 _OCTAVE = 4  # cells to a doubling of the rows
-_FEATURES, _ARITHMETIC, _KV, _DRAFT_ROW = 9, 1, 2, 4
+_SHORT = 64.0  # tokens of context that make no difference
+_FEATURES, _ARITHMETIC, _KV, _DRAFT, _DRAFT_ROW = 9, 1, 2, 3, 4
+_MANY = 256.0  # tokens that a draft step takes in the time of one
 _LONG = 1024.0  # tokens of context: with rows of one length KV and arithmetic look alike, and arithmetic gets the time
 _RIDGE = 192.0
 _SWEEPS = 60
@@ -33,7 +36,10 @@ _SWEEPS = 60
 class _Key(NamedTuple):
     proposer: ProposerName
     k: int
-    bucket: int
+    rows: int
+    """Quarter octave."""
+    context: int
+    """Octave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +76,10 @@ class CostTable:
     def _add(self, point: CostPoint) -> None:
         if point.rounds < 1 or point.seconds <= 0 or point.running < 1:
             return
-        key = _Key(point.proposer if point.k else "none", point.k, round(_OCTAVE * float(np.log2(point.running))))
+        context = max(0.0, point.context)
+        key = _key(point.proposer, point.k, point.running, context)
         old = self._cells.get(key)
-        new = _Cell(float(point.running), max(0.0, point.context), float(point.rounds), point.seconds / point.rounds)
+        new = _Cell(float(point.running), context, float(point.rounds), point.seconds / point.rounds)
         self._cells[key] = new if old is None else _mean(old, new)
 
     def with_points(self, points: Iterable[CostPoint]) -> CostTable:
@@ -104,8 +111,10 @@ class CostTable:
 
     @property
     def draft_token_s(self) -> float:
-        """Seconds to prefill one token with the draft model: measured, or what a row adds to a draft step."""
-        return self._draft_token_s if self._draft_token_s is not None else float(self._fitted.model[_DRAFT_ROW])
+        """Seconds to prefill one token with the draft model: measured, or concluded from draft steps of many rows."""
+        if self._draft_token_s is not None:
+            return self._draft_token_s
+        return float(self._fitted.model[_DRAFT_ROW] + self._fitted.model[_DRAFT] / _MANY)
 
     def seconds(self, *, proposer: ProposerName, k: int, running: int, context: float) -> float:
         """One round. Raises ValueError for a table that knows nothing."""
@@ -154,17 +163,14 @@ class CostTable:
         apart = (
             np.abs(np.log2(n)[..., None] - np.log2(fitted.n))
             + np.abs(k[..., None] - fitted.k)
-            + 0.5 * np.abs(np.log2((context + 64) / (fitted.context + 64)))
+            + 0.5 * np.abs(np.log2((context + _SHORT) / (fitted.context + _SHORT)))
         )
         near = fitted.weight * same * np.exp(-2 * apart) / (0.05 + apart)
         return near.sum(axis=-1), near @ fitted.residual
 
     def to_json(self) -> dict[str, Any]:
         """For a cache; the inverse of `from_json`."""
-        cells = [
-            {"proposer": key.proposer, "k": key.k, "bucket": key.bucket, **asdict(cell)}
-            for key, cell in sorted(self._cells.items())
-        ]
+        cells = [{"proposer": key.proposer, "k": key.k, **asdict(cell)} for key, cell in sorted(self._cells.items())]
         return {"version": 1, "draft_token_s": self._draft_token_s, "cells": cells}
 
     @classmethod
@@ -174,12 +180,17 @@ class CostTable:
             raise ValueError(f"cost table version {data['version']!r}; expected 1")
         table = cls(draft_token_s=data["draft_token_s"])
         for cell in data["cells"]:
-            key = _Key(cell["proposer"], int(cell["k"]), int(cell["bucket"]))
             numbers = [float(cell[name]) for name in ("running", "context", "rounds", "seconds")]
-            if not all(np.isfinite(numbers)) or numbers[0] < 1 or numbers[3] <= 0:
+            if not all(np.isfinite(numbers)) or numbers[0] < 1 or numbers[1] < 0 or numbers[3] <= 0:
                 raise ValueError(f"cost table cell {cell!r}; expected positive numbers")
+            key = _key(cell["proposer"], int(cell["k"]), numbers[0], numbers[1])
             table._cells[key] = _Cell(*numbers)
         return table
+
+
+def _key(proposer: ProposerName, k: int, running: float, context: float) -> _Key:
+    rows, octave = round(_OCTAVE * math.log2(running)), round(math.log2(context + _SHORT))
+    return _Key(proposer if k else "none", k, rows, octave)
 
 
 def _mean(old: _Cell, new: _Cell) -> _Cell:

@@ -29,6 +29,7 @@ EARLY_SHARE = 1 / 16
 HOPE = 0.85
 """Conditional acceptance that a position may turn out to have for all that is known, where little is."""
 HOPE_WEIGHT = 16.0
+HOPE_SECONDS = 0.3
 
 
 class Choice(NamedTuple):
@@ -108,28 +109,29 @@ class Goodput:
         """What might be better than the plan, for all that is known, where trying it is affordable."""
         n = situation.running
         now = float(best.rate[best.ks[n], n])
-        found: tuple[float, Choice, int] = (now * (1 + 2 * self.hysteresis), best, 0)
+        found: tuple[float, Choice | None, int] = (now * (1 + 2 * self.hysteresis), None, 0)
         for choice in choices:
             hoped = rates(choice.proposer, situation, costs, self.k, hope=True)[:, n]
             if choice.proposer == best.proposer:
-                hoped[: best.ks[n] + 1] = 0.0  # what the plan does teaches about these anyway
-            k = int(np.argmax(hoped[1:])) + 1
+                hoped[best.ks[n]] = 0.0
+            k = int(np.argmax(hoped))
             found = max(found, (float(hoped[k]), choice, k), key=lambda item: item[0])
         _, choice, k = found
-        if not k:
+        if choice is None:
             return None
         rounds = min(4, math.ceil(16 / n))
         tokens = n * float(choice.rate[k, n] and expected_tokens(situation.acceptance[choice.proposer], self.k)[k])
         grid = costs.grid(proposer=choice.proposer, max_k=k, slots=situation.slots, context=situation.context)
         lost = rounds * max(0.0, float(grid[k, n]) - tokens / now)
-        if choice.proposer == "draft" and not (best.proposer == "draft" and best.ks[n]):
+        if k and choice.proposer == "draft" and not (best.proposer == "draft" and best.ks[n]):
             lost += n * situation.context * costs.draft_token_s
         usual = n * float(expected_tokens(situation.acceptance[best.proposer], self.k)[best.ks[n]]) / now
         share = self.explore_share if situation.rounds >= EARLY_ROUNDS else EARLY_SHARE
         every = max(rounds / share, lost / (share * usual))
         every = rounds * 2 ** math.ceil(math.log2(every / rounds))  # so that a new plan does not begin the count anew
         left = float(ahead.sum()) / now / usual
-        return Exploration(k=k, proposer=choice.proposer, rounds=rounds, every=every) if every < left else None
+        proposer = choice.proposer if k else "none"
+        return Exploration(k=k, proposer=proposer, rounds=rounds, every=every) if every < left else None
 
 
 def expected_tokens(acceptance: Acceptance, max_k: int, *, hope: bool = False) -> Array:
@@ -150,9 +152,9 @@ def rates(proposer: ProposerName, situation: Situation, costs: CostTable, max_k:
     """→ [K + 1, N + 1] tokens per second, the draft's prefill of new rows paid. Rows 0 read as 1."""
     slots, context = situation.slots, situation.context
     seconds = costs.grid(proposer=proposer, max_k=max_k, slots=slots, context=context)
-    if hope:  # a round that was never timed may be as short as plain decoding
-        known = costs.known(proposer=proposer, max_k=max_k, slots=slots, context=context)
-        seconds = seconds[0] + known * (seconds - seconds[0])
+    if hope:  # a round that was never timed may be much shorter than it looks, as short as plain decoding
+        unknown = 1 - costs.known(proposer=proposer, max_k=max_k, slots=slots, context=context)
+        seconds = np.minimum(seconds - unknown * (seconds - seconds[0]), seconds * (1 - HOPE_SECONDS * unknown))
     tokens = expected_tokens(situation.acceptance[proposer], max_k, hope=hope)
     made = tokens[:, None] * np.maximum(np.arange(situation.slots + 1), 1)
     if proposer == "draft":

@@ -31,7 +31,8 @@ def say(
     if len(set(ks[1:].tolist())) > 1:
         text += f"; K by rows {_ranges(ks)}"
     if explore is not None:
-        text += f"; tries {explore.proposer} K={explore.k} in {explore.rounds} of {explore.every} rounds"
+        what = f"{explore.proposer} K={explore.k}" if explore.k else "plain"
+        text += f"; tries {what} in {explore.rounds} of {explore.every} rounds"
     return text
 
 
