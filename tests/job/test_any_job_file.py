@@ -1,6 +1,6 @@
 """Whatever a job file holds, it is a job or a JobError in plain words: never a traceback."""
 
-import os
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,7 +11,6 @@ from specpipe.errors import JobError
 from specpipe.job import JobSpec, parse_job
 from specpipe.job.load import load_job
 
-CASES = int(os.environ.get("SPECPIPE_CASES", "200"))
 SECTIONS = ("model", "data", "sampling", "speculation", "workers", "output")
 KEYS = sorted({key for name in SECTIONS for key in JobSpec.model_fields[name].annotation.model_fields} | {"min", "max"})
 
@@ -25,21 +24,33 @@ sections = st.dictionaries(keys, values, max_size=6)
 jobs = st.dictionaries(st.sampled_from([*SECTIONS, "name", "seed"]) | keys, sections | values, max_size=7)
 
 
-@settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(values | jobs)
-def test_any_values_are_a_job_or_a_job_error(job: object) -> None:
+def is_a_job_or_a_job_error(values: object) -> None:
     try:
-        parse_job(job, source="any")
+        parse_job(values, source="any")
     except JobError as error:
         assert str(error).startswith("any")
 
 
-@settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.one_of(st.text(), st.binary().map(lambda data: data.decode("latin-1")), jobs.map(yaml.dump)))
-def test_any_text_is_a_job_or_a_job_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    path = tmp_path_factory.getbasetemp() / "any.yaml"
+def loads_or_is_a_job_error(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     try:
         load_job(path)
     except JobError as error:
         assert "any.yaml" in str(error)
+
+
+def check(cases: int, path: Path) -> None:
+    each = settings(max_examples=cases, deadline=None, suppress_health_check=list(HealthCheck))
+    each(given(values=values | jobs)(is_a_job_or_a_job_error))()
+    texts = st.one_of(st.text(), st.binary().map(lambda data: data.decode("latin-1")), jobs.map(yaml.dump))
+    each(given(text=texts)(loads_or_is_a_job_error))(path)
+
+
+def test_any_values_and_any_text_are_a_job_or_a_job_error(tmp_path: Path) -> None:
+    check(200, tmp_path / "any.yaml")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_ten_thousand_job_files(tmp_path: Path) -> None:
+    check(10_000, tmp_path / "any.yaml")
