@@ -20,7 +20,7 @@ from specpipe.speculation.off import Off
 from specpipe.speculation.policy import Situation
 
 pytestmark = pytest.mark.usefixtures("ray_session")
-FAULTS = ("kill", "exit", "cuda", "oom", "hang")
+FAULTS = ("kill", "exit", "cuda", "oom", "hang", "stop")
 
 
 def job_of(folder: Path, *overrides: str, rows: int = 160) -> JobSpec:

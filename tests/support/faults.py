@@ -30,6 +30,8 @@ def strike(fault: str) -> None:
     """Do to this process what the fault says."""
     if fault == "kill":  # also what the kernel does when host memory runs out
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if fault == "exit":
         os._exit(1)
     if fault == "hang":
