@@ -21,6 +21,7 @@ Phase = Literal["load", "prefill", "draft", "verify", "sample", "host"]
 
 PHASES: tuple[Phase, ...] = ("load", "prefill", "draft", "verify", "sample", "host")
 MAX_DRAFT_TOKENS = 32  # the widest round that the kernels take
+MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,14 @@ class SamplingParams:
     """Keep the smallest set of most likely tokens whose probability reaches p; 1 keeps all."""
     min_p: float = 0.0
     """Keep tokens at least min_p times as likely as the most likely one; 0 keeps all."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits of tokens that prompt or output contain, and multiplies negative ones; 1 is off."""
+    presence_penalty: float = 0.0
+    """Taken from the logits of tokens that the output contains; 0 is off."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit once for every time that it stands in the output; 0 is off."""
+    logprobs: int | None = None
+    """Tell the log-probability of every generated token, and of so many of the most likely ones; None tells none."""
     max_new_tokens: int = 256
     min_tokens: int = 0
     """So many tokens come before any that ends the row; max_new_tokens wins. Until then end-of-sequence and
@@ -54,6 +63,20 @@ class SamplingParams:
             (self.top_k >= 0, "top_k", self.top_k, "0 (off) or more"),
             (0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1"),
             (0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1"),
+            (
+                0 < self.repetition_penalty < math.inf,
+                "repetition_penalty",
+                self.repetition_penalty,
+                "above 0 (1 is off)",
+            ),
+            (abs(self.presence_penalty) <= 2, "presence_penalty", self.presence_penalty, "between -2 and 2"),
+            (abs(self.frequency_penalty) <= 2, "frequency_penalty", self.frequency_penalty, "between -2 and 2"),
+            (
+                self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
+                "logprobs",
+                self.logprobs,
+                f"0 to {MAX_TOP_LOGPROBS}, or none",
+            ),
             (self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "1 or more"),
             (self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 (off) or more"),
             (all(self.stop), "stop", self.stop, "strings that are not empty"),
@@ -72,6 +95,11 @@ class SamplingParams:
     def truncates(self) -> bool:
         """Whether any token of the vocabulary may be cut; a greedy row's argmax never is."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that a row contains weigh differently from others."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +142,12 @@ class Completion:
     """Draft tokens verified for this row."""
     accepted_tokens: int = 0
     """Accepted draft tokens that are part of the output (after end-of-sequence, stop string and limit)."""
+    logprobs: tuple[float, ...] | None = None
+    """Log-probability of each of token_ids under the distribution that it was sampled from (a greedy row's at
+    temperature 1); None where the row asked for none."""
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    """For each of token_ids the most likely tokens (id, log-probability), as many as the row asked for or as there
+    were; None where it asked for none."""
     timing: RowTiming = RowTiming()
 
 

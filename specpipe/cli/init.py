@@ -48,6 +48,8 @@ sampling:
   temperature: 0                  # 0 is greedy
   max_new_tokens: 100
   # top_p: 0.95
+  # repetition_penalty: 1.1       # also presence_penalty, frequency_penalty
+  # logprobs: 0                   # write every token's log-probability; 5: and those of the 5 most likely ones
   # stop: ["Question:"]
   # defaults: model               # for keys left out here: the model's generation_config.json
 

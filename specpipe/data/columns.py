@@ -15,6 +15,9 @@ OUTPUT_COLUMNS = (
     "accepted_tokens",
     "seed",
     "sample",
+    "generated_logprobs",
+    "top_token_ids",
+    "top_token_logprobs",
 )
 """Columns that every output part has, in this order, before the user's own."""
 

@@ -24,12 +24,17 @@ _TYPES = {
     "accepted_tokens": pa.int64(),
     "seed": pa.int64(),
     "sample": pa.int32(),
+    "generated_logprobs": pa.list_(pa.float32()),
+    "top_token_ids": pa.list_(pa.list_(pa.int32())),
+    "top_token_logprobs": pa.list_(pa.list_(pa.float32())),
 }
+_NULLABLE = {"generated_logprobs", "top_token_ids", "top_token_logprobs"}  # null where the row asked for none
 
 
 def output_schema(kept: Any | None = None) -> Any:
-    """The pyarrow.Schema of every part of a run; `kept` is kept_schema's. Only kept columns may hold nulls."""
-    fields = [pa.field(name, _TYPES[name], nullable=False) for name in OUTPUT_COLUMNS]
+    """The pyarrow.Schema of every part of a run; `kept` is kept_schema's. Only log-probabilities and kept columns may
+    hold nulls."""
+    fields = [pa.field(name, _TYPES[name], nullable=name in _NULLABLE) for name in OUTPUT_COLUMNS]
     return pa.schema([*fields, *(field.with_nullable(True) for field in kept or ())])
 
 
@@ -50,7 +55,7 @@ def to_table(completions: Sequence[Completion], rows: int, kept: Any | None = No
 
 
 def _cells(completion: Completion) -> tuple[object, ...]:
-    request = completion.request
+    request, top = completion.request, completion.top_logprobs
     return (
         request.request_id,
         request.prompt,
@@ -64,4 +69,7 @@ def _cells(completion: Completion) -> tuple[object, ...]:
         completion.accepted_tokens,
         request.seed,
         request.sample,
+        completion.logprobs,
+        None if top is None else [[token for token, _ in told] for told in top],
+        None if top is None else [[logprob for _, logprob in told] for told in top],
     )

@@ -13,13 +13,8 @@ Message = dict[str, object]
 _CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "model", "observation", "ipython")
 _SHAREGPT_ROLES = {"human": "user", "user": "user", "system": "system"}
 _HARMLESS: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "logit_bias": ({},),
-    "logprobs": (False, 0),
     "echo": (False,),
     "tools": ([],),
     "functions": ([],),
@@ -39,16 +34,19 @@ class Prompt(NamedTuple):
     messages: tuple[Message, ...] = ()
 
 
-def find_prompt(values: Mapping[str, object], column: str | None) -> Prompt:
-    """A row's prompt, from `column` or the first usual one that it has. Raises InputError that names the column."""
+def find_prompt(values: Mapping[str, object], column: str | None, samples: int = 1) -> Prompt:
+    """A row's prompt, from `column` or the first usual one that it has. `samples`: outputs that every row gets.
+
+    Raises InputError that names the column.
+    """
     if column is not None:
         if values.get(column) is None:
             raise InputError(f"column {column}: no value; expected a prompt (data.prompt names this column)")
-        return _prompt_of(column, values[column], values)
+        return _prompt_of(column, values[column], values, samples)
     for name in PROMPT_COLUMNS:
         value = values.get(name)
         if value is not None:
-            return _prompt_of(name, _unpacked(name, value), values)
+            return _prompt_of(name, _unpacked(name, value), values, samples)
     raise InputError(f"no prompt: expected a value in one of the columns {', '.join(PROMPT_COLUMNS)}")
 
 
@@ -73,9 +71,9 @@ def request_body(values: Mapping[str, object], column: str | None) -> Mapping[st
     return body if isinstance(body, Mapping) else values
 
 
-def _prompt_of(name: str, value: object, values: Mapping[str, object]) -> Prompt:
+def _prompt_of(name: str, value: object, values: Mapping[str, object], samples: int) -> Prompt:
     if isinstance(value, Mapping):
-        return _from_body(name, value)
+        return _from_body(name, value, samples)
     if isinstance(value, str):
         return Prompt(shown=_sound(name, value), text=value)
     if isinstance(value, Sequence) and not isinstance(value, bytes):
@@ -95,14 +93,16 @@ def _from_list(name: str, items: Sequence[object], values: Mapping[str, object])
     return _from_conversation(name, entries) if "from" in entries[0] else _from_messages(name, entries)
 
 
-def _from_body(name: str, body: Mapping[str, object]) -> Prompt:
+def _from_body(name: str, body: Mapping[str, object], samples: int) -> Prompt:
+    if body.get("n") not in (None, 1, samples):
+        raise InputError(f"column {name}.n: {_show(body['n'])}; expected what sampling.n of the job is, {samples}")
     for key, harmless in _HARMLESS.items():
         value = body.get(key)
         if value is not None and value not in harmless:
             raise InputError(f"column {name}.{key}: {_show(value)} is not served; leave it out")
     for key in ("messages", "prompt"):
         if body.get(key) is not None and not isinstance(body[key], Mapping):
-            return _prompt_of(f"{name}.{key}", body[key], {})
+            return _prompt_of(f"{name}.{key}", body[key], {}, samples)
     raise InputError(f"column {name}: neither messages nor prompt in it")
 
 

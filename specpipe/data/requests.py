@@ -84,7 +84,7 @@ class RequestBuilder:
             if row.values is None:
                 raise InputError(row.error)
             request = dataclasses.replace(request, request_id=_identifier(row.values) or request.request_id)
-            prompt = find_prompt(row.values, self.prompt_column)
+            prompt = find_prompt(row.values, self.prompt_column, shard.samples)
             request = dataclasses.replace(request, prompt=utf8(prompt.shown))
             sampling = self._sampling(request_body(row.values, self.prompt_column))
             seed = request.seed if sampling.seed is None else sampling.seed
@@ -135,6 +135,8 @@ class RequestBuilder:
                     own[name] = convert(value)
                 except InputError as error:
                     raise InputError(f"column {column}: {value!r:.60}; expected {error}") from None
+        if values.get("logprobs") is False:
+            own["logprobs"] = None  # whatever top_logprobs beside it says
         if not own:
             return self.sampling
         sampling = dataclasses.replace(self.sampling, **own)
@@ -207,6 +209,13 @@ def _flag(value: object) -> bool:
     return value
 
 
+def _asked(value: object) -> int | None:
+    """OpenAI's chats say true or false and the number in top_logprobs, its completions the number."""
+    if isinstance(value, bool):
+        return 0 if value else None
+    return _integer(value)
+
+
 def _strings(value: object) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else value
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
@@ -226,6 +235,11 @@ _OVERRIDES: Mapping[str, tuple[str, Callable[[object], object]]] = {
     "top_k": ("top_k", _integer),
     "top_p": ("top_p", _number),
     "min_p": ("min_p", _number),
+    "repetition_penalty": ("repetition_penalty", _number),
+    "presence_penalty": ("presence_penalty", _number),
+    "frequency_penalty": ("frequency_penalty", _number),
+    "logprobs": ("logprobs", _asked),
+    "top_logprobs": ("logprobs", _integer),
     "max_tokens": ("max_new_tokens", _integer),
     "max_completion_tokens": ("max_new_tokens", _integer),
     "max_new_tokens": ("max_new_tokens", _integer),

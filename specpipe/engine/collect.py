@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specpipe.core import Completion, FinishReason
 from specpipe.engine.accounting import ShardTally
+from specpipe.engine.logprobs import RoundLogprobs
 from specpipe.engine.rows import Row, TextDecoder
 from specpipe.engine.scheduler import Scheduler
 from specpipe.engine.slots import SlotState
@@ -27,7 +28,7 @@ class InFlight(NamedTuple):
     rows: list[Row]
     k: int
     packed: Tensor
-    """[B, K + 5] int64 on the host, a row for each of `rows` and padding; valid once `done` has passed."""
+    """RoundResult.pack() on the host, a row for each of `rows` and padding; valid once `done` has passed."""
     stamps: Tensor
     """[marks] int64 on the host, likewise."""
     prefilled: bool
@@ -35,7 +36,7 @@ class InFlight(NamedTuple):
 
 
 def read_later(rows: list[Row], k: int, packed: Tensor, stamps: Tensor, *, prefilled: bool) -> InFlight:
-    """Queues the copy of what a step did to the host. packed [B, K + 5], stamps [marks]: on the device."""
+    """Queues the copy of what a step did to the host. packed, stamps [marks]: on the device."""
     if packed.device.type == "cpu":
         return InFlight(rows, k, packed, stamps.clone(), prefilled, None)
     copies = []
@@ -60,9 +61,13 @@ class Collector:
             flight.done.synchronize()
         now = time.perf_counter()
         finished: list[tuple[Row, Completion]] = []
-        for row, values in zip(flight.rows, flight.packed[: len(flight.rows)].tolist(), strict=True):
+        packed, columns = flight.packed[: len(flight.rows)], flight.k + 5
+        told = RoundLogprobs.unpack(packed[:, columns:], flight.k) if packed.shape[1] > columns else None
+        for i, (row, values) in enumerate(zip(flight.rows, packed[:, :columns].tolist(), strict=True)):
             if self._scheduler.rows.get(row.slot) is not row:
                 continue  # finished by the host while this round ran
+            if told is not None:
+                row.tell(told, i)
             completion = self._take(row, values, flight.k, now, tally[row.request.shard])
             if completion is not None:
                 finished.append((row, completion))

@@ -24,6 +24,7 @@ from specpipe.core import (
 from specpipe.engine.accounting import ShardTally
 from specpipe.engine.collect import Collector, InFlight, read_later
 from specpipe.engine.graphs import EagerRounds, GraphedRounds, Rounds
+from specpipe.engine.logprobs import told_width
 from specpipe.engine.pages import TRASH_PAGE, PageAllocator
 from specpipe.engine.prefill import Chunk, cut_chunks, prefill
 from specpipe.engine.proposers import DraftModelProposer, NGramProposer, Proposer
@@ -112,7 +113,14 @@ class Engine:
 
     def prepare(self, sampling: SamplingParams, ks: Iterable[int]) -> None:
         """Does ahead of time what the first rounds of such rows with these K would have to do: capturing graphs."""
-        key = RoundKey(k=0, all_greedy=sampling.greedy, truncated=sampling.truncates, width=self.config.pages_per_row)
+        key = RoundKey(
+            k=0,
+            all_greedy=sampling.greedy,
+            truncated=sampling.truncates,
+            width=self.config.pages_per_row,
+            penalised=sampling.penalises,
+            logprobs=told_width(sampling.logprobs),
+        )
         held = {False, sampling.min_tokens > 0}
         self._rounds.prepare(key._replace(k=k, held=h) for k in set(ks) for h in held)
 
@@ -224,6 +232,8 @@ class Engine:
             truncated=any(row.request.sampling.truncates for row in rows),
             width=self._width(rows, k),
             held=any(row.held for row in rows),
+            penalised=any(row.request.sampling.penalises for row in rows),
+            logprobs=max(told_width(row.request.sampling.logprobs) for row in rows),
         )
         packed = self._rounds.run([row.slot for row in rows], key)
         return read_later(rows, k, packed, self._clock.stamps, prefilled=prefilled)

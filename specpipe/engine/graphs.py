@@ -16,7 +16,7 @@ class Rounds(Protocol):
     """Runs rounds for any number of rows."""
 
     def run(self, slots: list[int], key: RoundKey) -> Tensor:
-        """slots: of the rows that take part → [B, K + 5] int64 on the device (`RoundResult.pack`), B >= len(slots)."""
+        """slots: of the rows that take part → `RoundResult.pack()` on the device, of B >= len(slots) rows."""
         ...
 
     def prepare(self, keys: Iterable[RoundKey]) -> None:
@@ -42,7 +42,7 @@ class _Captured(NamedTuple):
     slots: Tensor
     """[B] int64: read by the graph."""
     packed: Tensor
-    """[B, K + 5] int64: written by the graph."""
+    """`RoundResult.pack()`: written by the graph."""
 
 
 def buckets(slots: int) -> tuple[int, ...]:
@@ -94,10 +94,10 @@ class GraphedRounds:
     def _capture(self, size: int, key: RoundKey) -> _Captured:
         state = self._round.state
         slots = torch.full((size,), state.dummy, dtype=torch.int64, device=self._device)
-        packed = torch.empty(size, key.k + 5, dtype=torch.int64, device=self._device)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            self._round(slots, key)  # compiles kernels and sets up libraries, on the stream that captures
+            # Compiles kernels and sets up libraries, on the stream that captures.
+            packed = self._round(slots, key).pack()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # A Ray actor has other CUDA threads: only this one's unsafe calls may void a capture.

@@ -15,7 +15,7 @@ from specpipe.core import EngineConfig, Method
 from specpipe.engine.min_tokens import hold_open
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.slots import NO_TOKEN, SlotState
-from specpipe_kernels import Purpose, SamplingTensors, sample
+from specpipe_kernels import Penalties, Purpose, SamplingTensors, apply_penalties, sample
 
 
 class RoundRows(NamedTuple):
@@ -32,6 +32,15 @@ class RoundRows(NamedTuple):
     sampling: SamplingTensors
     held: bool
     """Whether a row may have fewer than its min_tokens."""
+    penalties: Penalties | None
+    """None if no row has any."""
+
+    def penalise(self, logits: Tensor, state: SlotState, drafts: Tensor, *, first: int = 0) -> None:
+        """Edits logits [B * T, V] in place; row i of a request follows first + i of `drafts` [B, K]."""
+        if self.penalties is not None:
+            apply_penalties(
+                logits, state.tokens, state.seen, self.slots, self.lengths, self.penalties, drafts, first=first
+            )
 
 
 class Proposal(NamedTuple):
@@ -69,19 +78,20 @@ class DraftModelProposer:
         num_tokens = torch.where(caught_up, rows.room, 0)
         last_two = (rows.lengths[:, None] + torch.arange(-2, 0, device=state.device)).clamp(min=0)
         fed = state.tokens[rows.slots[:, None], last_two]
-        tokens: list[Tensor] = []
+        tokens = fed.new_full((len(fed), k), NO_TOKEN)
         logits: list[Tensor] = []
         for step in range(k):
             starts = rows.lengths - 2 if step == 0 else rows.lengths - 1 + step
             row_logits = self._step(fed, rows, starts)[:, : self._vocab_size]
             if rows.held:
                 hold_open(row_logits, state, rows.slots, rows.lengths[:, None] + step)
+            rows.penalise(row_logits, state, tokens, first=step)
             drawn = sample(row_logits, rows.sampling, rows.lengths + step, purpose=self._purpose, index=step).tokens
-            tokens.append(torch.where(step < num_tokens, drawn, NO_TOKEN))
+            tokens[:, step] = torch.where(step < num_tokens, drawn, NO_TOKEN)
             logits.append(row_logits)
             fed = drawn.clamp(min=0)[:, None]  # -1: the draft's logits were unusable
         wanted = None if rows.sampling.all_greedy else torch.stack(logits, dim=1)
-        return Proposal(torch.stack(tokens, dim=1), num_tokens, wanted)
+        return Proposal(tokens, num_tokens, wanted)
 
     def _step(self, fed: Tensor, rows: RoundRows, starts: Tensor) -> Tensor:
         """fed [B, T] at positions starts.. → logits [B, V] of each row's last token."""

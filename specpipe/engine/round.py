@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from specpipe.core import Method
+from specpipe.engine.logprobs import NO_LOGPROBS, pack
 from specpipe.engine.min_tokens import hold_open
 from specpipe.engine.proposers import Proposal, Proposer, RoundRows
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.slots import NO_TOKEN, SlotState
 from specpipe.engine.timing import DeviceClock, Mark
-from specpipe_kernels import RejectionOutput, rejection_sample
+from specpipe_kernels import RejectionOutput, TokenLogprobs, count_tokens, rejection_sample, token_logprobs
 
 
 class RoundKey(NamedTuple):
@@ -31,6 +32,10 @@ class RoundKey(NamedTuple):
     """Block-table columns that any row of the round can reach."""
     held: bool = False
     """False is a promise that every row has its min_tokens."""
+    penalised: bool = False
+    """False is a promise that no row has penalties."""
+    logprobs: int = NO_LOGPROBS
+    """How many of the most likely tokens to tell beside each emitted token's log-probability; or NO_LOGPROBS."""
 
 
 class RoundResult(NamedTuple):
@@ -46,11 +51,13 @@ class RoundResult(NamedTuple):
     """[B]: K_i."""
     status: Tensor
     """[B]: 0, or why the target's logits could not be sampled."""
+    logprobs: TokenLogprobs | None = None
 
     def pack(self) -> Tensor:
-        """→ [B, K + 5] int64: one copy to the host instead of five."""
+        """→ [B, K + 5] int64, and behind it what logprobs.pack gives: one copy to the host instead of many."""
         columns = (self.emitted, self.accepted, self.proposed, self.status)
-        return torch.cat([self.tokens, *(c[:, None].to(torch.int64) for c in columns)], dim=1)
+        told = [] if self.logprobs is None else [pack(self.logprobs)]
+        return torch.cat([self.tokens, *(c[:, None].to(torch.int64) for c in columns), *told], dim=1)
 
 
 class Round:
@@ -84,6 +91,7 @@ class Round:
             if key.held:
                 columns = torch.arange(key.k + 1, device=slots.device)
                 hold_open(logits, self.state, slots, rows.lengths[:, None] + columns)
+            rows.penalise(logits, self.state, proposal.tokens)
             self._clock.mark(Mark.VERIFIED)
             verdict = rejection_sample(
                 logits,
@@ -95,7 +103,8 @@ class Round:
                 method=self._method,
                 synthetic_rates=None if self._rates is None else self._rates[: key.k],
             )
-            result = self._commit(rows, proposal, verdict, key.k)
+            told = self._tell(logits, verdict, rows, key.logprobs)
+            result = self._commit(rows, proposal, verdict, key.k)._replace(logprobs=told)
             self._clock.mark(Mark.SAMPLED)
         return result
 
@@ -111,6 +120,7 @@ class Round:
             block_tables=state.block_table[:, : key.width].index_select(0, slots),
             sampling=state.sampling(slots, all_greedy=key.all_greedy, truncated=key.truncated),
             held=key.held,
+            penalties=state.penalties(slots) if key.penalised else None,
         )
 
     def _propose(self, rows: RoundRows, k: int) -> Proposal:
@@ -136,6 +146,12 @@ class Round:
         )
         return logits[:, : self.target.vocab_size]
 
+    def _tell(self, logits: Tensor, verdict: RejectionOutput, rows: RoundRows, n: int) -> TokenLogprobs | None:
+        if n == NO_LOGPROBS:
+            return None
+        n = min(n, logits.shape[1])
+        return token_logprobs(logits, verdict.tokens, verdict.num_emitted, rows.sampling, top_n=n)
+
     def _commit(self, rows: RoundRows, proposal: Proposal, verdict: RejectionOutput, k: int) -> RoundResult:
         state, slots = self.state, rows.slots
         active = state.active[slots]
@@ -149,6 +165,8 @@ class Round:
 
         # Columns past the emission land beyond the new length, where no one reads.
         state.tokens[slots[:, None], rows.lengths[:, None] + columns] = tokens.clamp(min=0)
+        if rows.penalties is not None:
+            count_tokens(state.tokens, state.seen, slots, rows.lengths, rows.penalties, tokens)
         lengths = rows.lengths + emitted
         state.length[slots] = lengths
         ended = (first_stop <= k) | (lengths >= state.limit[slots]) | (verdict.status > 0)

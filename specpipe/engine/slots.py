@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specpipe.core import EngineConfig, Request
-from specpipe_kernels import SamplingTensors
+from specpipe_kernels import Penalties, SamplingTensors
 
 NO_TOKEN = -1
 MAX_STOP_TOKENS = 16  # stop ids a row may name beside the model's own
@@ -59,6 +60,7 @@ class SlotState:
             return torch.full(shape, value, dtype=dtype, device=device)
 
         self.tokens = full(n, capacity)
+        self.seen = full(n, capacity, dtype=torch.int32)  # see specpipe_kernels.penalties
         self.length = full(n, value=1)
         self.draft_valid = full(n)
         self.limit = full(n, value=1)
@@ -70,6 +72,9 @@ class SlotState:
         self.top_k = full(n, dtype=torch.int32)
         self.top_p = full(n, value=1, dtype=torch.float32)
         self.min_p = full(n, dtype=torch.float32)
+        self.repetition = full(n, value=1, dtype=torch.float32)
+        self.presence = full(n, dtype=torch.float32)
+        self.frequency = full(n, dtype=torch.float32)
         self.seed = full(n)
 
     def upload(self, values: object, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -84,16 +89,20 @@ class SlotState:
         lengths = [len(a.request.prompt_token_ids) + len(a.generated) for a in admissions]
         longest = max(lengths)
         tokens = np.zeros((len(requests), longest), dtype=np.int64)
+        seen = np.zeros((len(requests), longest), dtype=np.int32)
         table = np.zeros((len(requests), self.block_table.shape[1]), dtype=np.int32)
         stops = np.full((len(requests), self.stop_ids.shape[1]), NO_TOKEN, dtype=np.int64)
         for i, admission in enumerate(admissions):
             prompt, sampling = admission.request.prompt_token_ids, admission.request.sampling
             tokens[i, : len(prompt)] = prompt
             tokens[i, len(prompt) : lengths[i]] = admission.generated
+            if sampling.penalises:
+                seen[i, : lengths[i]] = _seen(tokens[i, : lengths[i]], len(prompt))
             table[i, : len(admission.pages)] = admission.pages
             ids = sampling.stop_token_ids + (() if sampling.ignore_eos else self.eos_ids)
             stops[i, : len(ids)] = ids
         self.tokens[slots, :longest] = self.upload(tokens)
+        self.seen[slots, :longest] = self.upload(seen, torch.int32)
         self.block_table[slots] = self.upload(table, torch.int32)
         self.stop_ids[slots] = self.upload(stops)
         self.length[slots] = self.upload(lengths)
@@ -105,6 +114,9 @@ class SlotState:
         self.top_k[slots] = self.upload([r.sampling.top_k for r in requests], torch.int32)
         self.top_p[slots] = self.upload([r.sampling.top_p for r in requests], torch.float32)
         self.min_p[slots] = self.upload([r.sampling.min_p for r in requests], torch.float32)
+        self.repetition[slots] = self.upload([r.sampling.repetition_penalty for r in requests], torch.float32)
+        self.presence[slots] = self.upload([r.sampling.presence_penalty for r in requests], torch.float32)
+        self.frequency[slots] = self.upload([r.sampling.frequency_penalty for r in requests], torch.float32)
 
     def activate(self, slots: Sequence[int]) -> None:
         """The rows' prompts are prefilled: they take part in rounds from now on."""
@@ -132,3 +144,15 @@ class SlotState:
             all_greedy=all_greedy,
             truncated=truncated,
         )
+
+    def penalties(self, rows: Tensor) -> Penalties:
+        """Likewise, of batch rows [B]."""
+        return Penalties(self.repetition[rows], self.presence[rows], self.frequency[rows])
+
+
+def _seen(tokens: NDArray[np.int64], prompt: int) -> NDArray[np.int32]:
+    """What `specpipe_kernels.penalties` calls seen, of a row's tokens, of which the first `prompt` are its prompt."""
+    _, first, which = np.unique(tokens, return_index=True, return_inverse=True)
+    seen = np.zeros(len(tokens), dtype=np.int32)
+    seen[first] = 1 + np.bincount(which[prompt:], minlength=len(first))
+    return seen

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from specpipe.data.prompts import content_text
 from specpipe.errors import InputError
 from specpipe.evaluation.answered import Answered, answered
+from specpipe.evaluation.choice_logprobs import choice_logprobs
 from specpipe.evaluation.outputs import RunOutputs
 
 _CHATS = ("body", "messages", "conversations")
@@ -83,7 +84,8 @@ def _body(run: RunOutputs, row: Answered) -> dict[str, Any]:
 def _choice(index: int, output: Mapping[str, Any], chat: bool) -> dict[str, Any]:
     text = output["generated_text"]
     answer = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-    return {"index": index, **answer, "finish_reason": output["finish_reason"], "logprobs": None}
+    logprobs = choice_logprobs(output, chat=chat)
+    return {"index": index, **answer, "finish_reason": output["finish_reason"], "logprobs": logprobs}
 
 
 def _messages(values: Mapping[str, object]) -> Sequence[Mapping[str, object]]:

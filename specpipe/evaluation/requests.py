@@ -25,6 +25,7 @@ SCHEMA = pa.schema(
         pa.field("top_p", pa.float64()),
         pa.field("top_k", pa.int64()),
         pa.field("min_p", pa.float64()),
+        pa.field("repetition_penalty", pa.float64()),
         pa.field("max_tokens", pa.int64(), nullable=False),
         pa.field("stop", pa.list_(pa.string()), nullable=False),
         pa.field("stop_token_ids", pa.list_(pa.int64()), nullable=False),
@@ -33,11 +34,10 @@ SCHEMA = pa.schema(
 )
 """Columns of a recording. A row says all about its own end, so that a job's `sampling` cannot change a score."""
 MAX_GEN_TOKS = 256  # what lm-eval's transformers backend takes where a task says nothing
-_SERVED = {"until", "do_sample", "max_gen_toks", "temperature", "top_p", "top_k", "min_p"}
+_SERVED = {"until", "do_sample", "max_gen_toks", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "num_beams": (1,),
     "num_return_sequences": (1,),
-    "repetition_penalty": (1,),
     "use_cache": (True,),
 }
 
@@ -113,7 +113,7 @@ def request_rows(
             "doc_id": request.doc_id,
             "gen_kwargs": json.dumps(gen_kwargs, sort_keys=True, ensure_ascii=False, default=str),
             "temperature": float(arguments.get("temperature", 0.0)) if arguments["do_sample"] else 0.0,
-            **{name: arguments.get(name) for name in ("top_p", "top_k", "min_p")},
+            **{name: arguments.get(name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")},
             "max_tokens": arguments["max_gen_toks"],
             "stop": [text for text in stops(list(arguments["until"]), eos=eos) if text],
             "stop_token_ids": [],

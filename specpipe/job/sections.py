@@ -74,6 +74,10 @@ SAMPLING_FIELDS = (
     "top_k",
     "top_p",
     "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
     "max_new_tokens",
     "min_tokens",
     "ignore_eos",
@@ -97,6 +101,16 @@ class SamplingSection(Section):
     """Keep the smallest set of most likely tokens whose probability reaches p. 1 keeps all."""
     min_p: Number = default_of(SamplingParams, "min_p")
     """Keep tokens at least min_p times as likely as the most likely one. 0 keeps all."""
+    repetition_penalty: Number = default_of(SamplingParams, "repetition_penalty")
+    """Above 1, tokens that prompt or output contain become less likely: positive logits are divided by it, negative
+    ones multiplied. 1 is off."""
+    presence_penalty: Number = default_of(SamplingParams, "presence_penalty")
+    """Taken from the logits of tokens that the output contains, -2 to 2. 0 is off."""
+    frequency_penalty: Number = default_of(SamplingParams, "frequency_penalty")
+    """Taken from a token's logit once for every time that it stands in the output, -2 to 2. 0 is off."""
+    logprobs: Int | None = default_of(SamplingParams, "logprobs")
+    """Write the log-probability of every generated token, and of so many of the most likely ones beside it (0 to 20).
+    They are those of the distribution that was sampled from, and at temperature 1 for greedy rows."""
     max_new_tokens: Int = default_of(SamplingParams, "max_new_tokens")
     """Most tokens that a row generates."""
     min_tokens: Int = default_of(SamplingParams, "min_tokens")

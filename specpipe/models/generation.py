@@ -14,7 +14,6 @@ from specpipe.models.source import ModelSource
 _SAMPLED: Mapping[str, float | int] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
 """Fields that count where do_sample is true, with what generate() takes for those that are absent."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "repetition_penalty": (1, 1.0),
     "no_repeat_ngram_size": (0,),
     "num_beams": (1,),
     "typical_p": (1, 1.0),
@@ -32,8 +31,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 def generation_defaults(source: ModelSource) -> dict[str, float | int]:
-    """Values for `sampling` from generation_config.json: temperature, top_k, top_p and min_p, max_new_tokens
-    and min_tokens (min_new_tokens) if given.
+    """Values for `sampling` from generation_config.json: temperature, top_k, top_p and min_p; repetition_penalty,
+    max_new_tokens and min_tokens (min_new_tokens) if given.
 
     As in transformers, do_sample false or absent is greedy, and an absent top_k is 50. Raises ModelError where the file
     is not there or asks for what is not served.
@@ -49,6 +48,8 @@ def generation_defaults(source: ModelSource) -> dict[str, float | int]:
     values = {name: _number(source, name, given.get(name), default) for name, default in _SAMPLED.items()}
     if given.get("do_sample") is not True:
         values = {"temperature": 0.0}
+    if given.get("repetition_penalty") not in (None, 1):
+        values["repetition_penalty"] = _number(source, "repetition_penalty", given["repetition_penalty"], 1.0)
     for name, ours in (("max_new_tokens", "max_new_tokens"), ("min_new_tokens", "min_tokens")):
         if given.get(name) is not None:
             values[ours] = _number(source, name, given[name], 1)

@@ -136,11 +136,15 @@ def _pages(path: str) -> Any:
         raise _Unfit(f"{path} is damaged: {' '.join(str(error).split())}") from None
 
 
+_TOLD = ("generated_logprobs", "top_token_ids", "top_token_logprobs")
+
+
 def _rows(table: Any, shard: Shard) -> Iterator[Finding]:
     """What a row says about itself must fit together."""
     lengths = pc.list_value_length(table["generated_token_ids"]).to_pylist()
     counts, errors = table["num_generated_tokens"].to_pylist(), table["error"].to_pylist()
     accepted, reasons = table["accepted_tokens"].to_pylist(), table["finish_reason"].to_pylist()
+    told = [pc.list_value_length(table[name]).to_pylist() for name in _TOLD]
     for i, reason in enumerate(reasons):
         if reason not in ("stop", "length", "error") or (reason == "error") != bool(errors[i]):
             yield _wrong(shard, f"finish_reason is {reason!r:.40} and error is {errors[i]!r:.80}", row=i)
@@ -148,6 +152,8 @@ def _rows(table: Any, shard: Shard) -> Iterator[Finding]:
             yield _wrong(shard, f"{lengths[i]} token ids, and num_generated_tokens is {counts[i]}", row=i)
         elif not 0 <= accepted[i] <= counts[i]:
             yield _wrong(shard, f"accepted_tokens is {accepted[i]} of {counts[i]} generated tokens", row=i)
+        elif {lengths[i] for lengths in told} not in ({None}, {counts[i]}):
+            yield _wrong(shard, f"log-probabilities of {told[0][i]} tokens, and {counts[i]} generated tokens", row=i)
 
 
 def _telemetry(table: Any, record: ShardRecord, shard: Shard) -> Iterator[Finding]:

@@ -22,8 +22,9 @@ def completion(row: int, error: str = "") -> Completion:
     if error:
         return Completion(request=request, finish_reason="error", error=error)
     return Completion(
-        request=request, token_ids=(7, 8), text="yo", finish_reason="stop", draft_tokens=6, accepted_tokens=1
-    )
+        request=request, token_ids=(7, 8), text="yo", finish_reason="stop", draft_tokens=6, accepted_tokens=1,
+        logprobs=(-0.5, -1.0), top_logprobs=(((7, -0.5), (9, -2.0)), ((3, -0.25),)),
+    )  # fmt: skip
 
 
 def test_rows_stand_in_input_order_with_their_counts() -> None:
@@ -34,12 +35,14 @@ def test_rows_stand_in_input_order_with_their_counts() -> None:
         {
             "request_id": "r1", "prompt": "hi", "generated_text": "", "generated_token_ids": [], "num_input_tokens": 3,
             "num_generated_tokens": 0, "finish_reason": "error", "error": "bad", "draft_tokens": 0,
-            "accepted_tokens": 0, "seed": 2**63 - 1, "sample": 0,
+            "accepted_tokens": 0, "seed": 2**63 - 1, "sample": 0, "generated_logprobs": None, "top_token_ids": None,
+            "top_token_logprobs": None,
         },
         {
             "request_id": "r2", "prompt": "hi", "generated_text": "yo", "generated_token_ids": [7, 8],
             "num_input_tokens": 3, "num_generated_tokens": 2, "finish_reason": "stop", "error": "", "draft_tokens": 6,
-            "accepted_tokens": 1, "seed": 2**63 - 1, "sample": 0,
+            "accepted_tokens": 1, "seed": 2**63 - 1, "sample": 0, "generated_logprobs": [-0.5, -1.0],
+            "top_token_ids": [[7, 9], [3]], "top_token_logprobs": [[-0.5, -2.0], [-0.25]],
         },
     ]  # fmt: skip
 

@@ -117,6 +117,32 @@ def test_a_row_brings_its_own_sampling_values() -> None:
     assert build(batch_line).sampling == expected
 
 
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({"logprobs": 3}, {"logprobs": 3}),
+        ({"logprobs": True}, {"logprobs": 0}),
+        ({"logprobs": True, "top_logprobs": 4}, {"logprobs": 4}),
+        ({"logprobs": False, "top_logprobs": 0}, {"logprobs": None}),
+        ({"repetition_penalty": 1.2, "presence_penalty": -1, "frequency_penalty": 0.5},
+         {"repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": 0.5}),
+    ],
+)  # fmt: skip
+def test_penalties_and_logprobs_of_a_row_replace_the_jobs(own: dict[str, object], expected: dict[str, object]) -> None:
+    job = SamplingParams(logprobs=7, presence_penalty=1.0)
+    found = build({"body": {"prompt": "x", **own}}, sampling=job).sampling
+    assert found == dataclasses.replace(job, **expected)
+
+
+def test_a_body_may_ask_for_as_many_answers_as_the_job_gives() -> None:
+    shard = dataclasses.replace(SHARD, samples=3)
+    for n in (3, 1, None):
+        row = Row(index_in_file=107, values={"body": {"prompt": "x", "n": n}})
+        assert isinstance(builder().build(row, shard), Request)
+    row = Row(index_in_file=107, values={"body": {"prompt": "x", "n": 2}})
+    assert "expected what sampling.n of the job is, 3" in builder().build(row, shard).error
+
+
 def test_the_seed_of_the_output_column_gives_the_same_draws_as_a_rows_own() -> None:
     derived = build({"prompt": "x"}).seed
     assert build({"prompt": "x", "seed": derived}, job_seed=99).seed == derived
@@ -185,8 +211,11 @@ def test_the_shortest_model_still_leaves_a_token_of_a_cut_prompt() -> None:
         (chat(("user", None)), "column messages[0].content: no value; expected text"),
         (chat(("user", [{"type": "image_url", "image_url": "x"}])), "expected parts of type text"),
         ({"body": {"input": "embed"}}, "column body: neither messages nor prompt"),
-        ({"body": {"prompt": "x", "n": 2}}, "column body.n: 2 is not served"),
-        ({"body": {"prompt": "x", "frequency_penalty": 0.5}}, "column body.frequency_penalty: 0.5 is not served"),
+        ({"body": {"prompt": "x", "logit_bias": {"5": 1}}}, "column body.logit_bias: {'5': 1} is not served"),
+        ({"body": {"prompt": "x", "n": 2}}, "column body.n: 2; expected what sampling.n of the job is, 1"),
+        ({"body": {"prompt": "x", "frequency_penalty": 2.5}}, "frequency_penalty is 2.5; expected between -2 and 2"),
+        ({"prompt": "x", "logprobs": 21}, "logprobs is 21; expected 0 to 20, or none"),
+        ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty is 0.0; expected above 0"),
         ({"body": {"prompt": ["a", "b"]}}, "column body.prompt: holds ['a', 'b']"),
         ({"prompt": "x", "id": 1.5}, "column id: 1.5; expected text or a whole number"),
         ({"prompt": "x", "temperature": "hot"}, "column temperature: 'hot'; expected a number"),

@@ -68,6 +68,26 @@ def test_every_method_in_bf16(small_pair, method: str) -> None:
     assert 0 < sum(c.accepted_tokens for c in completions) < sum(c.draft_tokens for c in completions)
 
 
+@pytest.mark.parametrize(("k", "proposer"), [(0, "none"), (3, "draft"), (3, "ngram")])
+def test_penalties_equal_generate_and_logprobs_transformers(small_pair, k: int, proposer: str) -> None:
+    pair = on_cuda(small_pair("llama"))
+    requests = make_requests(7, vocab_size=pair.vocab_size, repetition_penalty=1.3, logprobs=3)
+
+    completions = run(make_engine(pair.target, pair.draft, max_k=k, proposer=proposer), requests, k)
+
+    assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests, repetition_penalty=1.3)
+    for completion in completions:
+        assert completion.logprobs == pytest.approx([told[0][1] for told in completion.top_logprobs], abs=1e-5)
+    plain = make_requests(7, vocab_size=pair.vocab_size, temperature=0.8, logprobs=3)
+    for completion in run(make_engine(pair.target, pair.draft, max_k=k, proposer=proposer), plain, k):
+        start = len(completion.request.prompt_token_ids)
+        ids = torch.tensor([[*completion.request.prompt_token_ids, *completion.token_ids]], device="cuda")
+        with torch.no_grad():
+            expected = (pair.reference(ids).logits[0, start - 1 : -1].double() / 0.8).log_softmax(-1)
+        own = expected.gather(1, ids[0, start:, None])[:, 0]
+        assert completion.logprobs == pytest.approx(own.tolist(), abs=1e-3)
+
+
 def test_steps_account_for_their_seconds(small_pair) -> None:
     pair = on_cuda(small_pair("llama"))
     engine = make_engine(pair.target, pair.draft)

@@ -181,3 +181,21 @@ def test_a_limit_that_no_answer_comes_near_keeps_no_slot_empty(small_pair) -> No
     assert preemptions(steps) == 0
     full = [step.running for step in steps if step.waiting and "prefill" not in step.phases]
     assert len(full) > 300 and set(full) == {slots}
+
+
+@pytest.mark.parametrize("rounds_behind", [0, 1])
+def test_penalties_and_logprobs_go_on_where_they_were(small_pair, rounds_behind: int) -> None:
+    pair = small_pair("llama")
+    requests = make_requests(
+        9, vocab_size=pair.vocab_size, max_new_tokens=40, repetition_penalty=1.2, frequency_penalty=0.3, logprobs=1
+    )
+    ample = run(make_engine(pair.target, pair.draft, slots=6), requests, 3)
+
+    completions, steps = watched(
+        make_engine(pair.target, pair.draft, rounds_behind=rounds_behind, **TIGHT), requests, 3
+    )
+
+    assert preemptions(steps) > 4
+    assert [c.token_ids for c in completions] == [c.token_ids for c in ample]
+    for completion, expected in zip(completions, ample, strict=True):
+        assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-4)

@@ -27,7 +27,10 @@ def test_round(small_pair, temperature: float, method: str, proposer: str, k: in
         pair.target, pair.draft, max_k=k, proposer=proposer, method=method, synthetic_rates=rates, eos_ids=[7]
     )
     truncation = {"top_k": 20, "top_p": 0.9, "min_p": 0.01} if temperature else {}
-    requests = make_requests(3, vocab_size=pair.vocab_size, temperature=temperature, min_tokens=9, **truncation)
+    requests = make_requests(
+        3, vocab_size=pair.vocab_size, temperature=temperature, min_tokens=9, logprobs=2, frequency_penalty=0.5,
+        **truncation,
+    )  # fmt: skip
     engine.submit(requests, plan(k, proposer=proposer))
     while engine.step().running == 0:
         pass

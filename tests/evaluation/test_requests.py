@@ -33,9 +33,10 @@ def test_a_greedy_request(tokenizer: Any) -> None:
 
 def test_a_sampled_request_keeps_its_parameters(tokenizer: Any) -> None:
     asked = {"until": "Q:", "max_tokens": 5, "do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 4}
+    asked["repetition_penalty"] = 1.2
     [row] = rows(tokenizer, ("Hi", asked))
     assert [row[k] for k in ("temperature", "top_p", "top_k", "min_p", "max_tokens")] == [0.7, 0.9, 4, None, 5]
-    assert row["stop"] == ["Q:", "<|im_end|>"]
+    assert row["stop"] == ["Q:", "<|im_end|>"] and row["repetition_penalty"] == 1.2
 
 
 def test_what_is_not_said_is_what_lm_eval_takes(tokenizer: Any) -> None:
@@ -70,7 +71,7 @@ def test_a_prompt_that_begins_with_bos_gets_no_second_one(tokenizer: Any) -> Non
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"repetition_penalty": 1.2}, "asks for repetition_penalty=1.2, which specpipe does not serve"),
+        ({"no_repeat_ngram_size": 3}, "asks for no_repeat_ngram_size=3, which specpipe does not serve"),
         ({"num_beams": 4}, "num_beams=4"),
         ({"max_length": 99}, "max_length=99"),
         ({"do_sample": True}, "do_sample without a temperature"),

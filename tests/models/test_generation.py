@@ -30,6 +30,7 @@ def defaults(folder: Path, **values: object) -> dict[str, float | int]:
         ({"do_sample": False, "max_new_tokens": 2048}, {"temperature": 0.0, "max_new_tokens": 2048}),
         ({"min_new_tokens": 7}, {"temperature": 0.0, "min_tokens": 7}),
         ({"repetition_penalty": 1.0, "num_beams": 1}, {"temperature": 0.0}),
+        ({"repetition_penalty": 1.05}, {"temperature": 0.0, "repetition_penalty": 1.05}),
     ],
 )
 def test_fields_count_as_they_do_in_transformers(tmp_path: Path, given: dict[str, object], expected: object) -> None:
@@ -48,8 +49,8 @@ def test_what_is_absent_is_what_transformers_takes_for_it(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"repetition_penalty": 1.05}, "org/some-model sets repetition_penalty to 1.05, which is not served"),
-        ({"num_beams": 4}, "sets num_beams to 4"),
+        ({"num_beams": 4}, "org/some-model sets num_beams to 4, which is not served"),
+        ({"repetition_penalty": -1}, "repetition_penalty is -1.0; expected above 0"),
         ({"do_sample": True, "temperature": "hot"}, "has temperature 'hot'; expected a number"),
         ({"do_sample": True, "top_p": 1.5}, "top_p is 1.5; expected above 0 and at most 1"),
     ],

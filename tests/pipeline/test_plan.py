@@ -40,6 +40,12 @@ def test_the_job_takes_it_where_it_says_so_and_sets_nothing_itself(tmp_path: Pat
     )
 
 
+def test_penalties_and_logprobs_are_shown(tmp_path: Path) -> None:
+    model = {"do_sample": False, "repetition_penalty": 1.1}
+    found = plan(tmp_path, "sampling.defaults=model", "sampling.logprobs=2", generation=model)
+    assert describe_sampling(found) == "greedy, repetition_penalty 1.1, logprobs 2, up to 10 new tokens"
+
+
 def test_a_change_of_what_the_model_recommends_is_another_run(tmp_path: Path) -> None:
     plan(tmp_path)
     job = make_job(tmp_path, "sampling.defaults=model")
@@ -58,9 +64,9 @@ def test_what_ends_a_row_can_be_replaced(tmp_path: Path) -> None:
 
 
 def test_recommendations_that_are_not_served_stop_only_a_job_that_asks_for_them(tmp_path: Path) -> None:
-    generation = {"do_sample": True, "repetition_penalty": 1.1}
+    generation = {"do_sample": True, "no_repeat_ngram_size": 3}
     assert plan(tmp_path, generation=generation).recommended == {}
-    with pytest.raises(ModelError, match="sets repetition_penalty to 1"):
+    with pytest.raises(ModelError, match="sets no_repeat_ngram_size to 3"):
         plan(tmp_path, "sampling.defaults=model", generation=generation)
 
 

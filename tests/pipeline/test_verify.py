@@ -141,6 +141,15 @@ def test_a_seed_that_is_not_the_rows_is_found(run: Path) -> None:
     assert "shard 1, row 0: seed is 7; expected " in said(verify(str(run)))
 
 
+def test_log_probabilities_of_another_number_of_tokens_are_found(run: Path) -> None:
+    table = pq.read_table(part(run, 1))
+    index = table.schema.get_field_index("generated_logprobs")
+    cells = [[-0.5], *[None] * (table.num_rows - 1)]
+    field = table.schema.field("generated_logprobs")
+    rewrite(run, 1, table.set_column(index, field, pa.array(cells, field.type)))
+    assert "shard 1, row 0: log-probabilities of 1 tokens, and " in said(verify(str(run)))
+
+
 def test_a_column_that_is_gone_is_found(run: Path) -> None:
     table = pq.read_table(part(run, 1))
     rewrite(run, 1, table.drop_columns(["tag"]))

@@ -130,7 +130,9 @@ def run(engine: Engine, requests: Sequence[Request], *ks: int) -> list[Completio
     return drain(engine)
 
 
-def generate(model: torch.nn.Module, requests: Sequence[Request], eos_ids: Sequence[int] = ()) -> list[list[int]]:
+def generate(
+    model: torch.nn.Module, requests: Sequence[Request], eos_ids: Sequence[int] = (), **options: object
+) -> list[list[int]]:
     """What transformers generates for each prompt alone, without padding."""
     outputs = []
     for request in requests:
@@ -143,6 +145,7 @@ def generate(model: torch.nn.Module, requests: Sequence[Request], eos_ids: Seque
             min_new_tokens=request.sampling.min_tokens or None,
             eos_token_id=list(eos_ids) or None,
             pad_token_id=0,
+            **options,
         )
         outputs.append(out[0, prompt.shape[1] :].tolist())
     return outputs

@@ -25,7 +25,7 @@ def token_logprobs(
     rows = (starts[:, None] + column).clamp(max=target_logits.shape[0] - 1)
     logits = target_logits[rows.flatten()].float()
     if not sampling.all_greedy:
-        of_rows = select_rows(sampling, torch.arange(requests, device=column.device).repeat_interleave(width))
+        of_rows = select_rows(sampling, torch.arange(requests * width, device=column.device) // width)
         logits = torch.where(of_rows.temperature[:, None] > 0, kept_logits(logits, of_rows), logits)
     log_p = logits.log_softmax(-1).view(requests, width, -1)
     silent = (column >= num_emitted[:, None])[:, :, None]

@@ -155,7 +155,7 @@ def _dataset(job: JobSpec, target: ModelSource) -> Iterator[Finding]:
 
 def _is_plain(row: Row, job: JobSpec) -> bool:
     try:
-        return row.values is not None and find_prompt(row.values, job.data.prompt).text is not None
+        return row.values is not None and find_prompt(row.values, job.data.prompt, job.sampling.n).text is not None
     except InputError:
         return False
 

@@ -1,0 +1,92 @@
+"""Log-probabilities of generated tokens are transformers' own for any proposer and K, and are cut as tokens are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.engines import make_engine, make_requests, run
+
+from specpipe.core import Completion
+
+
+def check(model: torch.nn.Module, completion: Completion) -> None:
+    """Against the log-softmax of one forward over prompt and output."""
+    request = completion.request
+    s, start = request.sampling, len(request.prompt_token_ids)
+    ids = torch.tensor([[*request.prompt_token_ids, *completion.token_ids]], device=model.device)
+    with torch.no_grad():
+        logits = model(ids).logits[0, start - 1 : -1].double().cpu()
+    if s.temperature:
+        logits /= s.temperature
+        if s.top_k:
+            logits = logits.masked_fill(logits < logits.topk(s.top_k).values[:, -1:], -torch.inf)
+    expected = logits.log_softmax(-1)
+    own = expected.gather(1, ids[0, start:, None].cpu())[:, 0]
+    assert completion.logprobs == pytest.approx(own.tolist(), abs=1e-4)
+    assert completion.top_logprobs is not None and len(completion.top_logprobs) == len(completion.token_ids)
+    wanted = min(s.logprobs, s.top_k) if s.temperature and s.top_k else s.logprobs
+    for told, row in zip(completion.top_logprobs, expected, strict=True):
+        assert len(told) == wanted
+        assert [p for _, p in told] == pytest.approx(row.topk(wanted).values.tolist(), abs=1e-4)
+        assert [p for _, p in told] == pytest.approx(row[[i for i, _ in told]].tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("rounds_behind", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("k", "proposer"), [(0, "none"), (3, "draft"), (3, "ngram")])
+@pytest.mark.parametrize(
+    "method", ["standard", *(pytest.param(m, marks=pytest.mark.slow) for m in ("block", "invariant"))]
+)
+def test_equal_transformers(small_pair, k: int, proposer: str, method: str, rounds_behind: int) -> None:
+    """Greedy and random rows that ask for different numbers, or for none, in one batch."""
+    pair = small_pair("llama")
+    requests = make_requests(9, vocab_size=pair.vocab_size, temperature=0.8, top_k=9)
+    asked = (0, 3, 20, None, 5)
+    requests = [
+        replace(r, sampling=replace(r.sampling, logprobs=asked[r.row % 5], temperature=0.8 * (r.row % 2)))
+        for r in requests
+    ]
+    engine = make_engine(
+        pair.target, pair.draft, max_k=k, proposer=proposer, method=method, rounds_behind=rounds_behind
+    )
+
+    completions = run(engine, requests, k)
+
+    for completion in completions:
+        if completion.request.sampling.logprobs is None:
+            assert completion.logprobs is None and completion.top_logprobs is None
+        else:
+            check(pair.reference, completion)
+    silent = [replace(r, sampling=replace(r.sampling, logprobs=None)) for r in requests]
+    again = make_engine(pair.target, pair.draft, max_k=k, proposer=proposer, method=method)
+    assert [c.token_ids for c in run(again, silent, k)] == [c.token_ids for c in completions]
+
+
+@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize("rounds_behind", [0, 1])
+def test_what_ends_a_row_cuts_its_logprobs(small_pair, k: int, rounds_behind: int) -> None:
+    pair = small_pair("llama")
+    requests = make_requests(6, vocab_size=pair.vocab_size, max_new_tokens=17, logprobs=2)
+    free = run(make_engine(pair.target, pair.draft), requests, 3)
+    eos = free[0].token_ids[5]
+    requests[1] = replace(requests[1], sampling=replace(requests[1].sampling, stop=(f"{free[1].token_ids[6]} ",)))
+    engine = make_engine(pair.target, pair.draft, eos_ids=[eos], rounds_behind=rounds_behind)
+
+    completions = run(engine, requests, k)
+
+    assert {c.finish_reason for c in completions} == {"stop", "length"}
+    for completion in completions:
+        check(pair.reference, completion)
+
+
+def test_penalised_rows_tell_the_penalised_distribution(small_pair) -> None:
+    pair = small_pair("llama")
+    requests = make_requests(5, vocab_size=pair.vocab_size, logprobs=1, repetition_penalty=1.5, frequency_penalty=1.0)
+
+    completions = run(make_engine(pair.target, pair.draft), requests, 3)
+
+    for completion in completions:
+        assert completion.top_logprobs is not None
+        own = zip(completion.token_ids, completion.logprobs or (), strict=True)
+        assert [told for (told,) in completion.top_logprobs] == list(own), "a greedy token is the most likely one"
