@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -76,7 +77,7 @@ def test_end_of_sequence_cuts_a_round(small_pair, k: int, rounds_behind: int) ->
 
 def test_a_draft_equal_to_the_target_is_accepted_whole(small_pair) -> None:
     pair = small_pair("llama")
-    draft = perturbed(pair.draft, pair.target, noise=0.0)
+    draft = perturbed(copy.deepcopy(pair.draft), pair.target, noise=0.0)
     requests = make_requests(5, vocab_size=pair.vocab_size, max_new_tokens=21)
 
     completions = run(make_engine(pair.target, draft), requests, 3)
