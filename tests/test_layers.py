@@ -29,6 +29,7 @@ ALLOWED = {
     "specpipe.evaluation": VOCABULARY
     | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.pipeline"}
     | {"specpipe.report", "specpipe.telemetry"},
+    "specpipe.api": VOCABULARY | {"specpipe.data", "specpipe.job", "specpipe.pipeline"},
     "specpipe.cli": VOCABULARY
     | {"specpipe.benchmark", "specpipe.data", "specpipe.evaluation", "specpipe.job", "specpipe.pipeline"},
     "specpipe_kernels": set(),

@@ -48,7 +48,7 @@ def run(
       specpipe run --model builtin:tiny --draft builtin:tiny --data prompts.jsonl --out runs/tiny
     """
     from specpipe.cli.quiet import quiet
-    from specpipe.cli.short_job import short_job
+    from specpipe.job.short_job import short_job
 
     quiet(verbose=verbose, as_json=log_json)
     limits = () if limit is None else (f"data.limit={limit}",)

@@ -1,4 +1,4 @@
-"""A job from a file, from `--model --draft --data --out`, or from both."""
+"""A job from a file, from a model, a draft, data and a folder alone, or from both."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 from collections.abc import Sequence
 
 from specpipe.errors import JobError
-from specpipe.job import JobSpec, load_job, parse_job
+from specpipe.job.load import load_job, parse_job
+from specpipe.job.spec import JobSpec
 
 _KEYS = {"model": "model.target", "draft": "model.draft", "data": "data.path", "out": "output.path"}
 
 
 def short_job(
-    job: str | None,
+    job: str | JobSpec | None,
     overrides: Sequence[str],
     *,
     model: str | None = None,
@@ -24,9 +25,12 @@ def short_job(
     without it by n-grams of the row's own words. `overrides` (`--set`) come last. Raises JobError."""
     options = {"model": model, "draft": draft, "data": data, "out": out}
     given = {name: value for name, value in options.items() if value is not None}
+    # JSON is YAML: a name such as 7b stays text
+    changes = [*(f"{_KEYS[name]}={json.dumps(value)}" for name, value in given.items()), *overrides]
+    if isinstance(job, JobSpec):
+        return parse_job(job.model_dump(mode="json", exclude_unset=True), changes, source=job.name)
     if job is not None:
-        # JSON is YAML: a name such as 7b stays text
-        return load_job(job, [*(f"{_KEYS[name]}={json.dumps(value)}" for name, value in given.items()), *overrides])
+        return load_job(job, changes)
     if missing := [f"--{name}" for name in ("model", "data", "out") if name not in given]:
         raise JobError(
             f"there is no job file and no {' and '.join(missing)}; expected JOB, or --model, --data and --out. "

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from specpipe.cli.short_job import short_job
 from specpipe.errors import JobError
+from specpipe.job.short_job import short_job
 
 
 def test_three_options_are_a_job_that_ngrams_draft() -> None:
