@@ -4,6 +4,7 @@ CUDA tensors run Triton, the rest runs plain torch (see `specpipe_kernels.backen
 """
 
 from specpipe_kernels.attention import paged_attention, store_kv, write_index
+from specpipe_kernels.fp8 import quantize_fp8
 from specpipe_kernels.layers import linear, linear_glu, linear_residual, linear_rope_store_kv, rms_norm
 from specpipe_kernels.logprobs import token_logprobs
 from specpipe_kernels.penalties import apply_penalties, count_tokens
@@ -14,6 +15,7 @@ from specpipe_kernels.timestamp import timestamp
 from specpipe_kernels.types import (
     METHODS,
     Fed,
+    Fp8Weight,
     Method,
     Normed,
     OpenedRows,
@@ -30,6 +32,7 @@ from specpipe_kernels.types import (
 __all__ = [
     "METHODS",
     "Fed",
+    "Fp8Weight",
     "Method",
     "Normed",
     "OpenedRows",
@@ -52,6 +55,7 @@ __all__ = [
     "linear_rope_store_kv",
     "open_rows",
     "paged_attention",
+    "quantize_fp8",
     "rejection_sample",
     "rms_norm",
     "sample",

@@ -2,7 +2,7 @@
 
 M rows (tokens of all requests), H hidden size, I intermediate size, N outputs, D head size. Products of at most
 `triton_ops.linear.MAX_ROWS` rows read their weights once at memory speed; wider ones go to the vendor's library, with
-the element-wise work around them fused.
+the element-wise work around them fused. Weights may be in 8 bits (`quantize_fp8`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specpipe_kernels.backend import implementation
-from specpipe_kernels.types import Normed
+from specpipe_kernels.types import Fp8Weight, Normed
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -19,14 +19,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return result
 
 
-def linear(x: Tensor | Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Tensor:
     """x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in x's dtype, sums in fp32."""
     values = x.values if isinstance(x, Normed) else x
     result: Tensor = implementation("linear", values)(x, weight, bias)
     return result
 
 
-def linear_glu(x: Tensor | Normed, weight: Tensor) -> Tensor:
+def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
     """SiLU(x @ gate.T) * (x @ up.T) for weight [2 I, H] = gate above up: [M, I] (Shazeer, arXiv 2002.05202)."""
     values = x.values if isinstance(x, Normed) else x
     result: Tensor = implementation("linear_glu", values, module="linear")(x, weight)
@@ -34,7 +34,7 @@ def linear_glu(x: Tensor | Normed, weight: Tensor) -> Tensor:
 
 
 def linear_residual(
-    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor | None, eps: float
+    x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor, norm_weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Normed]:
     """h = residual [M, N] + x [M, K] times weight [N, K] transposed; returns h and its RMS norm.
 
@@ -48,7 +48,7 @@ def linear_residual(
 
 def linear_rope_store_kv(
     x: Tensor | Normed,
-    weight: Tensor,
+    weight: Tensor | Fp8Weight,
     bias: Tensor | None,
     cos: Tensor,
     sin: Tensor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
-from torch import Tensor
+from torch import Size, Tensor
 
 Method = Literal["standard", "block", "invariant", "synthetic"]
 METHODS: tuple[Method, ...] = ("standard", "block", "invariant", "synthetic")
@@ -160,6 +160,25 @@ class TokenLogprobs(NamedTuple):
     """[R, K+1, n] int64: the most likely tokens, the lowest id first among equals; -1 where there are no more."""
     top_logprobs: Tensor
     """[R, K+1, n] fp32, NaN beside -1."""
+
+
+class Fp8Weight(NamedTuple):
+    """A weight [N, K] in 8 bits for products of few rows, and the same values in full for the others."""
+
+    values: Tensor
+    """[N, K] float8_e4m3fn."""
+    scale: Tensor
+    """[N] fp32, powers of two."""
+    full: Tensor
+    """[N, K] = values * scale, in the type of the activations."""
+
+    @property
+    def shape(self) -> Size:
+        return self.full.shape
+
+
+def full_weight(weight: Tensor | Fp8Weight) -> Tensor:
+    return weight.full if isinstance(weight, Fp8Weight) else weight
 
 
 class Normed(NamedTuple):

@@ -30,6 +30,7 @@ class Bench:
     draft: str = "llama-3.2-1b"
     device: str = "cuda"
     dtype: str = "bfloat16"
+    draft_fp8: bool = False
     batches: tuple[int, ...] = (1, 16, 64, 256)
     ks: tuple[int, ...] = (0, 1, 2, 3)
     rates: tuple[float, ...] = (0.8718, 0.5663, 0.3188)
@@ -81,11 +82,13 @@ def build(bench: Bench) -> Engine:
         prefill_budget=bench.prefill_budget,
     )
     runners = []
-    for seed, shape in enumerate((bench.target, bench.draft)):
+    for seed, (shape, fp8) in enumerate(((bench.target, False), (bench.draft, bench.draft_fp8))):
         model = random_model(shape, device, dtype, seed=seed)
         length = config.pages_per_row * config.page_size
         vocab_size = model.config.vocab_size
-        runners.append(ModelRunner(model, vocab_size=vocab_size, context_length=length, page_size=config.page_size))
+        runners.append(
+            ModelRunner(model, vocab_size=vocab_size, context_length=length, page_size=config.page_size, fp8=fp8)
+        )
     return Engine(*runners, config=config, decoder=_NoText(), eos_ids=(), num_pages=num_pages(runners, config))
 
 

@@ -25,6 +25,7 @@ def bench() -> None:
 @bench.command(short_help="Decode throughput over batch sizes and K.")
 @click.option("--target", default="llama-3.1-8b", show_default=True, help="Shape of the target; weights are random.")
 @click.option("--draft", default="llama-3.2-1b", show_default=True, help="Shape of the draft.")
+@click.option("--draft-dtype", type=click.Choice(["auto", "fp8"]), default="auto", show_default=True)
 @click.option("--batch", "batches", multiple=True, type=click.IntRange(1), help="Rows at once; any number of times.")
 @click.option("--k", "ks", multiple=True, type=click.IntRange(0, 32), help="Draft tokens; any number of times.")
 @click.option("--rates", default="0.8718,0.5663,0.3188", show_default=True, help="Synthetic acceptance per position.")
@@ -41,6 +42,7 @@ def bench() -> None:
 def engine(
     target: str,
     draft: str,
+    draft_dtype: str,
     batches: tuple[int, ...],
     ks: tuple[int, ...],
     rates: str,
@@ -72,6 +74,7 @@ def engine(
         draft=draft,
         device=where,
         dtype="bfloat16" if where == "cuda" else "float32",
+        draft_fp8=draft_dtype == "fp8",
         batches=batches or (1, 16, 64, 256),
         ks=ks or (0, 1, 2, 3),
         rates=_rates(rates),

@@ -21,6 +21,7 @@ from specpipe.models.tokenizer import eos_token_ids, load_tokenizer
 
 DeviceName = Literal["cpu", "cuda"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
+DraftDtypeName = Literal["auto", "fp8"]
 
 CPU_MEMORY_SHARE = 0.25  # of the machine, for KV pages: weights, activations and the user's own work need the rest
 GPU_MEMORY_SHARE = 0.85  # of what is free after the weights; the rest is activations and the allocator's slack
@@ -35,6 +36,8 @@ class EngineSpec:
     """None unless the proposer is a draft model."""
     device: DeviceName
     dtype: DtypeName
+    draft_dtype: DraftDtypeName = "auto"
+    """Of the draft's weights; auto: dtype."""
     config: EngineConfig
     """A max_model_len of 0 becomes what both models allow."""
     trust_remote_code: bool = False
@@ -52,7 +55,10 @@ def build_engine(spec: EngineSpec) -> Engine:
     if spec.draft is not None:
         draft_tokenizer = load_tokenizer(spec.draft, trust_remote_code=spec.trust_remote_code)
         check_pair(tokenizer, draft_tokenizer, target_name=spec.target.name, draft_name=spec.draft.name)
-    runners = [_load(source, spec, config.page_size) for source in spec.sources]
+    runners = [
+        _load(source, spec, config.page_size, fp8=source is spec.draft and spec.draft_dtype == "fp8")
+        for source in spec.sources
+    ]
     return Engine(
         runners[0],
         runners[1] if spec.draft is not None else None,
@@ -71,7 +77,7 @@ def _checked_config(spec: EngineSpec) -> EngineConfig:
     return replace(spec.config, max_model_len=max_model_len)
 
 
-def _load(source: ModelSource, spec: EngineSpec, page_size: int) -> ModelRunner:
+def _load(source: ModelSource, spec: EngineSpec, page_size: int, *, fp8: bool) -> ModelRunner:
     dtype: torch.dtype = getattr(torch, spec.dtype)
     model = load_model(source, spec.device, dtype, trust_remote_code=spec.trust_remote_code)
     return ModelRunner(
@@ -79,6 +85,7 @@ def _load(source: ModelSource, spec: EngineSpec, page_size: int) -> ModelRunner:
         vocab_size=model.config.vocab_size,
         context_length=context_length(model.config),
         page_size=page_size,
+        fp8=fp8,
     )
 
 

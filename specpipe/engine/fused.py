@@ -14,7 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from specpipe.engine.attention import AttentionBatch, AttentionFacts, AttentionProbe
-from specpipe_kernels import Normed, linear_glu, linear_residual, linear_rope_store_kv, paged_attention, rms_norm
+from specpipe_kernels import (
+    Fp8Weight,
+    Normed,
+    linear,
+    linear_glu,
+    linear_residual,
+    linear_rope_store_kv,
+    paged_attention,
+    quantize_fp8,
+    rms_norm,
+)
 
 FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 
@@ -25,15 +35,15 @@ class _Layer(NamedTuple):
     attention: nn.Module
     """Owns the KV pages."""
     input_norm: Tensor
-    qkv: Tensor
+    qkv: Tensor | Fp8Weight
     """[(Hq + 2 Hkv) * D, H]."""
     qkv_bias: Tensor | None
-    out: Tensor
+    out: Tensor | Fp8Weight
     """[H, Hq * D]."""
     post_norm: Tensor
-    gate_up: Tensor
+    gate_up: Tensor | Fp8Weight
     """[2 I, H]."""
-    down: Tensor
+    down: Tensor | Fp8Weight
     """[H, I]."""
     q_norm: Tensor | None
     k_norm: Tensor | None
@@ -55,18 +65,19 @@ def _bias(*linears: nn.Module) -> Tensor | None:
     return None if parts[0] is None else torch.cat([cast(Tensor, part).data for part in parts])
 
 
-def _layer(module: Any, facts: AttentionFacts) -> _Layer:
+def _layer(module: Any, facts: AttentionFacts, *, fp8: bool) -> _Layer:
     attention, mlp = module.self_attn, module.mlp
+    stored: Callable[[Tensor], Tensor | Fp8Weight] = quantize_fp8 if fp8 else lambda weight: weight
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     return _Layer(
         attention=attention,
         input_norm=module.input_layernorm.weight.data,
-        qkv=_concatenated(*projections),
+        qkv=stored(_concatenated(*projections)),
         qkv_bias=_bias(*projections),
-        out=attention.o_proj.weight.data,
+        out=stored(attention.o_proj.weight.data),
         post_norm=module.post_attention_layernorm.weight.data,
-        gate_up=_concatenated(mlp.gate_proj, mlp.up_proj),
-        down=mlp.down_proj.weight.data,
+        gate_up=stored(_concatenated(mlp.gate_proj, mlp.up_proj)),
+        down=stored(mlp.down_proj.weight.data),
         q_norm=attention.q_norm.weight.data if hasattr(attention, "q_norm") else None,
         k_norm=attention.k_norm.weight.data if hasattr(attention, "k_norm") else None,
         scale=facts.scale,
@@ -90,14 +101,14 @@ def can_fuse(model: Any, attention: Mapping[nn.Module, AttentionFacts]) -> bool:
 class FusedStack:
     """Stands in for `model.model.forward`."""
 
-    def __init__(self, model: Any, attention: Mapping[nn.Module, AttentionFacts], *, positions: int) -> None:
-        """positions: length of the rotary table; no token stands beyond it."""
+    def __init__(self, model: Any, attention: Mapping[nn.Module, AttentionFacts], *, positions: int, fp8: bool) -> None:
+        """positions, fp8: as in `fuse`."""
         base = model.model
         self._unfused: Callable[..., Any] = base.forward
         self._embed: nn.Module = base.embed_tokens
         self._norm: Tensor = base.norm.weight.data
         self._eps: float = model.config.rms_norm_eps
-        self._layers = [_layer(module, attention[module.self_attn]) for module in base.layers]
+        self._layers = [_layer(module, attention[module.self_attn], fp8=fp8) for module in base.layers]
         weight = base.embed_tokens.weight
         with torch.inference_mode():
             cos, sin = base.rotary_emb(weight[:1, :1][None], torch.arange(positions, device=weight.device)[None])
@@ -152,9 +163,16 @@ class FusedStack:
         return out.view(out.shape[0], -1)
 
 
-def fuse(model: Any, attention: Mapping[nn.Module, AttentionFacts], *, positions: int) -> bool:
-    """Replaces the model's decoder stack where `can_fuse`; says whether it did. attention: as probed."""
+def fuse(model: Any, attention: Mapping[nn.Module, AttentionFacts], *, positions: int, fp8: bool = False) -> bool:
+    """Replaces the model's decoder stack where `can_fuse`; says whether it did. attention: as probed.
+
+    positions: length of the rotary table; no token stands beyond it. fp8: read all weights but the embedding in 8 bits,
+    the head's too; they have been rounded to such values (`specpipe.engine.fp8`).
+    """
     if not can_fuse(model, attention):
         return False
-    model.model.forward = FusedStack(model, attention, positions=positions).forward
+    model.model.forward = FusedStack(model, attention, positions=positions, fp8=fp8).forward
+    if fp8:
+        head = quantize_fp8(model.lm_head.weight.data)
+        model.lm_head.forward = lambda hidden: linear(hidden[0], head)[None]
     return True

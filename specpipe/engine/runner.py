@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from specpipe.engine.attention import AttentionBatch, AttentionFacts, probe_attention
+from specpipe.engine.fp8 import check_fp8, round_to_fp8
 from specpipe.engine.fused import fuse
 from specpipe.engine.pages import allocate_pages, page_bytes
 from specpipe_kernels import write_index
@@ -18,18 +19,31 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: nn.Module, *, vocab_size: int, context_length: int, page_size: int, fused: bool | None = None
+        self,
+        model: nn.Module,
+        *,
+        vocab_size: int,
+        context_length: int,
+        page_size: int,
+        fused: bool | None = None,
+        fp8: bool = False,
     ) -> None:
-        """fused: run the decoder stack as `specpipe.engine.fused` does where it can; by default on a GPU."""
+        """fused: run the decoder stack as `specpipe.engine.fused` does where it can; by default on a GPU.
+
+        fp8: round the weights to 8 bits (`specpipe.engine.fp8`). Raises MachineError for a GPU that cannot.
+        """
         self.model = model
         self.vocab_size = vocab_size
         self.page_size = page_size
         self._last_position = context_length - 1
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
+        if fp8:
+            check_fp8(self.device)
+            round_to_fp8(model)
         self._attention: dict[nn.Module, AttentionFacts] = probe_attention(model, self.device)
         wanted = self.device.type == "cuda" if fused is None else fused
-        self.fused = wanted and fuse(model, self._attention, positions=context_length)
+        self.fused = wanted and fuse(model, self._attention, positions=context_length, fp8=fp8)
 
     @property
     def page_bytes(self) -> int:

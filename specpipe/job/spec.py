@@ -24,6 +24,7 @@ TUNING = frozenset(
     {
         "name",
         "model.device",
+        "model.draft_dtype",
         "data.warmup_rows",
         "sampling.defaults",  # the values that they come to are identity
         "speculation.policy",
@@ -67,6 +68,15 @@ class JobSpec(Section):
             raise ValueError(
                 "speculation.proposer is draft and model.draft is missing; name a draft model there, "
                 "or set speculation.proposer: ngram, or speculation.policy: off"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _draft_dtype_has_a_draft(self) -> JobSpec:
+        if self.model.draft_dtype != "auto" and self.model.draft is None:
+            raise ValueError(
+                f"model.draft_dtype is {self.model.draft_dtype} and model.draft is missing; name a draft model there, "
+                "or leave draft_dtype out"
             )
         return self
 

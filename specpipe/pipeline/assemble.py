@@ -91,6 +91,7 @@ def assemble(config: WorkerConfig) -> Assembly:
             draft=draft,
             device=config.device,
             dtype=dtype,
+            draft_dtype=model.draft_dtype,
             config=config.job.engine_config(model.max_model_len or 0),
             trust_remote_code=trust,
         )

@@ -168,6 +168,8 @@ def test_a_draft_is_needed_only_where_one_is_used() -> None:
         assert job("", override, base=base).draft_model is None
     assert job().draft_model == "small"
     assert job("", "speculation.policy=off").draft_model is None
+    eight = problem("", "model.draft_dtype=fp8", "speculation.proposer=ngram", base=base)
+    assert "model.draft_dtype is fp8 and model.draft is missing; name a draft model there, or leave" in eight
 
 
 class TestOverrides:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specpipe_kernels import Normed
+from specpipe_kernels import Normed, quantize_fp8
 from specpipe_kernels.reference import linear as reference
 from specpipe_kernels.reference.rms_norm import rms_norm as reference_norm
 from specpipe_kernels.reference.rope_store_kv import rope_store_kv as reference_rope
@@ -180,3 +180,60 @@ def test_rotation_in_the_projections_epilogue(
     )
     for got, want in ((q.view_as(want_q), want_q), (k, want_k), (v, want_v)):
         assert error(got, want.double()) < 2 * TOLERANCE[device]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_fp8_weights_are_rounded_once(dtype: torch.dtype) -> None:
+    weight = torch.randn(7, 33, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 7)[:, None]
+    weight[2] = 0
+    first = quantize_fp8(weight.to(dtype))
+    assert error(first.full, weight.double()) < 0.03
+    assert float((first.full.double() - weight.double()).abs().max() / weight.abs().max()) < 2**-4
+    again = quantize_fp8(first.full)
+    assert torch.equal(first.full, first.values.to(dtype) * first.scale[:, None].to(dtype)), "exact in bf16"
+    assert torch.equal(again.values.float(), first.values.float()) and torch.equal(again.scale, first.scale)
+
+
+@on_each_device
+@pytest.mark.parametrize(("rows", "splits"), [(1, 1), (19, 4)])
+@pytest.mark.parametrize("epilogue", [triton_linear.PLAIN, triton_linear.GLU])
+def test_narrow_products_of_fp8_weights(device: str, rows: int, splits: int, epilogue: int) -> None:
+    h, by, given, bias = tensors(device, (rows, 200), (200,), (2 * 40, 200), (80,))
+    weight = quantize_fp8(given * torch.logspace(-1, 1, 80, device=device)[:, None].to(given.dtype))
+    tiles = triton_linear.Tiling(32, 64, splits if epilogue == triton_linear.PLAIN else 1, 3, 4, False)
+    bias = bias if epilogue == triton_linear.PLAIN else None
+    out = triton_linear._launch(open_norm(h, by, parts=5), weight, epilogue, bias=bias, tiles=tiles)[0]
+    want = norm64(h, by) @ (weight.values.double() * weight.scale.double()[:, None]).T
+    if bias is None:
+        gate, up = want.chunk(2, dim=-1)
+        want = gate / (1 + torch.exp(-gate)) * up
+    else:
+        want += bias.double()
+    assert error(out, want) < 2 * TOLERANCE[device]
+
+
+@on_each_device
+def test_fp8_rotation_and_residual(device: str) -> None:
+    tokens, hidden, dim, q_heads, kv_heads = 9, 128, 24, 3, 1
+    outputs = (q_heads + 2 * kv_heads) * dim
+    x, given, cos, sin, residual, by, down = tensors(
+        device, (tokens, hidden), (outputs, hidden), (40, dim), (40, dim), (tokens, 96), (96,), (96, hidden)
+    )
+    weight, index = quantize_fp8(given), torch.arange(20, 20 + tokens, device=device)
+    pages = [torch.zeros(3, kv_heads, 16, dim, dtype=x.dtype, device=device) for _ in range(4)]
+    rest = (cos, sin, index)
+    got = triton_linear.linear_rope_store_kv(x, weight, None, *rest, *pages[:2], index, q_heads=q_heads)
+    want = reference.linear_rope_store_kv(x, weight, None, *rest, *pages[2:], index, q_heads=q_heads)
+    for mine, theirs in ((got, want), (pages[0], pages[2]), (pages[1], pages[3])):
+        assert error(mine, theirs.double()) < 2 * TOLERANCE[device]
+    eight = quantize_fp8(down)
+    out, _ = triton_linear.linear_residual(x, eight, residual, by, EPS)
+    assert error(out, residual.double() + x.double() @ eight.full.double().T) < TOLERANCE[device]
+
+
+@on_each_device
+def test_wide_products_take_the_full_weights(device: str) -> None:
+    for rows in (triton_linear.MAX_FP8_ROWS + 1, triton_linear.MAX_ROWS + 1):
+        x, given = tensors(device, (rows, 64), (96, 64))
+        weight = quantize_fp8(given)
+        assert error(triton_linear.linear(x, weight), x.double() @ weight.full.double().T) < TOLERANCE[device]

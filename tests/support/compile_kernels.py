@@ -29,6 +29,7 @@ from specpipe_kernels import (
     apply_penalties,
     count_tokens,
     paged_attention,
+    quantize_fp8,
     rejection_sample,
     sample,
     sample_recovered_tokens,
@@ -144,14 +145,15 @@ def multiply(dtype: torch.dtype, rows: int) -> None:
             q_heads=16, q_norm=norm, k_norm=norm,
         )  # fmt: skip
     if x.element_size() == 2:
-        _, normed = linear.linear_residual(x, weight, x, by, 1e-5)
-        linear.linear(normed, weight, by)
-        linear.linear_glu(normed, glu)
-        for bias in (None, torch.zeros(24 * dim, dtype=dtype)):
-            linear.linear_rope_store_kv(
-                normed, torch.zeros(24 * dim, hidden, dtype=dtype), bias, table, table, positions, pages, pages,
-                positions, q_heads=16,
-            )  # fmt: skip
+        qkv = torch.zeros(24 * dim, hidden, dtype=dtype)
+        for out, inner_weight, heads in ((weight, glu, qkv), [quantize_fp8(w) for w in (weight, glu, qkv)]):
+            _, normed = linear.linear_residual(x, out, x, by, 1e-5)
+            linear.linear(normed, out, by)
+            linear.linear_glu(normed, inner_weight)
+            for bias in (None, torch.zeros(24 * dim, dtype=dtype)):
+                linear.linear_rope_store_kv(
+                    normed, heads, bias, table, table, positions, pages, pages, positions, q_heads=16
+                )
 
 
 def attend(dtype: torch.dtype, head_dim: int, queries: int) -> None:

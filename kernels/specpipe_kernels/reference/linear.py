@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from specpipe_kernels.reference.rms_norm import rms_norm
 from specpipe_kernels.reference.rope_store_kv import rope_store_kv
-from specpipe_kernels.types import Normed
+from specpipe_kernels.types import Fp8Weight, Normed, full_weight
 
 
 def _rows(x: Tensor | Normed) -> Tensor:
@@ -17,28 +17,28 @@ def _rows(x: Tensor | Normed) -> Tensor:
     return x
 
 
-def linear(x: Tensor | Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Tensor:
     """See `specpipe_kernels.linear`."""
-    return functional.linear(_rows(x), weight, bias)
+    return functional.linear(_rows(x), full_weight(weight), bias)
 
 
-def linear_glu(x: Tensor | Normed, weight: Tensor) -> Tensor:
+def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
     """See `specpipe_kernels.linear_glu`."""
-    gate, up = functional.linear(_rows(x), weight).chunk(2, dim=-1)
+    gate, up = functional.linear(_rows(x), full_weight(weight)).chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 
 def linear_residual(
-    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor | None, eps: float
+    x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor, norm_weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Normed]:
     """See `specpipe_kernels.linear_residual`."""
-    h = residual + functional.linear(x, weight)
+    h = residual + functional.linear(x, full_weight(weight))
     return h, Normed(h if norm_weight is None else rms_norm(h, norm_weight, eps), None, eps)
 
 
 def linear_rope_store_kv(
     x: Tensor | Normed,
-    weight: Tensor,
+    weight: Tensor | Fp8Weight,
     bias: Tensor | None,
     cos: Tensor,
     sin: Tensor,

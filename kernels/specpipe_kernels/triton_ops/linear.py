@@ -3,7 +3,8 @@
 A program owns BLOCK_N rows of the weights and streams them once; the M rows of x (at most MAX_ROWS, or MAX_GLU_ROWS
 where two weights share a tile of x) are the narrow side of its matrix tile. Where N alone gives too few programs to
 keep the memory busy, SPLITS programs share K; the last one to arrive adds the parts in a fixed order, so that results
-do not depend on timing.
+do not depend on timing. Weights in 8 bits (up to MAX_FP8_ROWS) are converted in registers; their scales, one an output,
+are applied to the sums.
 
 What stands around the products of a decoder layer rides on their epilogues:
 - GLU: a program owns the same rows of the gate and of the up projection and multiplies them;
@@ -27,9 +28,9 @@ from specpipe_kernels.triton_ops.pdl import arrival_counters, launch_options, le
 from specpipe_kernels.triton_ops.rms_norm import add_rms_norm
 from specpipe_kernels.triton_ops.rope_store_kv import rope_store_kv
 from specpipe_kernels.triton_ops.silu_mul import silu_mul
-from specpipe_kernels.types import Normed
+from specpipe_kernels.types import Fp8Weight, Normed, full_weight
 
-MAX_ROWS, MAX_GLU_ROWS = 64, 128
+MAX_ROWS, MAX_GLU_ROWS, MAX_FP8_ROWS = 64, 128, 32
 _PROCESSORS = 132  # of an H200
 PLAIN, GLU, RESIDUAL, ROPE = 0, 1, 2, 3
 
@@ -77,13 +78,13 @@ def _store_rotated(
 
 @triton.jit(do_not_specialize=["rows", "last_position"])
 def _linear_kernel(
-    x, squares, weight, bias, residual, norm_weight, out, out_scaled, out_squares, scratch, arrivals,
+    x, squares, weight, weight_scale, bias, residual, norm_weight, out, out_scaled, out_squares, scratch, arrivals,
     cos, sin, positions, k_pages, v_pages, write_index,
     rows, last_position, eps, stride_x, stride_residual,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr,
     NORM: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    STAGES: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, PDL: tl.constexpr,
+    FP8: tl.constexpr, STAGES: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -126,9 +127,9 @@ def _linear_kernel(
             w_tile = tl.load(w_at, mask=w_mask, other=0.0)
             if TWO:
                 w_two = tl.load(w_at + other_rows * K, mask=w_mask, other=0.0)
-        acc = tl.dot(w_tile, x_tile, acc, input_precision="ieee")
+        acc = tl.dot(w_tile.to(x_tile.dtype), x_tile, acc, input_precision="ieee")
         if TWO:
-            two = tl.dot(w_two, x_tile, two, input_precision="ieee")
+            two = tl.dot(w_two.to(x_tile.dtype), x_tile, two, input_precision="ieee")
     let_next_start(PDL)
 
     mask = in_n[:, None] & (m[None, :] < rows)
@@ -152,6 +153,10 @@ def _linear_kernel(
             if TWO:
                 two += tl.load(theirs + BLOCK_N * BLOCK_M, cache_modifier=".cg")
 
+    if FP8:
+        acc *= tl.load(weight_scale + n, mask=in_n, other=0.0)[:, None]
+        if TWO:
+            two *= tl.load(weight_scale + n + other_rows, mask=in_n, other=0.0)[:, None]
     if PARTS > 0:
         scale = _row_scale(squares, m, rows, eps, PARTS, PARTS_PAD, K)
         acc *= scale[None, :]
@@ -230,7 +235,7 @@ class Rope(NamedTuple):
 
 def _launch(
     x: Tensor | Normed,
-    weight: Tensor,
+    given: Tensor | Fp8Weight,
     epilogue: int,
     *,
     bias: Tensor | None = None,
@@ -241,13 +246,17 @@ def _launch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     values, squares, eps = x if isinstance(x, Normed) else (x, None, 0.0)
     rows, k = values.shape
+    fp8 = given if isinstance(given, Fp8Weight) and rows <= MAX_FP8_ROWS else None
+    weight = full_weight(given) if fp8 is None else fp8.values
     assert rows <= MAX_GLU_ROWS and weight.is_contiguous() and values.stride(1) == 1
     n, dim, kv_heads, page_size = weight.shape[0] // (1 + (epilogue == GLU)), 0, 1, 1
     out_shape, halves = (rows, n), n
     if rope is not None:
         _, kv_heads, page_size, dim = rope.k_pages.shape
         out_shape, halves = (rows, rope.q_heads * dim), n // 2
-    cut = tiles or tiling(rows, halves, k, epilogue=epilogue, itemsize=weight.element_size(), head_dim=dim)
+    cut = tiles or tiling(rows, halves, k, epilogue=epilogue, itemsize=values.element_size(), head_dim=dim)
+    if fp8 is not None and tiles is None:
+        cut = cut._replace(stages=cut.stages + 2)  # half the bytes a stage: more of them in flight
     count = n // dim * triton.cdiv(dim // 2, cut.block_n) if rope is not None else triton.cdiv(n, cut.block_n)
     block_m = max(16, triton.next_power_of_2(rows))
     out = values.new_empty(out_shape)
@@ -263,15 +272,16 @@ def _launch(
         x_in = TensorDescriptor.from_tensor(values, [block_m, cut.block_k])
         w_in = TensorDescriptor.from_tensor(weight, [cut.block_n, cut.block_k])
     _linear_kernel[(count, cut.splits)](
-        x_in, values if squares is None else squares, w_in, weight if bias is None else bias,
+        x_in, values if squares is None else squares, w_in, weight if fp8 is None else fp8.scale,
+        weight if bias is None else bias,
         out if residual is None else residual, weight if norm_weight is None else norm_weight, out, scaled, parts,
         scratch, arrival_counters(values.device), cos, sin, positions, k_pages, v_pages, index,
         rows, cos.shape[0] - 1, eps, values.stride(0), 0 if residual is None else residual.stride(0),
         N=n, K=k, BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, SPLITS=cut.splits,
         PARTS=PARTS, PARTS_PAD=triton.next_power_of_2(max(1, PARTS)), EPILOGUE=epilogue, BIAS=bias is not None,
         NORM=norm_weight is not None, Q_HEADS=q_heads, KV_HEADS=kv_heads, D=dim, PAGE_SIZE=page_size,
-        STAGES=cut.stages, BY_DESCRIPTOR=x_in is not values, num_warps=cut.warps, num_stages=cut.stages,
-        **launch_options(values),
+        FP8=fp8 is not None, STAGES=cut.stages, BY_DESCRIPTOR=x_in is not values, num_warps=cut.warps,
+        num_stages=cut.stages, **launch_options(values),
     )  # fmt: skip
     return out, scaled, parts
 
@@ -293,29 +303,29 @@ def _complete(x: Tensor | Normed) -> Tensor:
     return x
 
 
-def linear(x: Tensor | Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Tensor:
     """See `specpipe_kernels.linear`."""
     if _is_narrow(x.values if isinstance(x, Normed) else x):
         return _launch(x, weight, PLAIN, bias=bias)[0]
-    return functional.linear(_complete(x), weight, bias)
+    return functional.linear(_complete(x), full_weight(weight), bias)
 
 
-def linear_glu(x: Tensor | Normed, weight: Tensor) -> Tensor:
+def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
     """See `specpipe_kernels.linear_glu`."""
     values = x.values if isinstance(x, Normed) else x
     if values.shape[0] <= MAX_GLU_ROWS and values.element_size() == 2:
         return _launch(x, weight, GLU)[0]
-    return silu_mul(functional.linear(_complete(x), weight))
+    return silu_mul(functional.linear(_complete(x), full_weight(weight)))
 
 
 def linear_residual(
-    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor | None, eps: float
+    x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor, norm_weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Normed]:
     """See `specpipe_kernels.linear_residual`."""
     if _is_narrow(x):
         out, scaled, parts = _launch(x, weight, RESIDUAL, residual=residual, norm_weight=norm_weight)
         return out, Normed(scaled, parts, eps)
-    product = functional.linear(x, weight)
+    product = functional.linear(x, full_weight(weight))
     if norm_weight is None:
         out = product.add_(residual)
         return out, Normed(out, None, eps)
@@ -325,7 +335,7 @@ def linear_residual(
 
 def linear_rope_store_kv(
     x: Tensor | Normed,
-    weight: Tensor,
+    weight: Tensor | Fp8Weight,
     bias: Tensor | None,
     cos: Tensor,
     sin: Tensor,

@@ -1,0 +1,21 @@
+"""Weights in 8 bits, float8_e4m3fn, with one scale an output channel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specpipe_kernels.types import Fp8Weight
+
+LARGEST = 448.0  # of float8_e4m3fn
+
+
+def quantize_fp8(weight: Tensor) -> Fp8Weight:
+    """weight [N, K] rounded to nearest. Scales are powers of two, so bf16 and fp32 hold the rounded values exactly.
+
+    Rounded values are their own rounding: quantizing `full` gives the same `values` and `scale`.
+    """
+    _, exponent = torch.frexp(weight.abs().amax(1).float() / LARGEST)
+    scale = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
+    values = (weight.float() / scale[:, None]).to(torch.float8_e4m3fn)
+    return Fp8Weight(values, scale, (values.float() * scale[:, None]).to(weight.dtype))
