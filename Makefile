@@ -8,7 +8,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q
 BENCH := runs/bench/$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-gpu test-browser lint bench clean
+.PHONY: help run test test-slow test-gpu test-browser lint hooks bench docs clean
 
 help: ## what each target does
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -39,9 +39,19 @@ lint: $(STAMP) ## ruff and mypy, strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+hooks: $(STAMP) ## ruff and mypy before every commit, by pre-commit
+	$(BIN)/pre-commit install
+
 bench: $(STAMP) ## the sample job speculative, then plain, into a new folder under runs/bench
 	$(BIN)/specpipe run jobs/sharegpt.yaml --set output.path=$(BENCH)/speculative
 	$(BIN)/specpipe run jobs/sharegpt.yaml --set output.path=$(BENCH)/plain --set speculation.policy=off
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## the documentation as a site, in site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean: ## removes the environment and caches, never runs
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

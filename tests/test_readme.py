@@ -28,6 +28,7 @@ def test_its_commands_exist() -> None:
 
 
 def test_its_links_lead_somewhere() -> None:
-    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "kernels/README.md"]:
+    single = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "kernels/README.md", "infra/README.md")]
+    for path in [*single, *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8")):
             assert link.startswith("https://") or (path.parent / link).exists(), f"{path}: {link}"

@@ -93,12 +93,10 @@ def _scan(file: _Found, prompt: str | None) -> InputFile:
     offsets: tuple[int, ...] = ()
     prompt_bytes = None
     try:
-        if kind == "parquet":
-            rows, prompt_bytes, columns = tables.scan_parquet(location, (prompt,) if prompt else PROMPT_COLUMNS)
-        elif kind == "arrow":
-            rows, columns = tables.scan_ipc(location)
-        else:
+        if kind == "jsonl":
             rows, offsets = jsonl.scan(location)
+        else:
+            rows, columns, prompt_bytes = tables.scan(location, kind, (prompt,) if prompt else PROMPT_COLUMNS)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{location.text()} cannot be read as {kind}: {error}") from error
     return InputFile(

@@ -1,10 +1,10 @@
-"""Parquet and Arrow IPC: counting by metadata, and reading a row range in flat memory."""
+"""Formats with columns, Parquet and Arrow IPC: counting by metadata, and reading a row range in flat memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -18,6 +18,27 @@ BATCH_ROWS = 256
 _IPC_FILE_MAGIC = b"ARROW1"
 
 
+class Scanned(NamedTuple):
+    """A file at a glance."""
+
+    rows: int
+    columns: tuple[str, ...]
+    prompt_bytes: int | None = None
+    """Mean bytes of a row's prompt columns; None where the format does not say."""
+
+
+class TableFormat(NamedTuple):
+    """How files of one kind are read. Each function gets the open file first."""
+
+    schema: Callable[[Any], Any]
+    """→ pyarrow.Schema."""
+    scan: Callable[[Any, Sequence[str]], Scanned]
+    """(file, names of prompt columns)."""
+    batches: Callable[[Any, int, int, Sequence[str] | None], Iterator[tuple[int, Any]]]
+    """(file, start, stop, columns) → record batches with the position of their first row, which hold rows [start, stop)
+    and, where that is cheaper, rows around them. None: all columns; those that the file lacks are passed over."""
+
+
 @contextmanager
 def _opened(location: Location, kind: str) -> Iterator[Any]:
     """IPC is mapped where it is local: its batches then cost nothing until they are looked at."""
@@ -28,38 +49,41 @@ def _opened(location: Location, kind: str) -> Iterator[Any]:
 
 
 def schema_of(location: Location, kind: str) -> Any:
-    """The pyarrow.Schema of a file of kind "parquet" or "arrow"."""
+    """The pyarrow.Schema of a file of a kind that FORMATS has."""
     with _opened(location, kind) as source:
-        return pq.read_schema(source) if kind == "parquet" else _ipc_reader(source, None).schema
+        return FORMATS[kind].schema(source)
 
 
-def scan_parquet(location: Location, prompt_columns: Sequence[str]) -> tuple[int, int, tuple[str, ...]]:
-    """Rows, mean bytes of a row in the prompt columns (all columns, where it has none of them), and column names."""
-    with _opened(location, "parquet") as source:
-        metadata = pq.read_metadata(source)
-        sizes: dict[bool, int] = {True: 0, False: 0}
-        for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
-            for column in (group.column(i) for i in range(group.num_columns)):
-                is_prompt = column.path_in_schema.split(".", 1)[0] in prompt_columns
-                sizes[is_prompt] += column.total_uncompressed_size
-        total = sizes[True] or sizes[False]
-        names = tuple(metadata.schema.to_arrow_schema().names)
-        return metadata.num_rows, total // max(1, metadata.num_rows), names
+def scan(location: Location, kind: str, prompt_columns: Sequence[str]) -> Scanned:
+    """Rows and columns of a file of a kind that FORMATS has."""
+    with _opened(location, kind) as source:
+        return FORMATS[kind].scan(source, prompt_columns)
 
 
-def scan_ipc(location: Location) -> tuple[int, tuple[str, ...]]:
-    """Rows of an IPC file (from its metadata) or stream (read through), and column names."""
-    with _opened(location, "arrow") as source:
-        reader = _ipc_reader(source, None)
-        rows = int(reader.count_rows()) if _is_file(reader) else sum(batch.num_rows for batch in reader)
-        return rows, tuple(reader.schema.names)
+def _scan_parquet(source: Any, prompt_columns: Sequence[str]) -> Scanned:
+    """The mean bytes are those of all columns, where the file has none of the prompt columns."""
+    metadata = pq.read_metadata(source)
+    sizes: dict[bool, int] = {True: 0, False: 0}
+    for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
+        for column in (group.column(i) for i in range(group.num_columns)):
+            is_prompt = column.path_in_schema.split(".", 1)[0] in prompt_columns
+            sizes[is_prompt] += column.total_uncompressed_size
+    total = sizes[True] or sizes[False]
+    names = tuple(metadata.schema.to_arrow_schema().names)
+    return Scanned(rows=metadata.num_rows, columns=names, prompt_bytes=total // max(1, metadata.num_rows))
+
+
+def _scan_ipc(source: Any, prompt_columns: Sequence[str]) -> Scanned:
+    """Rows of an IPC file (from its metadata) or stream (read through)."""
+    reader = _ipc_reader(source, None)
+    rows = int(reader.count_rows()) if _is_file(reader) else sum(batch.num_rows for batch in reader)
+    return Scanned(rows=rows, columns=tuple(reader.schema.names))
 
 
 def read_batches(location: Location, kind: str, start: int, stop: int, columns: Sequence[str] | None) -> Iterator[Any]:
     """pyarrow.RecordBatches that hold exactly rows [start, stop), of those `columns` that the file has (None: all)."""
     with _opened(location, kind) as source:
-        batches = _parquet_batches if kind == "parquet" else _ipc_batches
-        for first, batch in batches(source, start, stop, columns):
+        for first, batch in FORMATS[kind].batches(source, start, stop, columns):
             begin, end = max(0, start - first), min(batch.num_rows, stop - first)
             for at in range(begin, end, BATCH_ROWS):
                 yield batch.slice(at, min(BATCH_ROWS, end - at))
@@ -112,3 +136,10 @@ def _is_file(reader: Any) -> bool:
 
 def _present(schema: Any, columns: Sequence[str] | None) -> list[str] | None:
     return None if columns is None else [name for name in schema.names if name in columns]
+
+
+FORMATS = {
+    "parquet": TableFormat(schema=pq.read_schema, scan=_scan_parquet, batches=_parquet_batches),
+    "arrow": TableFormat(schema=lambda source: _ipc_reader(source, None).schema, scan=_scan_ipc, batches=_ipc_batches),
+}
+"""By kind: what files.FileKind has besides JSON lines."""

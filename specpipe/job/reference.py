@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 from pydantic import BaseModel
@@ -12,6 +13,7 @@ from specpipe.job.problems import describe
 from specpipe.job.spec import TUNING, JobSpec
 from specpipe.job.values import Described
 
+_PAGE = re.compile(r"docs/([\w-]+)\.md")  # as the fields' own texts name other pages
 _HEAD = """# Job files
 
 A job file is YAML. Only `model.target`, `data.path` and `output.path` must be there, and a draft unless
@@ -44,7 +46,7 @@ def reference() -> str:
     for name, field in JobSpec.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             lines += ["", *_table(f"`{name}`", f"{name}.", field.annotation.__doc__ or "", field.annotation)]
-    return "\n".join(lines) + "\n"
+    return _PAGE.sub(r"[\1](\1.md)", "\n".join(lines)) + "\n"
 
 
 def _table(title: str, prefix: str, about: str, model: type[BaseModel]) -> Iterator[str]:

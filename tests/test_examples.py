@@ -1,0 +1,80 @@
+"""The examples that CONTRIBUTING.md shows work."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import orc
+from support.engines import drain, make_engine, make_requests, plan
+from support.fake_workers import InProcessBackend, make_job, outputs
+from support.small_models import make_small_model
+
+from specpipe.core import SpeculationPlan
+from specpipe.data import files, list_files, read_rows, tables
+from specpipe.engine.attention import register
+from specpipe.engine.engine import Engine
+from specpipe.models.loader import load_model
+from specpipe.models.source import resolve
+from specpipe.pipeline.run import execute
+from specpipe.speculation.policy import Policy, Situation
+
+EXAMPLES = Path(__file__).parents[1] / "docs/examples"
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> torch.nn.Module:
+    register()
+    source = resolve(str(make_small_model("llama", tmp_path_factory.mktemp("model"), seed=1)), "target")
+    return load_model(source, "cpu", torch.float32, "specpipe")
+
+
+def tokens(engine: Engine, chosen: SpeculationPlan) -> list[tuple[int, ...]]:
+    engine.submit(make_requests(5, vocab_size=engine.target.vocab_size), chosen)
+    return [completion.token_ids for completion in drain(engine)]
+
+
+def test_a_policy_of_ones_own_changes_k_and_no_token(model: torch.nn.Module) -> None:
+    policy: Policy = example("policy").Taper(k=4, proposer="ngram")
+    chosen = policy.plan(Situation(slots=3, queue_depth=2.0))
+    assert [chosen.k_for(running) for running in (1, 2, 3, 9)] == [3, 1, 0, 0]
+    plain = tokens(make_engine(model, proposer="none"), plan(0, proposer="none"))
+    assert tokens(make_engine(model, proposer="ngram", max_k=policy.max_k), chosen) == plain
+
+
+def test_a_proposer_of_ones_own_is_asked_and_loses_nothing(
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = tokens(make_engine(model, proposer="none"), plan(0, proposer="none"))
+    monkeypatch.setattr("specpipe.engine.engine.NGramProposer", example("proposer").Repeat)
+    engine = make_engine(model, proposer="ngram")
+    engine.submit(make_requests(5, vocab_size=engine.target.vocab_size), plan(3, proposer="ngram"))
+    completions = drain(engine)
+    assert [completion.token_ids for completion in completions] == plain
+    assert sum(completion.draft_tokens for completion in completions) > 5 * 15  # it always has three to offer
+
+
+def test_a_format_of_ones_own_is_planned_read_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tables.FORMATS, "orc", example("dataset_format").ORC)
+    monkeypatch.setitem(files._EXTENSIONS, "orc", "orc")
+    prompts = [f"prompt {i}" for i in range(3000)]
+    table = pa.table({"n": range(3000), "prompt": prompts})
+    orc.write_table(table, tmp_path / "rows.orc", stripe_size=1, batch_size=500)
+    assert orc.ORCFile(tmp_path / "rows.orc").nstripes > 1
+    (file,) = list_files(str(tmp_path / "rows.orc"))
+    assert (file.rows, file.columns) == (3000, ("n", "prompt"))
+    read = [row.values for row in read_rows(file, 1490, 1510, ["prompt", "none"])]
+    assert read == [{"prompt": prompt} for prompt in prompts[1490:1510]]
+    changes = [f"data.path={tmp_path}/rows.orc", "data.limit=24", "output.keep_columns=n"]
+    assert execute(make_job(tmp_path, *changes), backend=InProcessBackend()).state == "complete"
+    assert outputs(tmp_path / "out")["n"].to_pylist() == list(range(24))
