@@ -46,11 +46,14 @@ class History:
         return x
 
 
-def random_history(rows: int, *, vocab: int, longest: int, seed: int = 0) -> History:
-    """Neutral rows, rows with one penalty and rows with all; an empty output and a one-token prompt among them."""
+def random_history(rows: int, *, vocab: int, longest: int, seed: int = 0, room: int = 9) -> History:
+    """Neutral rows, rows with one penalty and rows with all; a prompt of one token and empty outputs among them.
+
+    room: places behind the longest row.
+    """
     g = np.random.default_rng(seed)
     slots = g.permutation(rows + 2)[:rows]
-    tokens = g.integers(0, vocab, (rows + 2, longest + 9))
+    tokens = g.integers(0, vocab, (rows + 2, longest + room))
     prompts, outputs = [], []
     for r in range(rows):
         length = int(g.integers(1, longest + 1))
