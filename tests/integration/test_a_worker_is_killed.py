@@ -1,0 +1,89 @@
+"""The real engine on two workers: one is killed in the middle, and every row's tokens are those of a quiet run."""
+
+import dataclasses
+import os
+import signal
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from support.fake_workers import outputs
+
+from specpipe.job import JobSpec, parse_job
+from specpipe.pipeline.assemble import Assembly, WorkerConfig, assemble
+from specpipe.pipeline.cluster import Placement, RayBackend
+from specpipe.pipeline.handles import Pool
+from specpipe.pipeline.progress import Progress
+from specpipe.pipeline.run import RunResult, Viewer, execute
+from specpipe.pipeline.verify import verify
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def assemble_and_say_so(config: WorkerConfig, *, pids: Path) -> Assembly:
+    (pids / str(os.getpid())).touch()
+    return assemble(config)
+
+
+@dataclasses.dataclass
+class KnownWorkers:
+    """Ray's workers, which leave their process ids in a folder."""
+
+    folder: Path
+
+    def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
+        return RayBackend().connect(job)
+
+    def pool(self, config: WorkerConfig, placement: Placement) -> Pool:
+        build = partial(assemble_and_say_so, pids=self.folder)
+        return RayBackend().pool(dataclasses.replace(config, assemble=build), placement)
+
+    def watcher(self, config: WorkerConfig):
+        return RayBackend().watcher(config)
+
+
+def run_job(folder: Path, device: str, rows: int, out: str, **workers: object) -> tuple[RunResult, int]:
+    """One start; where there are two workers, one of them is killed as soon as a third of the shards is published."""
+    pids, killed = folder / f"pids-{out}", []
+    pids.mkdir()
+    pq.write_table(pa.table({"prompt": [f"What is {i} plus {i % 7}?" for i in range(rows)]}), folder / "rows.parquet")
+    values = {
+        "model": {"target": "builtin:tiny", "draft": "builtin:tiny", "device": device, "dtype": "float32"},
+        "data": {"path": str(folder / "rows.parquet"), "system_prompt": "Answer."},
+        "sampling": {"temperature": 0, "max_new_tokens": 48, "ignore_eos": True},
+        "speculation": {"policy": "fixed"},
+        "workers": {"slots": 4, "shard_tokens": 400, "cpus_per_worker": 1, **workers},
+        "output": {"path": str(folder / out)},
+    }
+
+    def kill(progress: Progress) -> None:
+        enough = progress.workers == 2 and progress.published_shards > progress.total_shards / 3
+        if enough and not killed:
+            killed.append(int(sorted(os.listdir(pids))[0]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    watch = Viewer(progress=kill) if workers["count"] == 2 else None
+    result = execute(parse_job(values, source="test"), backend=KnownWorkers(pids), viewer=watch)
+    return result, len(killed)
+
+
+@pytest.mark.parametrize(
+    ("device", "rows"),
+    [pytest.param("cpu", 60, marks=pytest.mark.slow), pytest.param("cuda", 4000, marks=pytest.mark.gpu)],
+)
+def test_one_of_two_workers_is_killed_and_the_tokens_are_the_same(tmp_path: Path, device: str, rows: int) -> None:
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    quiet, _ = run_job(tmp_path, device, rows, "calm", count=1)
+    result, killed = run_job(tmp_path, device, rows, "out", count=2)
+    assert (quiet.exit_code, result.exit_code, result.state, killed) == (0, 0, "complete", 1)
+    found = verify(str(tmp_path / "out"))
+    assert found.complete, "\n".join(map(str, found.findings))
+    assert found.verified_rows == rows
+    got, expected = outputs(tmp_path / "out"), outputs(tmp_path / "calm")
+    assert got["generated_token_ids"] == expected["generated_token_ids"]
+    assert max(pq.read_table(tmp_path / "out/telemetry/shards.parquet")["attempt"].to_pylist()) > 1
