@@ -113,7 +113,7 @@ def _from_messages(name: str, entries: Sequence[Mapping[str, object]]) -> Prompt
         if role not in _CHAT_ROLES:
             raise InputError(f"column {name}[{i}].role: {_show(role)}; expected one of {', '.join(_CHAT_ROLES)}")
         message = {key: value for key, value in entry.items() if value is not None}
-        if message.get("content") is not None or "tool_calls" not in message:
+        if message.get("content") is not None or role != "assistant" or "tool_calls" not in message:
             message["content"] = content_text(f"{name}[{i}].content", message.get("content"))
         messages.append(message)
         shown = str(message["content"]) if role == "user" else shown

@@ -207,6 +207,7 @@ def test_the_shortest_model_still_leaves_a_token_of_a_cut_prompt() -> None:
         (turns(("human", "\udfff"), ("gpt", "x")), "column conversations[0].value: half a surrogate pair"),
         ({"messages": ["hi"]}, "column messages: holds ['hi']"),
         (chat((None, "x")), "column messages[0].role: no value; expected one of system"),
+        ({"messages": [{"role": "user", "tool_calls": []}]}, "column messages[0].content: no value; expected text"),
         (chat(("user", "x"), ("narrator", "y")), "column messages[1].role: 'narrator'; expected one of system"),
         (chat(("user", None)), "column messages[0].content: no value; expected text"),
         (chat(("user", [{"type": "image_url", "image_url": "x"}])), "expected parts of type text"),

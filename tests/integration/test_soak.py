@@ -16,7 +16,8 @@ from support.soak import soak_job
 from specpipe.pipeline.run import execute
 from specpipe.pipeline.verify import verify
 
-KILLS, ROWS = int(os.environ.get("SPECPIPE_SOAK_KILLS", "100")), 16_000
+KILLS = int(os.environ.get("SPECPIPE_SOAK_KILLS", "100"))
+ROWS = 160 * KILLS
 TESTS = str(Path(__file__).parents[1])
 
 

@@ -1,5 +1,7 @@
-"""A run holds the rows of its shards, never the dataset: 1.2 GB of prompts pass through the memory of 0.1 GB."""
+"""A run holds the rows of its shards, never the dataset: 1.2 GB of prompts pass through the memory of 0.1 GB, and a
+million rows take no more than ten thousand."""
 
+import json
 import os
 import subprocess
 import sys
@@ -70,3 +72,21 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
     few, few_mib, every, all_mib = map(int, done.stdout.split())
     assert (few, every) == (20_000, _ROWS)
     assert all_mib - few_mib < 120
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_million_rows_take_the_memory_of_ten_thousand(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "support.million", str(tmp_path), "1000000"],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=1100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    samples = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert samples[-1][0] == 1_000_000
+    first, *later = [sample for sample in samples if sample[0] >= 10_000]
+    print(f"rows, driver's and worker's MiB: {first}, {samples[len(samples) // 2]}, {samples[-1]}")
+    assert first[0] < 100_000
+    for process in (1, 2):
+        assert max(sample[process] for sample in later) < 1.1 * first[process]
