@@ -1,7 +1,7 @@
 """Known ways to get sampling and verification wrong, one test each; test names carry the trap.
 
 Traps 5, 6 and 7 (noise) are also in test_philox, 4 in test_distribution, 9 and 16 in test_sampling_gpu, 17 and 25 in
-test_compiles_without_gpu.
+test_compiles_without_gpu, 20 and 21 in test_traps_of_penalties.
 """
 
 from __future__ import annotations
