@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -14,6 +15,8 @@ from specpipe.pipeline.handles import ShardOrder
 from specpipe.pipeline.tasks import Task, TaskQueue
 from specpipe.speculation.observer import Observer
 from specpipe.speculation.policy import Policy
+
+_WINDOW_S, _WINDOW_PLANS = 0.1, 20  # a plan of goodput takes half a millisecond of the driver
 
 
 class Dispatched(NamedTuple):
@@ -43,12 +46,22 @@ class Dispatcher:
         self._holders: dict[int, list[Member]] = {}
         """Workers that got the same shard, for shards that have a backup."""
         self._finished, self._seconds = 0, 0.0
+        self._recent: dict[int, SpeculationPlan] = {}
+        """Plans of this window, by queue depth."""
+        self._window, self._made = 0.0, 0
         self.contested: set[int] = set()
         """Shards that ever had a backup: whose part is there, its footer says."""
 
     def plan(self, member: Member) -> SpeculationPlan:
-        depth = self._fleet.queue_depth(member, self._tasks.rows)
-        return self._policy.plan(self._observer.situation(queue_depth=depth, plan=None))
+        """The policy's for this moment; while hundreds a second are asked for, one for nearly the same queue depth."""
+        depth, now = self._fleet.queue_depth(member, self._tasks.rows), time.monotonic()
+        if now - self._window >= _WINDOW_S:
+            self._window, self._made, self._recent = now, 0, {}
+        near = round(20 * math.log1p(depth))  # within 5 %
+        if self._made < _WINDOW_PLANS or near not in self._recent:
+            self._recent[near] = self._policy.plan(self._observer.situation(queue_depth=depth, plan=None))
+            self._made += 1
+        return self._recent[near]
 
     def offer(self, member: Member) -> None:
         """The worker can take more."""

@@ -9,12 +9,14 @@ from functools import partial
 import pyarrow as pa
 
 from specpipe.core import Shard
+from specpipe.data.locations import locate
 from specpipe.data.publish import PartFooter, read_part_footer
 from specpipe.pipeline.folder import RunFolder
 from specpipe.telemetry.record import ShardRecord, parse_records, shard_schema
 from specpipe.telemetry.shard_log import ShardLog
 
 _READERS = 16  # footers are small reads, and on an object store each waits for the network
+_LOCAL_READERS = 3  # a local disk makes nobody wait: more would only get into each other's way
 _CHUNK = 256  # footers parsed at once: a call costs as much as many of them
 
 
@@ -28,10 +30,11 @@ def read_ledger(folder: RunFolder, shards: Iterable[Shard], run_id: str) -> Shar
     """Records of all shards that are done."""
     there = set(folder.names("outputs"))
     candidates = [shard for shard in shards if folder.part_name(shard.index).rpartition("/")[2] in there]
-    size = min(_CHUNK, len(candidates) // _READERS + 1)
+    count = _LOCAL_READERS if locate(folder.path).is_local else _READERS
+    size = min(_CHUNK, len(candidates) // count + 1)
     chunks = [candidates[at : at + size] for at in range(0, len(candidates), size)]
     log = ShardLog()
-    with ThreadPoolExecutor(_READERS) as readers:
+    with ThreadPoolExecutor(count) as readers:
         for table in readers.map(partial(_done, folder, run_id), chunks):
             log.extend(table)
     return log

@@ -46,7 +46,10 @@ def check_whole(folder: Path, reference: Path) -> None:
     assert got["generated_token_ids"] == expected["generated_token_ids"]
 
 
-def test_a_killed_driver_is_resumed_at_once_with_the_same_tokens(write_job: WriteJob, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole_group", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_killed_driver_is_resumed_at_once_with_the_same_tokens(
+    write_job: WriteJob, tmp_path: Path, whole_group: bool
+) -> None:
     job = write_job(sampling=LONG, workers={"shard_tokens": 400})
     live = start(job)
     try:
@@ -54,6 +57,8 @@ def test_a_killed_driver_is_resumed_at_once_with_the_same_tokens(write_job: Writ
         with pytest.raises(OutputError, match=f"live run \\(pid {live.pid} "):
             run_here(job)
     finally:
+        if whole_group:
+            os.killpg(live.pid, signal.SIGKILL)
         live.kill()  # the driver alone, without a chance to tell its workers
         live.communicate()
     before = {part.name: part.stat().st_mtime_ns for part in parts(tmp_path / "out")}

@@ -19,19 +19,28 @@ import pyarrow as pa
 from support.fake_pool import FakePool, FakeWorker, report, shards
 from support.records import a_record
 
-from specpipe.core import Shard, ShardReport
+from specpipe.core import CostPoint, Evidence, Shard, ShardReport
 from specpipe.data import output_schema, publish_part
 from specpipe.pipeline.driver import Driver, DriverConfig, Observers
 from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.handles import ShardOrder
 from specpipe.pipeline.ledger import read_ledger
 from specpipe.speculation.make import make_policy
+from specpipe.speculation.observer import Observer
 from specpipe.telemetry.record import shard_schema
 from specpipe.telemetry.shard_log import ShardLog
 from specpipe.telemetry.summary import RunFacts, summarise
 
 WORKERS = 1000
 RUN_ID = "feed" * 4
+EVIDENCE = Evidence(
+    verified={"draft": a_record(0).verified}, rounds={"draft": 1000}, row_rounds={"draft": 60_000}, rows=500,
+    input_tokens=10_000, output_tokens=100_000,
+    costs=tuple(
+        CostPoint(proposer="draft" if k else "none", k=k, running=rows, context=300.0, rounds=50, seconds=0.8 + 0.1 * k)
+        for k in (0, 3, 4) for rows in (16, 48, 64)
+    ),
+)  # fmt: skip
 _NUMBER = 1_234_567  # stands for the shard's in a part that is copied
 
 
@@ -52,13 +61,15 @@ def drive(count: int) -> dict[str, float]:
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
         shard = order.shard.index
         told = {**pickle.loads(records[shard % 256]), "shard": shard, "tokens_per_s": 1.1 * shard}
-        return dataclasses.replace(report(order, worker.name), telemetry=told)
+        return dataclasses.replace(report(order, worker.name), telemetry=told, evidence=EVIDENCE)
 
     pool, log = FakePool(behave, threads=2), ShardLog()  # two: reports come out of order
     pool.orders = _Forgetful()
-    policy = make_policy("queue_threshold", k=4, max_running=8, proposer="draft")
+    policy = make_policy("goodput", k=4, max_running=8, proposers=("draft", "ngram"))
     observers = Observers(published=lambda report: log.add(report.telemetry))
-    driver = Driver(shards(count), pool, policy, DriverConfig(workers=WORKERS, slots=64), observers=observers)
+    learner = Observer(slots=64, proposers=("draft", "ngram"))
+    config = DriverConfig(workers=WORKERS, slots=64)
+    driver = Driver(shards(count), pool, policy, config, observers=observers, observer=learner)
     began, used = time.perf_counter(), time.process_time()
     driver.run()
     seconds, cpu, before = time.perf_counter() - began, time.process_time() - used, peak_mib()
