@@ -16,7 +16,7 @@ class Rounds(Protocol):
     """Runs rounds for any number of rows."""
 
     def run(self, slots: list[int], key: RoundKey) -> Tensor:
-        """slots: of the rows that take part → `RoundResult.pack()` on the device, of B >= len(slots) rows."""
+        """slots: of the rows that take part → what `Round` gives, on the device, of B >= len(slots) rows."""
         ...
 
     def prepare(self, keys: Iterable[RoundKey]) -> None:
@@ -31,7 +31,7 @@ class EagerRounds:
         self._round = round_
 
     def run(self, slots: list[int], key: RoundKey) -> Tensor:
-        return self._round(self._round.state.upload(slots), key).pack()
+        return self._round(self._round.state.upload(slots), key)
 
     def prepare(self, keys: Iterable[RoundKey]) -> None:
         """Nothing: there is nothing to capture."""
@@ -42,7 +42,7 @@ class _Captured(NamedTuple):
     slots: Tensor
     """[B] int64: read by the graph."""
     packed: Tensor
-    """`RoundResult.pack()`: written by the graph."""
+    """What `Round` gives: written by the graph."""
 
 
 def buckets(slots: int) -> tuple[int, ...]:
@@ -97,11 +97,11 @@ class GraphedRounds:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             # Compiles kernels and sets up libraries, on the stream that captures.
-            packed = self._round(slots, key).pack()
+            packed = self._round(slots, key)
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # A Ray actor has other CUDA threads: only this one's unsafe calls may void a capture.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            packed.copy_(self._round(slots, key).pack())
+            packed.copy_(self._round(slots, key))
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return _Captured(graph, slots, packed)

@@ -12,54 +12,31 @@ import torch
 from torch import Tensor
 
 from specpipe.core import EngineConfig, Method
+from specpipe.engine.forward import RoundRows, forward_rows
 from specpipe.engine.min_tokens import hold_open
+from specpipe.engine.penalties import penalise
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.slots import NO_TOKEN, SlotState
-from specpipe_kernels import Penalties, Purpose, SamplingTensors, apply_penalties, sample
-
-
-class RoundRows(NamedTuple):
-    """The batch rows of a round, read once at its start."""
-
-    slots: Tensor
-    """[B] int64."""
-    lengths: Tensor
-    """[B] int64: tokens committed."""
-    room: Tensor
-    """[B] int32: draft tokens that still fit before the row's limit, at most K."""
-    block_tables: Tensor
-    """[B, W] int32."""
-    sampling: SamplingTensors
-    held: bool
-    """Whether a row may have fewer than its min_tokens."""
-    penalties: Penalties | None
-    """None if no row has any."""
-
-    def penalise(self, logits: Tensor, state: SlotState, drafts: Tensor, *, first: int = 0) -> None:
-        """Edits logits [B * T, V] in place; row i of a request follows first + i of `drafts` [B, K]."""
-        if self.penalties is not None:
-            apply_penalties(
-                logits, state.tokens, state.seen, self.slots, self.lengths, self.penalties, drafts, first=first
-            )
+from specpipe_kernels import Purpose, sample
 
 
 class Proposal(NamedTuple):
     tokens: Tensor
-    """[B, K] int64; -1 beyond a row's K_i."""
+    """[B, K] int64; what stands beyond a row's K_i means nothing."""
     num_tokens: Tensor
     """[B] int32: K_i."""
-    logits: Tensor | None
+    logits: Tensor | None = None
     """[B, K, V] before temperature; None for one-hot proposals."""
+    lse: Tensor | None = None
+    """[B, K] fp32: log-sum-exps that drafting computed; None for one-hot proposals and all-greedy rounds."""
+    by_draft_model: bool = False
+    """Its keys and values then reach as far as the drafts are accepted."""
 
 
 class Proposer(Protocol):
     """Proposes up to `rows.room` tokens a row; never looks at anything but the committed prefix."""
 
     def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal: ...
-
-    def commit(self, state: SlotState, rows: RoundRows, k: int, accepted: Tensor) -> None:
-        """Called after verification with the accepted tokens [B] of each row."""
-        ...
 
 
 class DraftModelProposer:
@@ -73,45 +50,24 @@ class DraftModelProposer:
         self._purpose = Purpose.INVARIANT if method == "invariant" else Purpose.DRAFT
 
     def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal:
-        # A row whose draft KV is behind attends to nothing unwritten: it does not speculate until caught up.
-        caught_up = state.draft_valid[rows.slots] >= rows.lengths - 2
-        num_tokens = torch.where(caught_up, rows.room, 0)
-        last_two = (rows.lengths[:, None] + torch.arange(-2, 0, device=state.device)).clamp(min=0)
-        fed = state.tokens[rows.slots[:, None], last_two]
-        tokens = fed.new_full((len(fed), k), NO_TOKEN)
+        tokens = rows.slots.new_full((rows.slots.shape[0], k), NO_TOKEN)
         logits: list[Tensor] = []
+        sums: list[Tensor] = []
         for step in range(k):
-            starts = rows.lengths - 2 if step == 0 else rows.lengths - 1 + step
-            row_logits = self._step(fed, rows, starts)[:, : self._vocab_size]
+            given = tokens[:, step - 1 : step] if step else None
+            shift, width = (step - 1, 1) if step else (-2, 2)
+            all_logits, at = forward_rows(self.runner, rows, given, shift=shift, width=width, last_only=True)
+            row_logits = all_logits[:, : self._vocab_size]
             if rows.held:
-                hold_open(row_logits, state, rows.slots, rows.lengths[:, None] + step)
-            rows.penalise(row_logits, state, tokens, first=step)
-            drawn = sample(row_logits, rows.sampling, rows.lengths + step, purpose=self._purpose, index=step).tokens
-            tokens[:, step] = torch.where(step < num_tokens, drawn, NO_TOKEN)
+                hold_open(row_logits, state, rows.slots, at[:, None])
+            penalise(row_logits, state, rows, tokens, first=step)
+            drawn = sample(row_logits, rows.sampling, at, purpose=self._purpose, index=step, out=tokens[:, step])
             logits.append(row_logits)
-            fed = drawn.clamp(min=0)[:, None]  # -1: the draft's logits were unusable
-        wanted = None if rows.sampling.all_greedy else torch.stack(logits, dim=1)
-        return Proposal(tokens, num_tokens, wanted)
-
-    def _step(self, fed: Tensor, rows: RoundRows, starts: Tensor) -> Tensor:
-        """fed [B, T] at positions starts.. → logits [B, V] of each row's last token."""
-        count, width = fed.shape
-        offsets = torch.arange(width, device=fed.device)
-        return self.runner.forward(
-            fed.flatten(),
-            (starts[:, None] + offsets).flatten(),
-            block_tables=rows.block_tables,
-            cu_queries=torch.arange(0, count * width + 1, width, dtype=torch.int32, device=fed.device),
-            starts=starts,
-            max_queries=width,
-            keep=torch.arange(width - 1, count * width, width, device=fed.device),
-        )
-
-    def commit(self, state: SlotState, rows: RoundRows, k: int, accepted: Tensor) -> None:
-        # d_k was never fed, and what follows the first rejected draft is stale.
-        valid = rows.lengths + accepted.clamp(max=k - 1)
-        old = state.draft_valid[rows.slots]
-        state.draft_valid[rows.slots] = torch.where(old >= rows.lengths - 2, valid, old)
+            sums.append(drawn.lse)
+        if rows.sampling.all_greedy:
+            return Proposal(tokens, rows.draft_room, by_draft_model=True)
+        stacked = torch.stack(logits, dim=1)
+        return Proposal(tokens, rows.draft_room, stacked, torch.stack(sums, dim=1), by_draft_model=True)
 
 
 class NGramProposer:
@@ -137,7 +93,7 @@ class NGramProposer:
         num_tokens = torch.minimum(rows.room, available.clamp(max=k).to(torch.int32))
         drawn = tokens.gather(1, taken.clamp(max=width - 1))
         within = torch.arange(k, device=tokens.device) < num_tokens[:, None]
-        return Proposal(torch.where(within, drawn, NO_TOKEN), num_tokens, None)
+        return Proposal(torch.where(within, drawn, NO_TOKEN), num_tokens)
 
     @staticmethod
     def _latest(tokens: Tensor, columns: Tensor, lengths: Tensor, n: int) -> Tensor:
@@ -149,6 +105,3 @@ class NGramProposer:
             matches &= shifted == wanted
         start = torch.where(matches, columns, -1).amax(dim=1)
         return torch.where((start >= 0) & (lengths > n), start + n, 0)
-
-    def commit(self, state: SlotState, rows: RoundRows, k: int, accepted: Tensor) -> None:
-        """The row's text is its only state."""

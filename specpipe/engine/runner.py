@@ -35,7 +35,7 @@ class ModelRunner:
         self.model = model
         self.vocab_size = vocab_size
         self.page_size = page_size
-        self._last_position = context_length - 1
+        self.context_length = context_length
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
         if fp8:
@@ -65,8 +65,9 @@ class ModelRunner:
     ) -> Tensor:
         """tokens, positions [N] int64; block_tables [R, W]; cu_queries [R + 1] int32; starts [R] → logits [n, V].
 
-        keep: indices [n] of the tokens whose logits are wanted, or the number of last tokens (0: all). A token at a
-        negative position or past the block table writes to the trash page and its logits mean nothing.
+        keep: indices [n] of the tokens whose logits are wanted, or the number of last tokens (0: all). A token
+        that stands, by starts, at a negative position or past the block table writes to the trash page and its logits
+        mean nothing; `positions` are what the model is told, 0 … context_length - 1.
         """
         batch = AttentionBatch(
             block_tables=block_tables,
@@ -78,8 +79,7 @@ class ModelRunner:
         with torch.inference_mode():
             out = self.model(
                 input_ids=tokens[None],
-                # Drafts past a row's end have positions that no table holds; their logits are never used.
-                position_ids=positions.clamp(0, self._last_position)[None],
+                position_ids=positions[None],
                 use_cache=False,
                 logits_to_keep=keep,
                 specpipe_batch=batch,

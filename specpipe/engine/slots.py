@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specpipe.core import EngineConfig, Request
-from specpipe_kernels import Penalties, SamplingTensors
+from specpipe_kernels import Penalties, SlotTensors
 
 NO_TOKEN = -1
 MAX_STOP_TOKENS = 16  # stop ids a row may name beside the model's own
@@ -133,20 +133,26 @@ class SlotState:
         self.active[index] = False
         self.block_table[index] = 0
 
-    def sampling(self, rows: Tensor, *, all_greedy: bool, truncated: bool) -> SamplingTensors:
-        """Sampling parameters of batch rows [B] → one entry a row."""
-        return SamplingTensors(
-            temperature=self.temperature[rows],
-            top_k=self.top_k[rows],
-            top_p=self.top_p[rows],
-            min_p=self.min_p[rows],
-            seed=self.seed[rows],
-            all_greedy=all_greedy,
-            truncated=truncated,
+    @property
+    def on_device(self) -> SlotTensors:
+        """What rounds read and move."""
+        return SlotTensors(
+            tokens=self.tokens,
+            length=self.length,
+            draft_valid=self.draft_valid,
+            limit=self.limit,
+            active=self.active,
+            stop_ids=self.stop_ids,
+            block_table=self.block_table,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
         )
 
     def penalties(self, rows: Tensor) -> Penalties:
-        """Likewise, of batch rows [B]."""
+        """Of batch rows [B], one entry a row."""
         return Penalties(self.repetition[rows], self.presence[rows], self.frequency[rows])
 
 

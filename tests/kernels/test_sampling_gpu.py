@@ -127,7 +127,8 @@ def test_trap_9_sample_beyond_two_to_the_31_elements() -> None:
     whole = sample(logits, s, at, purpose=Purpose.DRAFT)
     last = torch.arange(rows - 4, rows, device="cuda")
     part = sample(logits[last].clone(), _rows(s, last), at[last], purpose=Purpose.DRAFT)
-    assert torch.equal(whole.tokens[last], part.tokens) and torch.equal(whole.lse[last], part.lse)
+    assert torch.equal(whole.tokens[last], part.tokens)
+    torch.testing.assert_close(whole.lse[last], part.lse)  # its rows are cut into other spans
 
 
 @pytest.mark.parametrize("method", METHODS)
