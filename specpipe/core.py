@@ -290,7 +290,7 @@ class AcceptanceCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostPoint:
-    """What rounds of one shape took. Rounds that compiled, captured a graph or ran beside a prefill are no part."""
+    """What rounds of one shape took, prefill aside. Rounds that compiled or captured a graph are no part."""
 
     proposer: ProposerName
     """"none" where k is 0."""
@@ -367,7 +367,7 @@ class StepReport:
     context: float = 0.0
     """Mean tokens of a row when the round began."""
     steady: bool = True
-    """Whether `seconds` is the price of such a round: nothing was compiled or prefilled meanwhile."""
+    """Whether `seconds` less prefill is the price of such a round: nothing was compiled or captured meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

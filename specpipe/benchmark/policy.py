@@ -15,8 +15,9 @@ import numpy as np
 from specpipe.benchmark.policy_scenarios import Scenario
 from specpipe.benchmark.policy_worker import Played, SimulatedWorker, draws
 from specpipe.core import AcceptanceCounts, CostPoint, Evidence, ProposerName
+from specpipe.speculation.cost import CostTable
 from specpipe.speculation.goodput import Goodput
-from specpipe.speculation.observer import WORKER_HALF_LIFE, Observer
+from specpipe.speculation.observer import WORKER_HALF_LIFE, Beliefs, Observer
 from specpipe.speculation.policy import Policy
 
 WARM_UP = 50
@@ -70,11 +71,10 @@ class _Log:
             self._verified[who] = self._verified.get(who, AcceptanceCounts()) + played.verified
             self._rounds[who] = self._rounds.get(who, 0) + 1
             self._row_rounds[who] = self._row_rounds.get(who, 0) + played.running
-        if played.steady:
-            who = played.proposer if played.k else "none"
-            cell = self._costs.setdefault((who, played.k, played.running), [0.0, 0.0, 0.0])
-            for i, value in enumerate((1.0, seconds, played.context)):
-                cell[i] += value
+        shape = (played.proposer if played.k else "none", played.k, played.running)
+        cell = self._costs.setdefault(shape, [0.0, 0.0, 0.0])
+        for i, value in enumerate((1.0, seconds, played.context)):
+            cell[i] += value
         self._prefill[0] += played.draft_prefill
         self._prefill[1] += played.draft_prefill * scenario.machine.draft_prefill
         ended = played.ended
@@ -110,7 +110,7 @@ class PolicyRun:
         names, slots, output = scenario.proposers, scenario.slots, float(scenario.output.max())
         self._driver = Observer(slots=slots, proposers=names, output_tokens=output)
         self._observer = Observer(slots=slots, proposers=names, half_life=WORKER_HALF_LIFE, output_tokens=output)
-        self._observer.see(Evidence(costs=self._profile()))
+        self._observer.lean_on(Beliefs(costs=CostTable(self._profile())))
         self._recent, self._shard_log = _Log(), _Log()
         self._shards_in = 0
         self._since = 0

@@ -44,7 +44,6 @@ class Played(NamedTuple):
     verified: AcceptanceCounts
     ended: Ints
     """Rows."""
-    steady: bool
 
 
 def draws(scenario: Scenario) -> Draws:
@@ -125,12 +124,13 @@ class SimulatedWorker:
         self.rows = rows[~over]
         self.seconds += seconds + caught_up * scenario.machine.draft_prefill
         self.rounds += 1
-        return Played(proposer, k, len(rows), context, seconds, caught_up, verified, rows[over], not caught_up)
+        return Played(proposer, k, len(rows), context, seconds, caught_up, verified, rows[over])
 
     def _catch_up(self, rows: Ints) -> int:
         """The draft reads what it has not seen, as much as a step allows; the other rows draft nothing this round.
         A single token is no more than its first step reads anyway."""
         self.behind[rows[self.behind[rows] == 1]] = 0
+        rows = rows[np.argsort(self.behind[rows], kind="stable")]  # as the engine does: those nearest to drafting first
         ahead = np.cumsum(self.behind[rows])
         room = np.clip(PREFILL_BUDGET - (ahead - self.behind[rows]), 0, self.behind[rows])
         self.behind[rows] -= room

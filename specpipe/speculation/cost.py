@@ -26,7 +26,7 @@ _MEMORY = 64.0  # rounds that the past of a cell counts for at most: drift is fo
 _CREDIBLE = 4.0  # rounds that make a cell count half
 _OCTAVE = 4  # cells to a doubling of the rows
 _SHORT = 64.0  # tokens of context that make no difference
-_FEATURES, _ARITHMETIC, _KV, _DRAFT, _DRAFT_ROW = 9, 1, 2, 3, 4
+_FEATURES, _ARITHMETIC, _KV, _DRAFT = 9, 1, 2, 3
 _MANY = 256.0  # tokens that a draft step takes in the time of one
 _LONG = 1024.0  # tokens of context: with rows of one length KV and arithmetic look alike, and arithmetic gets the time
 _RIDGE = 192.0
@@ -111,10 +111,10 @@ class CostTable:
 
     @property
     def draft_token_s(self) -> float:
-        """Seconds to prefill one token with the draft model: measured, or concluded from draft steps of many rows."""
+        """Seconds to prefill one token with the draft model: measured, or from the weights that a draft step reads."""
         if self._draft_token_s is not None:
             return self._draft_token_s
-        return float(self._fitted.model[_DRAFT_ROW] + self._fitted.model[_DRAFT] / _MANY)
+        return float(self._fitted.model[_DRAFT]) / _MANY
 
     def seconds(self, *, proposer: ProposerName, k: int, running: int, context: float) -> float:
         """One round. Raises ValueError for a table that knows nothing."""

@@ -6,6 +6,7 @@ Shapes: N slots, K widest round; arrays are indexed by rows running, 0 … N, an
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,10 +27,13 @@ EXPLORE_SHARE = 0.01
 EARLY_ROUNDS = 64
 EARLY_SHARE = 1 / 16
 """In a worker's first rounds the share is larger: what is learnt then pays longest."""
+HOPEFUL_ROUNDS = 32
+"""A worker's first rounds take what may be best for all that is known: rows are new, the draft is not behind."""
 HOPE = 0.85
 """Conditional acceptance that a position may turn out to have for all that is known, where little is."""
 HOPE_WEIGHT = 16.0
 HOPE_SECONDS = 0.3
+"""Share by which a round that was never timed may be shorter than the cost table says."""
 
 
 class Choice(NamedTuple):
@@ -80,7 +84,9 @@ class Goodput:
 
     def _choose(self, proposer: ProposerName, situation: Situation, costs: CostTable, ahead: Array) -> Choice:
         rate = rates(proposer, situation, costs, self.k)
-        favoured = self._favour(rate, proposer, situation)
+        early = situation.rounds < HOPEFUL_ROUNDS
+        likely = rates(proposer, situation, costs, self.k, hope=True) if early else rate
+        favoured = self._favour(likely, proposer, situation)
         ks = np.argmax(favoured, axis=0)
         rows = np.arange(situation.slots + 1)
         saved = ahead * (1 / favoured[0] - 1 / favoured[ks, rows])  # seconds, against plain decoding
@@ -88,8 +94,9 @@ class Goodput:
             catch_up = rows * situation.behind * costs.draft_token_s
             gain = np.cumsum(saved) - catch_up
             turn = int(np.argmax(gain[: situation.running + 1]))
-            ks[turn + 1 :] = 0
-            saved[turn + 1 :] = 0
+            if turn < situation.running:  # where more rows run, those that come are new: the draft is not behind there
+                ks[turn + 1 :] = 0
+                saved[turn + 1 :] = 0
             saved[turn] -= catch_up[turn]
         return Choice(proposer, ks, rate, float(np.sum(ahead / favoured[0]) - saved.sum()))
 
@@ -103,28 +110,33 @@ class Goodput:
         favoured[ks[same], np.flatnonzero(same)] *= 1 + self.hysteresis
         return favoured
 
+    def _hopes(
+        self, best: Choice, choices: list[Choice], situation: Situation, costs: CostTable
+    ) -> Iterator[tuple[float, Choice, int]]:
+        """For each proposer the K, other than the plan's, that may be worth most, and its tokens per second then."""
+        n = situation.running
+        for choice in choices:
+            hoped = rates(choice.proposer, situation, costs, self.k, hope=True)[:, n]
+            if choice.proposer == best.proposer:
+                hoped[best.ks[n]] = 0.0
+            k = int(np.argmax(hoped))
+            yield float(hoped[k]), choice, k
+
     def _explore(
         self, best: Choice, choices: list[Choice], situation: Situation, costs: CostTable, ahead: Array
     ) -> Exploration | None:
         """What might be better than the plan, for all that is known, where trying it is affordable."""
         n = situation.running
         now = float(best.rate[best.ks[n], n])
-        found: tuple[float, Choice | None, int] = (now * (1 + 2 * self.hysteresis), None, 0)
-        for choice in choices:
-            hoped = rates(choice.proposer, situation, costs, self.k, hope=True)[:, n]
-            if choice.proposer == best.proposer:
-                hoped[best.ks[n]] = 0.0
-            k = int(np.argmax(hoped))
-            found = max(found, (float(hoped[k]), choice, k), key=lambda item: item[0])
-        _, choice, k = found
-        if choice is None:
+        hoped, choice, k = max(self._hopes(best, choices, situation, costs), key=lambda hope: hope[0])
+        if hoped <= now * (1 + 2 * self.hysteresis):
             return None
-        rounds = min(4, math.ceil(16 / n))
-        tokens = n * float(choice.rate[k, n] and expected_tokens(situation.acceptance[choice.proposer], self.k)[k])
+        behind = situation.behind if k and choice.proposer == "draft" else 0.0
+        rounds = 1
+        tokens = n * float(expected_tokens(situation.acceptance[choice.proposer], self.k)[k])
         grid = costs.grid(proposer=choice.proposer, max_k=k, slots=situation.slots, context=situation.context)
         lost = rounds * max(0.0, float(grid[k, n]) - tokens / now)
-        if k and choice.proposer == "draft" and not (best.proposer == "draft" and best.ks[n]):
-            lost += n * situation.context * costs.draft_token_s
+        lost += min(n * behind, rounds * situation.prefill_budget) * costs.draft_token_s
         usual = n * float(expected_tokens(situation.acceptance[best.proposer], self.k)[best.ks[n]]) / now
         share = self.explore_share if situation.rounds >= EARLY_ROUNDS else EARLY_SHARE
         every = max(rounds / share, lost / (share * usual))
@@ -138,7 +150,7 @@ def expected_tokens(acceptance: Acceptance, max_k: int, *, hope: bool = False) -
     """→ [K + 1]: tokens that a row's round of K drafts yields, 1 + coverage · Σ_i Π_{j ≤ i} c_j."""
     conditional = acceptance.conditional(max_k)
     coverage = acceptance.coverage
-    if hope:
+    if hope:  # a round that was never timed may be as short as plain decoding, or all of it shorter than concluded
         reached = np.zeros(max_k)
         known = acceptance.reached[:max_k]
         reached[: len(known)] = known
@@ -152,7 +164,7 @@ def rates(proposer: ProposerName, situation: Situation, costs: CostTable, max_k:
     """→ [K + 1, N + 1] tokens per second, the draft's prefill of new rows paid. Rows 0 read as 1."""
     slots, context = situation.slots, situation.context
     seconds = costs.grid(proposer=proposer, max_k=max_k, slots=slots, context=context)
-    if hope:  # a round that was never timed may be much shorter than it looks, as short as plain decoding
+    if hope:  # a round that was never timed may be as short as plain decoding, or all of it shorter than concluded
         unknown = 1 - costs.known(proposer=proposer, max_k=max_k, slots=slots, context=context)
         seconds = np.minimum(seconds - unknown * (seconds - seconds[0]), seconds * (1 - HOPE_SECONDS * unknown))
     tokens = expected_tokens(situation.acceptance[proposer], max_k, hope=hope)

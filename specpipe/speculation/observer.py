@@ -11,9 +11,11 @@ from specpipe.speculation.cost import CostTable
 from specpipe.speculation.policy import Situation
 
 DRIVER_HALF_LIFE = 4096.0
-WORKER_HALF_LIFE = 48.0
+WORKER_HALF_LIFE = 16.0
 """Rounds after which acceptance counts half: a worker follows its rows, the driver averages over shards."""
-STALE = 4.0
+LEAST_DRAFTS = 64.0
+"""Drafts that it takes at least for the past to count half: a single row needs longer to show anything."""
+STALE = 1.0
 """Half-lives after which what a proposer that does not run has shown counts half: it may be worth another try."""
 
 
@@ -23,8 +25,9 @@ class Beliefs:
 
     acceptance: Mapping[ProposerName, Acceptance] = field(default_factory=dict)
     costs: CostTable = field(default_factory=CostTable)
-    context: float = 0.0
+    occupancy: float = 0.0
     """0: unknown, as below."""
+    context: float = 0.0
     input_tokens: float = 0.0
     output_tokens: float = 0.0
     rounds: int = 0
@@ -43,11 +46,12 @@ class Observer:
         proposers: Sequence[ProposerName],
         half_life: float = DRIVER_HALF_LIFE,
         output_tokens: float = 256.0,
+        prefill_budget: int = 2048,
         beliefs: Beliefs | None = None,
     ) -> None:
         """`proposers`: those that the worker can run, "none" aside. `half_life`: rounds after which acceptance counts
         half. `output_tokens`: expected of a row before one has ended. `beliefs`: what is known already."""
-        self._slots, self._half_life = slots, half_life
+        self._slots, self._half_life, self._prefill_budget = slots, half_life, prefill_budget
         self._expected_output = output_tokens
         self.beliefs = Beliefs(acceptance={name: Acceptance() for name in proposers if name != "none"})
         if beliefs is not None:
@@ -65,6 +69,7 @@ class Observer:
         self.beliefs = Beliefs(
             acceptance={name: self._seen(name, known, evidence) for name, known in old.acceptance.items()},
             costs=costs,
+            occupancy=_last(old.occupancy, sum(point.running * point.rounds for point in evidence.costs), rounds),
             context=context,
             input_tokens=_last(old.input_tokens, evidence.input_tokens, evidence.rows),
             output_tokens=output_tokens,
@@ -76,8 +81,8 @@ class Observer:
         if name not in evidence.verified:
             idle = sum(point.rounds for point in evidence.costs)
             return known.aged(0.5 ** (idle / (STALE * self._half_life))) if idle else known
-        keep = 0.5 ** (evidence.rounds.get(name, 0) / self._half_life)
         counts = evidence.verified[name]
+        keep = 0.5 ** min(evidence.rounds.get(name, 0) / self._half_life, counts.drafts / LEAST_DRAFTS)
         # A row without a draft of the draft model is one that is still being caught up: that passes.
         row_rounds = counts.drafts if name == "draft" else evidence.row_rounds.get(name, 0)
         return known.with_counts(counts, row_rounds=row_rounds, keep=keep)
@@ -92,6 +97,7 @@ class Observer:
         self.beliefs = Beliefs(
             acceptance=acceptance,
             costs=own.costs or beliefs.costs,
+            occupancy=own.occupancy,
             context=own.context or beliefs.context,
             input_tokens=own.input_tokens or beliefs.input_tokens,
             output_tokens=own.output_tokens or beliefs.output_tokens,
@@ -109,9 +115,11 @@ class Observer:
             queue_depth=queue_depth,
             acceptance=known.acceptance,
             costs=known.costs or None,
+            occupancy=known.occupancy,
             context=known.context or prompt + output / 2,
             behind=known.behind,
             rounds=known.rounds,
+            prefill_budget=self._prefill_budget,
             input_tokens=prompt,
             output_tokens=output,
             plan=plan,

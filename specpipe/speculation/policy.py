@@ -26,6 +26,8 @@ class Situation:
     """Decayed, of every proposer that the worker has; "none" is always there and not listed."""
     costs: CostTable | None = None
     """What rounds take on this worker; None before anything was measured."""
+    occupancy: float = 0.0
+    """Mean rows of a round lately; 0 before any."""
     context: float = 256.0
     """Mean tokens of a running row."""
     input_tokens: float = 256.0
@@ -34,6 +36,8 @@ class Situation:
     """Mean tokens that a row generates."""
     behind: float = 0.0
     """Mean tokens of a running row that the draft model has not seen: what turning it on would have to catch up."""
+    prefill_budget: int = 2048
+    """Tokens that the draft model catches up in a round at most."""
     rounds: int = 0
     """That the worker has run."""
     plan: SpeculationPlan | None = None
@@ -41,8 +45,8 @@ class Situation:
 
     @property
     def running(self) -> int:
-        """Rows that will run at once: all slots, or fewer where no more rows are left."""
-        return max(1, min(self.slots, round(self.queue_depth)))
+        """Rows that run at once: as many as lately, or all slots; fewer where no more rows are left."""
+        return max(1, min(round(self.occupancy) or self.slots, self.slots, round(self.queue_depth)))
 
 
 class Policy(Protocol):
