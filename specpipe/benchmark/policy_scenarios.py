@@ -15,8 +15,8 @@ from specpipe.core import ProposerName
 from specpipe.errors import JobError
 
 Array = npt.NDArray[np.float64]
-LEAST_ROUNDS = 550
-"""As many as a scenario has even where every round drafts the most."""
+LEAST_ROUNDS = 700
+"""About as many as a scenario has even where every round drafts the most."""
 BUILT_IN = Path(__file__).with_name("policy_scenarios.yaml")
 
 

@@ -165,15 +165,16 @@ class Scheduler:
         return [Chunk(row.slot, row.target_done, row.context - 1) for row in self.rows.values() if not row.prefilled]
 
     def draft_chunks(self) -> list[Chunk]:
-        """Tokens that the draft is behind by, for rows that have drafts to gain.
+        """Tokens that the draft is behind by, for rows that have drafts to gain; those nearest to drafting first.
 
         A round in flight may commit one more token, which a speculating row's first draft step feeds itself.
         """
-        return [
+        chunks = [
             Chunk(row.slot, row.draft_done, row.length - 1)
             for row in self.rows.values()
             if row.draft_done < row.length - 2 and row.limit - row.length > 1
         ]
+        return sorted(chunks, key=lambda chunk: chunk.stop - chunk.start)
 
     def check_integrity(self) -> None:
         self.pages.check_integrity()

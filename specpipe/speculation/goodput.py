@@ -132,25 +132,24 @@ class Goodput:
         if hoped <= now * (1 + 2 * self.hysteresis):
             return None
         behind = situation.behind if k and choice.proposer == "draft" else 0.0
-        rounds = 1
         tokens = n * float(expected_tokens(situation.acceptance[choice.proposer], self.k)[k])
         grid = costs.grid(proposer=choice.proposer, max_k=k, slots=situation.slots, context=situation.context)
-        lost = rounds * max(0.0, float(grid[k, n]) - tokens / now)
-        lost += min(n * behind, rounds * situation.prefill_budget) * costs.draft_token_s
+        lost = max(0.0, float(grid[k, n]) - tokens / now)
+        lost += min(n * behind, situation.prefill_budget) * costs.draft_token_s
         usual = n * float(expected_tokens(situation.acceptance[best.proposer], self.k)[best.ks[n]]) / now
         share = self.explore_share if situation.rounds >= EARLY_ROUNDS else EARLY_SHARE
-        every = max(rounds / share, lost / (share * usual))
-        every = rounds * 2 ** math.ceil(math.log2(every / rounds))  # so that a new plan does not begin the count anew
+        every = max(1.0, lost / usual) / share
+        every = 2 ** math.ceil(math.log2(every))  # so that a new plan does not begin the count anew
         left = float(ahead.sum()) / now / usual
         proposer = choice.proposer if k else "none"
-        return Exploration(k=k, proposer=proposer, rounds=rounds, every=every) if every < left else None
+        return Exploration(k=k, proposer=proposer, rounds=1, every=every) if every < left else None
 
 
 def expected_tokens(acceptance: Acceptance, max_k: int, *, hope: bool = False) -> Array:
     """→ [K + 1]: tokens that a row's round of K drafts yields, 1 + coverage · Σ_i Π_{j ≤ i} c_j."""
     conditional = acceptance.conditional(max_k)
     coverage = acceptance.coverage
-    if hope:  # a round that was never timed may be as short as plain decoding, or all of it shorter than concluded
+    if hope:
         reached = np.zeros(max_k)
         known = acceptance.reached[:max_k]
         reached[: len(known)] = known
