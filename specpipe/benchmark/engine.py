@@ -5,6 +5,7 @@ Decode-only throughput = generated tokens / (seconds of the run - seconds of the
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,21 @@ class Measured:
     profile: RoundProfile | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartUp:
+    """Seconds from the command to the first token of an engine."""
+
+    import_s: float
+    """torch and specpipe."""
+    build_s: float
+    """Weights, made at random on the device, and KV memory."""
+    prepare_s: float
+    """Graphs of every batch size and K: capturing, and compiling kernels that no cache holds."""
+    first_token_s: float
+    """Of one row, prefill included."""
+    total_s: float
+
+
 class _NoText:
     """Rows of random tokens have no text."""
 
@@ -90,6 +106,21 @@ def build(bench: Bench) -> Engine:
             ModelRunner(model, vocab_size=vocab_size, context_length=length, page_size=config.page_size, fp8=fp8)
         )
     return Engine(*runners, config=config, decoder=_NoText(), eos_ids=(), num_pages=num_pages(runners, config))
+
+
+def start(bench: Bench, began: float) -> tuple[Engine, StartUp]:
+    """A prepared engine, and where the seconds since `began` (`time.perf_counter`) went."""
+    marks = [began, time.perf_counter()]
+    engine = build(bench)
+    marks.append(time.perf_counter())
+    engine.prepare(SamplingParams(), bench.ks)
+    marks.append(time.perf_counter())
+    run(engine, requests([(bench.prompt_tokens, 1)], engine.target.vocab_size), bench.ks[0])
+    marks.append(time.perf_counter())
+    imported, built, prepared, first = (after - before for before, after in itertools.pairwise(marks))
+    return engine, StartUp(
+        import_s=imported, build_s=built, prepare_s=prepared, first_token_s=first, total_s=marks[-1] - began
+    )
 
 
 def requests(lengths: Sequence[tuple[int, int]], vocab_size: int, *, seed: int = 0) -> list[Request]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +14,7 @@ from specpipe.cli.bench_policy import policy
 from specpipe.errors import JobError
 
 if TYPE_CHECKING:
-    from specpipe.benchmark.engine import Measured
+    from specpipe.benchmark.engine import Measured, StartUp
     from specpipe.benchmark.rounds_profile import RoundProfile
 
 
@@ -30,13 +31,19 @@ def bench() -> None:
 @click.option("--k", "ks", multiple=True, type=click.IntRange(0, 32), help="Draft tokens; any number of times.")
 @click.option("--rates", default="0.8718,0.5663,0.3188", show_default=True, help="Synthetic acceptance per position.")
 @click.option("--prompt-tokens", default=230, show_default=True, type=click.IntRange(1))
-@click.option("--new-tokens", default=300, show_default=True, type=click.IntRange(2))
+@click.option("--new-tokens", type=click.IntRange(2), help="Default: 300, and 128 with --against-transformers.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option(
     "--mixed", is_flag=True, help="Also 768 rows of 32 to 511 tokens in and out, prefill included, for each K."
 )
 @click.option(
     "--profile", is_flag=True, help="After each batch size and K, 20 rounds more under torch.profiler: kernels by time."
+)
+@click.option(
+    "--against-transformers",
+    is_flag=True,
+    help="Instead: builtin:tiny on this CPU, 64 prompts (--batch) at once with one --k, here and through transformers' "
+    "assisted and plain generation; their tokens must be equal.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def engine(
@@ -47,10 +54,11 @@ def engine(
     ks: tuple[int, ...],
     rates: str,
     prompt_tokens: int,
-    new_tokens: int,
+    new_tokens: int | None,
     device: str,
     mixed: bool,
     profile: bool,
+    against_transformers: bool,
     as_json: bool,
 ) -> None:
     """Decode-only tokens per second of one engine with random weights and synthetic acceptance.
@@ -60,11 +68,16 @@ def engine(
     \b
       specpipe bench engine --batch 1 --batch 64 --k 0 --k 2
       specpipe bench engine --device cpu --target small --draft small --batch 4
+      specpipe bench engine --against-transformers
     """
+    if against_transformers:
+        _against(prompts=(batches or (64,))[0], k=(ks or (3,))[0], new_tokens=new_tokens or 128, as_json=as_json)
+        return
+    new_tokens = new_tokens or 300
+    began = time.perf_counter()
     import torch
 
-    from specpipe.benchmark.engine import Bench, build, mixed_job, sweep
-    from specpipe.core import SamplingParams
+    from specpipe.benchmark.engine import Bench, mixed_job, start, sweep
 
     if max(ks or (3,)) > len(_rates(rates)):
         raise JobError(f"--rates gives {len(_rates(rates))} rates for K = {max(ks)}; expected one for every position")
@@ -83,8 +96,8 @@ def engine(
         max_model_len=max(prompt_tokens + new_tokens, 1024 if mixed else 0),
         profiled_rounds=20 if profile else 0,
     )
-    built = build(what)
-    built.prepare(SamplingParams(), what.ks)
+    built, started = start(what, began)
+    click.echo(json.dumps({"start_up": dataclasses.asdict(started)}) if as_json else _start_line(started))
     for measured in sweep(built, what):
         click.echo(json.dumps(dataclasses.asdict(measured)) if as_json else _line(measured))
         if measured.profile and not as_json:
@@ -93,6 +106,21 @@ def engine(
         speed = mixed_job(built, k)
         found = {"mixed_k": k, "tokens_per_s": speed}
         click.echo(json.dumps(found) if as_json else f"mixed job, K={k}: {speed:,.0f} tok/s")
+
+
+def _against(*, prompts: int, k: int, new_tokens: int, as_json: bool) -> None:
+    from specpipe.benchmark.against_transformers import Against, compare
+
+    found = list(compare(Against(prompts=prompts, k=k, new_tokens=new_tokens)))
+    ratio = found[0].tokens_per_s / max(other.tokens_per_s for other in found[1:])
+    if as_json:
+        click.echo(json.dumps({"ratio": ratio, "ways": [dataclasses.asdict(way) for way in found]}))
+        return
+    for way in found:
+        click.echo(
+            f"{way.name:<36} {way.tokens_per_s:8,.0f} tok/s   {way.seconds:7.2f} s   {way.cpu_seconds:7.2f} CPU s"
+        )
+    click.echo(f"{ratio:.2f} times the faster of the two")
 
 
 bench.add_command(kernels)
@@ -107,6 +135,13 @@ def _rates(text: str) -> tuple[float, ...]:
     if not rates or any(not 0 <= rate <= 1 for rate in rates) or sorted(rates, reverse=True) != list(rates):
         raise JobError(f"--rates is {text!r}; expected numbers from 1 to 0 that do not rise, as in 0.9,0.6,0.3")
     return rates
+
+
+def _start_line(started: StartUp) -> str:
+    return (
+        f"first token after {started.total_s:.1f} s: import {started.import_s:.1f}, weights and KV memory "
+        f"{started.build_s:.1f}, graphs {started.prepare_s:.1f}, one row {started.first_token_s:.1f}"
+    )
 
 
 def _line(measured: Measured) -> str:

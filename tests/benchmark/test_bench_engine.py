@@ -15,7 +15,9 @@ def test_a_small_sweep_on_a_cpu() -> None:
     options = f"{models} --batch 1 --batch 3 --k 0 --k 2 --prompt-tokens 9 --new-tokens 12 --json"
     result = CliRunner().invoke(main, ["bench", "engine", *options.split()], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    measured = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    start, *measured = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    seconds = start["start_up"]
+    assert seconds.pop("total_s") == pytest.approx(sum(seconds.values()))
     assert [(m["batch"], m["k"]) for m in measured] == [(1, 0), (1, 2), (3, 0), (3, 2)]
     assert all(m["total_s"] > m["prefill_s"] > 0 for m in measured)
     assert [m["acceptance_length"] > 1 for m in measured] == [False, True, False, True]

@@ -41,7 +41,7 @@ def test_bench_engine_shows_kernels_of_decoding_rounds() -> None:
     options = "--device cpu --target small --draft small --batch 2 --k 2 --prompt-tokens 9 --new-tokens 40 --profile"
     result = CliRunner().invoke(main, ["bench", "engine", *options.split(), "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    profile = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))["profile"]
+    profile = json.loads(result.stdout.splitlines()[-1])["profile"]
     # Two draft steps and a verify, each with two layers of seven products, and the head.
     assert {k["name"]: k["calls"] for k in profile["kernels"]}["aten::mm"] == 3 * (2 * 7 + 1)
     assert 0 < profile["idle_share"] < 1
@@ -52,7 +52,7 @@ def test_bench_engine_shows_kernels_of_decoding_rounds() -> None:
 def test_kernels_inside_a_graph_are_seen_one_by_one() -> None:
     options = "--target small --draft small --batch 2 --k 2 --prompt-tokens 9 --new-tokens 40 --profile --json"
     result = CliRunner().invoke(main, ["bench", "engine", *options.split()], catch_exceptions=False)
-    profile = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))["profile"]
+    profile = json.loads(result.stdout.splitlines()[-1])["profile"]
     calls = {k["name"]: k["calls"] for k in profile["kernels"]}
     assert max(calls.values()) >= 6, "products of three forwards, two layers each"
     assert 0 <= profile["idle_share"] < 1
