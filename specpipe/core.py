@@ -7,6 +7,7 @@ a test or a notebook can use it for nothing.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -130,6 +131,20 @@ class RowTiming:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Logprobs:
+    """Log-probabilities of T tokens under the distribution that each was sampled from (a greedy row's at temperature
+    1), and of the n most likely tokens beside each. Packed, for a shard holds millions."""
+
+    own: array[float]
+    """"f", T entries."""
+    n: int
+    top_ids: array[int]
+    """"i", T * n entries, the most likely first; -1 where truncation left fewer."""
+    top: array[float]
+    """"f", T * n entries."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
     """What became of a row. A row that could not run has finish_reason "error" and says why."""
 
@@ -142,12 +157,8 @@ class Completion:
     """Draft tokens verified for this row."""
     accepted_tokens: int = 0
     """Accepted draft tokens that are part of the output (after end-of-sequence, stop string and limit)."""
-    logprobs: tuple[float, ...] | None = None
-    """Log-probability of each of token_ids under the distribution that it was sampled from (a greedy row's at
-    temperature 1); None where the row asked for none."""
-    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
-    """For each of token_ids the most likely tokens (id, log-probability), as many as the row asked for or as there
-    were; None where it asked for none."""
+    logprobs: Logprobs | None = None
+    """Of token_ids; None where the row asked for none."""
     timing: RowTiming = RowTiming()
 
 

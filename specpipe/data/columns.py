@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+LOGPROB_COLUMNS = ("generated_logprobs", "top_token_ids", "top_token_logprobs")
+"""The columns of an output part that hold nulls, where a row asked for no log-probabilities."""
+
 OUTPUT_COLUMNS = (
     "request_id",
     "prompt",
@@ -15,9 +18,7 @@ OUTPUT_COLUMNS = (
     "accepted_tokens",
     "seed",
     "sample",
-    "generated_logprobs",
-    "top_token_ids",
-    "top_token_logprobs",
+    *LOGPROB_COLUMNS,
 )
 """Columns that every output part has, in this order, before the user's own."""
 

@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from specpipe.core import Completion
-from specpipe.data.columns import OUTPUT_COLUMNS
+from specpipe.data.columns import LOGPROB_COLUMNS, OUTPUT_COLUMNS
+from specpipe.data.logprob_columns import logprob_columns
 from specpipe.data.rows import utf8
 
 _TYPES = {
@@ -28,13 +29,13 @@ _TYPES = {
     "top_token_ids": pa.list_(pa.list_(pa.int32())),
     "top_token_logprobs": pa.list_(pa.list_(pa.float32())),
 }
-_NULLABLE = {"generated_logprobs", "top_token_ids", "top_token_logprobs"}  # null where the row asked for none
+_CELLS = [name for name in OUTPUT_COLUMNS if name not in LOGPROB_COLUMNS]
 
 
 def output_schema(kept: Any | None = None) -> Any:
     """The pyarrow.Schema of every part of a run; `kept` is kept_schema's. Only log-probabilities and kept columns may
     hold nulls."""
-    fields = [pa.field(name, _TYPES[name], nullable=name in _NULLABLE) for name in OUTPUT_COLUMNS]
+    fields = [pa.field(name, _TYPES[name], nullable=name in LOGPROB_COLUMNS) for name in OUTPUT_COLUMNS]
     return pa.schema([*fields, *(field.with_nullable(True) for field in kept or ())])
 
 
@@ -47,15 +48,16 @@ def to_table(completions: Sequence[Completion], rows: int, kept: Any | None = No
     if [completion.request.row for completion in ordered] != list(range(rows)):
         raise ValueError(f"{len(ordered)} completions for {rows} rows: rows are missing or there twice")
     cells = [_cells(completion) for completion in ordered]
-    columns: dict[str, Any] = {name: [row[i] for row in cells] for i, name in enumerate(OUTPUT_COLUMNS)}
+    columns: dict[str, Any] = {name: [row[i] for row in cells] for i, name in enumerate(_CELLS)}
     columns = {name: pa.array(values, _TYPES[name]) for name, values in columns.items()}
+    columns |= logprob_columns([completion.logprobs for completion in ordered])
     if kept is not None:
         columns |= {name: kept[name] for name in kept.column_names}
     return pa.table(columns, schema=output_schema(None if kept is None else kept.schema))
 
 
 def _cells(completion: Completion) -> tuple[object, ...]:
-    request, top = completion.request, completion.top_logprobs
+    request = completion.request
     return (
         request.request_id,
         request.prompt,
@@ -69,7 +71,4 @@ def _cells(completion: Completion) -> tuple[object, ...]:
         completion.accepted_tokens,
         request.seed,
         request.sample,
-        completion.logprobs,
-        None if top is None else [[token for token, _ in told] for told in top],
-        None if top is None else [[logprob for _, logprob in told] for told in top],
     )

@@ -5,6 +5,7 @@ Shapes: B batch rows, K draft tokens a row, n most likely tokens told beside eac
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specpipe.core import MAX_TOP_LOGPROBS
+from specpipe.core import MAX_TOP_LOGPROBS, Logprobs
 from specpipe_kernels import TokenLogprobs
 
 NO_LOGPROBS = -1
@@ -36,7 +37,7 @@ class RoundLogprobs(NamedTuple):
 
     own: NDArray[np.float32]
     """[B, K + 1]"""
-    top_ids: NDArray[np.int64]
+    top_ids: NDArray[np.int32]
     """[B, K + 1, n], -1 where there are no more."""
     top: NDArray[np.float32]
     """[B, K + 1, n]"""
@@ -46,10 +47,27 @@ class RoundLogprobs(NamedTuple):
         table = packed.numpy().reshape(packed.shape[0], k + 1, -1)
         n = table.shape[2] // 2
         values = table[:, :, : n + 1].astype(np.int32).view(np.float32)
-        return cls(values[:, :, 0], table[:, :, n + 1 :], values[:, :, 1:])
+        return cls(values[:, :, 0], table[:, :, n + 1 :].astype(np.int32), values[:, :, 1:])
 
-    def of(self, row: int, n: int) -> tuple[list[float], list[tuple[tuple[int, float], ...]]]:
-        """Of a batch row, by position: log-probabilities, and up to n most likely tokens."""
-        pairs = zip(self.top_ids[row, :, :n].tolist(), self.top[row, :, :n].tolist(), strict=True)
-        tops = [tuple((i, p) for i, p in zip(ids, values, strict=True) if i >= 0) for ids, values in pairs]
-        return self.own[row].tolist(), tops
+
+class RowLogprobs:
+    """What a row was told so far."""
+
+    __slots__ = ("_asked", "_n", "_own", "_top", "_top_ids")
+
+    def __init__(self, asked: int) -> None:
+        self._asked = self._n = asked
+        self._own, self._top, self._top_ids = array("f"), array("f"), array("i")
+
+    def put(self, first: int, told: RoundLogprobs, index: int) -> None:
+        """Takes those of batch row `index` as the tokens from `first` on: perhaps more than the row then keeps."""
+        n = self._n = min(self._asked, told.top.shape[2])  # a vocabulary may be smaller
+        del self._own[first:], self._top[first * n :], self._top_ids[first * n :]
+        self._own.frombytes(told.own[index].tobytes())
+        self._top.frombytes(told.top[index, :, :n].tobytes())
+        self._top_ids.frombytes(told.top_ids[index, :, :n].tobytes())
+
+    def of(self, count: int) -> Logprobs:
+        """Of the first tokens."""
+        n = self._n
+        return Logprobs(own=self._own[:count], n=n, top_ids=self._top_ids[: count * n], top=self._top[: count * n])

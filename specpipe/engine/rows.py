@@ -6,7 +6,7 @@ import copy
 from typing import Protocol
 
 from specpipe.core import Completion, FinishReason, Request, RowTiming
-from specpipe.engine.logprobs import RoundLogprobs
+from specpipe.engine.logprobs import RoundLogprobs, RowLogprobs
 
 
 class TextDecoder(Protocol):
@@ -46,7 +46,6 @@ class Row:
         "slot",
         "submitted_at",
         "target_done",
-        "top_logprobs",
     )
 
     def __init__(self, request: Request, *, submitted_at: float, decoder: TextDecoder) -> None:
@@ -54,8 +53,8 @@ class Row:
         self.admitted_at: float | None = None
         self.first_token_at = self.last_token_at = 0.0
         self.generated: list[int] = []
-        self.logprobs: list[float] = []
-        self.top_logprobs: list[tuple[tuple[int, float], ...]] = []
+        asked = request.sampling.logprobs
+        self.logprobs = None if asked is None else RowLogprobs(asked)
         self.slot = self.context = self.capacity = 0
         self.target_done = self.draft_done = 0
         self.proposed = self.accepted = 0
@@ -111,18 +110,13 @@ class Row:
         return None
 
     def tell(self, told: RoundLogprobs, index: int) -> None:
-        """Takes the log-probabilities of a round in which this was batch row `index`, before `extend`: perhaps of more
-        tokens than the row then keeps."""
-        wanted = self.request.sampling.logprobs
-        if wanted is not None:
-            own, top = told.of(index, wanted)
-            self.logprobs[len(self.generated) :] = own
-            self.top_logprobs[len(self.generated) :] = top
+        """Takes the log-probabilities of a round in which this was batch row `index`, before `extend`."""
+        if self.logprobs is not None:
+            self.logprobs.put(len(self.generated), told, index)
 
     def complete(self, reason: FinishReason, *, text: str = "", error: str = "") -> Completion:
         """Times are in seconds since the row got its first slot."""
         assert self.admitted_at is not None
-        told, kept = self.request.sampling.logprobs is not None, len(self.generated)
         return Completion(
             request=self.request,
             token_ids=tuple(self.generated),
@@ -131,8 +125,7 @@ class Row:
             error=error,
             draft_tokens=self.proposed,
             accepted_tokens=self.accepted,
-            logprobs=tuple(self.logprobs[:kept]) if told else None,
-            top_logprobs=tuple(self.top_logprobs[:kept]) if told else None,
+            logprobs=None if self.logprobs is None else self.logprobs.of(len(self.generated)),
             timing=RowTiming(
                 queued_s=self.admitted_at - self.submitted_at,
                 first_token_s=self.first_token_at - self.admitted_at,

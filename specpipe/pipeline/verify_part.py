@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from specpipe.core import Shard
 from specpipe.data import RowHasher, expected_identity, input_columns, output_schema, read_part_footer, read_rows
+from specpipe.data.columns import LOGPROB_COLUMNS
 from specpipe.data.files import InputFile
 from specpipe.data.locations import locate
 from specpipe.data.samples import sample_seed
@@ -136,15 +137,12 @@ def _pages(path: str) -> Any:
         raise _Unfit(f"{path} is damaged: {' '.join(str(error).split())}") from None
 
 
-_TOLD = ("generated_logprobs", "top_token_ids", "top_token_logprobs")
-
-
 def _rows(table: Any, shard: Shard) -> Iterator[Finding]:
     """What a row says about itself must fit together."""
     lengths = pc.list_value_length(table["generated_token_ids"]).to_pylist()
     counts, errors = table["num_generated_tokens"].to_pylist(), table["error"].to_pylist()
     accepted, reasons = table["accepted_tokens"].to_pylist(), table["finish_reason"].to_pylist()
-    told = [pc.list_value_length(table[name]).to_pylist() for name in _TOLD]
+    told = [pc.list_value_length(table[name]).to_pylist() for name in LOGPROB_COLUMNS]
     for i, reason in enumerate(reasons):
         if reason not in ("stop", "length", "error") or (reason == "error") != bool(errors[i]):
             yield _wrong(shard, f"finish_reason is {reason!r:.40} and error is {errors[i]!r:.80}", row=i)

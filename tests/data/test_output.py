@@ -1,10 +1,12 @@
 """The output has one schema, whatever became of the rows, and keeps the input's order."""
 
+from array import array
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specpipe.core import Completion, Request, SamplingParams
+from specpipe.core import Completion, Logprobs, Request, SamplingParams
 from specpipe.data import output_schema, to_table
 from specpipe.data.columns import OUTPUT_COLUMNS
 
@@ -23,7 +25,10 @@ def completion(row: int, error: str = "") -> Completion:
         return Completion(request=request, finish_reason="error", error=error)
     return Completion(
         request=request, token_ids=(7, 8), text="yo", finish_reason="stop", draft_tokens=6, accepted_tokens=1,
-        logprobs=(-0.5, -1.0), top_logprobs=(((7, -0.5), (9, -2.0)), ((3, -0.25),)),
+        logprobs=Logprobs(
+            own=array("f", [-0.5, -1.0]), n=2, top_ids=array("i", [7, 9, 3, -1]),
+            top=array("f", [-0.5, -2.0, -0.25, float("nan")]),
+        ),
     )  # fmt: skip
 
 

@@ -11,6 +11,15 @@ from support.engines import make_engine, make_requests, run
 from specpipe.core import Completion
 
 
+def tops(completion: Completion) -> list[list[tuple[int, float]]]:
+    """For each token the most likely ones, id and log-probability."""
+    told = completion.logprobs
+    assert told is not None
+    pairs = list(zip(told.top_ids, told.top, strict=True))
+    rows = [pairs[i * told.n : (i + 1) * told.n] for i in range(len(completion.token_ids))]
+    return [[pair for pair in row if pair[0] >= 0] for row in rows]
+
+
 def check(model: torch.nn.Module, completion: Completion) -> None:
     """Against the log-softmax of one forward over prompt and output."""
     request = completion.request
@@ -24,10 +33,10 @@ def check(model: torch.nn.Module, completion: Completion) -> None:
             logits = logits.masked_fill(logits < logits.topk(s.top_k).values[:, -1:], -torch.inf)
     expected = logits.log_softmax(-1)
     own = expected.gather(1, ids[0, start:, None].cpu())[:, 0]
-    assert completion.logprobs == pytest.approx(own.tolist(), abs=1e-4)
-    assert completion.top_logprobs is not None and len(completion.top_logprobs) == len(completion.token_ids)
+    assert completion.logprobs is not None
+    assert completion.logprobs.own.tolist() == pytest.approx(own.tolist(), abs=1e-4)
     wanted = min(s.logprobs, s.top_k) if s.temperature and s.top_k else s.logprobs
-    for told, row in zip(completion.top_logprobs, expected, strict=True):
+    for told, row in zip(tops(completion), expected, strict=True):
         assert len(told) == wanted
         assert [p for _, p in told] == pytest.approx(row.topk(wanted).values.tolist(), abs=1e-4)
         assert [p for _, p in told] == pytest.approx(row[[i for i, _ in told]].tolist(), abs=1e-4)
@@ -55,7 +64,7 @@ def test_equal_transformers(small_pair, k: int, proposer: str, method: str, roun
 
     for completion in completions:
         if completion.request.sampling.logprobs is None:
-            assert completion.logprobs is None and completion.top_logprobs is None
+            assert completion.logprobs is None
         else:
             check(pair.reference, completion)
     silent = [replace(r, sampling=replace(r.sampling, logprobs=None)) for r in requests]
@@ -87,6 +96,6 @@ def test_penalised_rows_tell_the_penalised_distribution(small_pair) -> None:
     completions = run(make_engine(pair.target, pair.draft), requests, 3)
 
     for completion in completions:
-        assert completion.top_logprobs is not None
-        own = zip(completion.token_ids, completion.logprobs or (), strict=True)
-        assert [told for (told,) in completion.top_logprobs] == list(own), "a greedy token is the most likely one"
+        assert completion.logprobs is not None
+        own = zip(completion.token_ids, completion.logprobs.own, strict=True)
+        assert [told for (told,) in tops(completion)] == list(own), "a greedy token is the most likely one"
