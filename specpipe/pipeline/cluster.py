@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -46,8 +46,11 @@ class Placement:
         return int(self.device == "cuda")
 
 
-def place(job: JobSpec, *, cpus: float, gpus: float, elastic: bool) -> Placement:
+def place(
+    job: JobSpec, *, cpus: float, gpus: float, elastic: bool, machines: Sequence[float] | None = None
+) -> Placement:
     """Workers for a cluster of so many CPUs and GPUs. `elastic`: it may grow, so asking for more than it has is fine.
+    `machines`: CPUs of each machine, where there are several.
 
     Raises MachineError for what the cluster can never give.
     """
@@ -71,7 +74,7 @@ def place(job: JobSpec, *, cpus: float, gpus: float, elastic: bool) -> Placement
         if isinstance(count, WorkerRange):
             each = 1.0 if job.workers.cpus_per_worker == "auto" else job.workers.cpus_per_worker
             workers = _within(count, int(cpus / each), "worker(s) by its CPUs", elastic=elastic)
-        share = max(1.0, cpus // workers) if workers <= cpus else cpus / workers
+        share = _share(machines or [cpus], workers)
     per_worker = share if job.workers.cpus_per_worker == "auto" else job.workers.cpus_per_worker
     if not elastic and per_worker * workers > cpus:
         raise MachineError(
@@ -79,6 +82,14 @@ def place(job: JobSpec, *, cpus: float, gpus: float, elastic: bool) -> Placement
             "workers.count or workers.cpus_per_worker"
         )
     return Placement(workers=workers, device=device, cpus=per_worker)
+
+
+def _share(machines: Sequence[float], workers: int) -> float:
+    """CPUs of each of so many workers: as many as find room side by side, for none spreads over two machines."""
+    for share in range(int(max(machines)), 0, -1):
+        if sum(cpus // share for cpus in machines) >= workers:
+            return float(share)
+    return sum(machines) / workers
 
 
 def _within(count: WorkerRange, room: int, what: str, *, elastic: bool) -> int:
@@ -143,7 +154,9 @@ def connected(job: JobSpec, *, verbose: bool) -> Iterator[Placement]:
                 logs = _start(address, verbose=verbose)
             log.info("workers log to %s", logs)
         have = ray.cluster_resources()
-        placement = place(job, cpus=have.get("CPU", 1.0), gpus=have.get("GPU", 0.0), elastic=bool(address))
+        machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+        cpus, gpus = have.get("CPU", 1.0), have.get("GPU", 0.0)
+        placement = place(job, cpus=cpus, gpus=gpus, elastic=bool(address), machines=machines)
         yield replace(placement, logs=logs)
     finally:
         if ours:

@@ -57,6 +57,7 @@ METRICS = (
     _gauge("slots", "rows that the worker can run at once"),
     _gauge("kv_pages_used", "KV pages that rows hold"),
     _gauge("kv_pages", "KV pages that there are"),
+    _counter("preemptions", "rows that gave their KV pages back, and are computed again later"),
     _gauge("step_seconds", "seconds that the present step has taken; 0 while idle. Grows when a device hangs"),
     _gauge("run_rows", "rows of the whole run", of=RUN),
     _gauge("run_rows_done", "rows published, and rows finished in shards that still run", of=RUN),

@@ -13,8 +13,6 @@ from specpipe.telemetry.metrics import ROUND_SECONDS
 class EngineTotals:
     """Not thread-safe: the caller holds a lock."""
 
-    __slots__ = ("finished", "input_tokens", "k", "output_tokens", "phases", "round_buckets", "rounds", "verified")
-
     def __init__(self) -> None:
         self.finished: Counter[str] = Counter()
         """Rows that ended, by finish_reason."""
@@ -22,6 +20,7 @@ class EngineTotals:
         """Of those rows."""
         self.output_tokens = 0
         """Of all rows, as they came."""
+        self.preemptions = 0
         self.rounds = 0
         self.k = 0
         """Of the latest round."""
@@ -40,6 +39,7 @@ class EngineTotals:
         self.k = step.k
         for part in step.shards.values():
             self.output_tokens += part.emitted_tokens
+            self.preemptions += part.preemptions
             if part.verified.drafts:
                 self.verified += part.verified
         for phase, seconds in step.phases.items():

@@ -14,10 +14,13 @@ import yaml
 from support.fake_workers import outputs, wait_for
 from support.ray_cluster import RayCluster
 
+from specpipe.evaluation.history import read_history
 from specpipe.telemetry.metrics import METRICS
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
-NOTHING_WENT_WRONG = {"ray_specpipe_shard_retries_total", "ray_specpipe_worker_losses_total"}  # counters that stay at 0
+# Counters that stay at 0 while nothing goes wrong.
+NOTHING_WENT_WRONG = {f"ray_specpipe_{name}_total" for name in ("shard_retries", "worker_losses", "preemptions")}
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +114,20 @@ def test_logs_of_a_cluster_are_json(cluster: RayCluster, tmp_path: Path) -> None
     mine = [record for record in published if record["run"] == f"job-{records[-1]['run_id'][:8]}"]
     assert {record["shard"] for record in mine} == set(range(records[-1]["total_shards"]))
     assert {record["worker"] for record in mine} <= {"worker-0", "worker-1"}
+
+
+def test_the_nightly_evaluation_runs_as_it_is_submitted(cluster: RayCluster, tmp_path: Path) -> None:
+    nightly = yaml.safe_load((ROOT / "infra/schedule/nightly.yaml").read_text(encoding="utf-8"))
+    tiny = yaml.safe_load((ROOT / "jobs/eval-tiny.yaml").read_text(encoding="utf-8"))
+    place = str(tmp_path / "runs")
+    nightly["eval"] = tiny["eval"] | {"history": nightly["eval"]["history"].replace("/shared/runs", place)}
+    nightly["eval"]["flags"] |= {"limit": 6, "include_path": str(ROOT / "jobs/tasks")}
+    nightly |= {"model": tiny["model"], "output": {"path": nightly["output"]["path"].replace("/shared/runs", place)}}
+    (tmp_path / "nightly.yaml").write_text(yaml.safe_dump(nightly))
+    for _ in range(2):  # the second start finds everything done
+        done = cluster.submit("--", "specpipe", "eval", "run", str(tmp_path / "nightly.yaml"))
+        assert done.returncode == 0, done.stdout + done.stderr
+    history = read_history(f"{place}/eval-history.parquet")
+    assert set(history["job"].to_pylist()) == {"nightly"} and set(history["n"].to_pylist()) == {6}
+    (folder,) = {Path(path) for path in history["folder"].to_pylist()}
+    assert folder.parent == tmp_path / "runs" and (folder / "certificate.md").exists()

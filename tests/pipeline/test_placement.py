@@ -30,6 +30,16 @@ def test_workers_follow_the_machine(tmp_path: Path, overrides, cpus, gpus, expec
 
 
 @pytest.mark.parametrize(
+    ("machines", "workers", "expected"),
+    [([1, 2], 1, 2), ([1, 2], 2, 1), ([3, 5], 2, 3), ([8, 8], 3, 4), ([0, 16], 1, 16), ([1, 1], 3, 2 / 3)],
+)
+def test_a_worker_asks_for_no_more_than_some_machine_has(tmp_path: Path, machines, workers, expected) -> None:
+    job = make_job(tmp_path, f"workers.count={workers}")
+    placement = place(job, cpus=sum(machines), gpus=0, elastic=True, machines=machines)
+    assert placement.cpus == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (("model.device=cuda",), "Ray sees no GPU"),

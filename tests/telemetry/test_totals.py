@@ -20,7 +20,10 @@ def completion(reason: str) -> Completion:
 
 
 def step(seconds: float, *ended: str, running: int = 2) -> StepReport:
-    shards = {0: ShardRound(rows=1, verified=COUNTS, emitted_tokens=4), 1: ShardRound(rows=1, emitted_tokens=1)}
+    shards = {
+        0: ShardRound(rows=1, verified=COUNTS, emitted_tokens=4),
+        1: ShardRound(rows=1, emitted_tokens=1, preemptions=1),
+    }
     return StepReport(
         k=2, running=running, waiting=0, slots=4, seconds=seconds, phases={"prefill": 0.5, "verify": 0.25},
         shards=shards, completions=tuple(map(completion, ended)),
@@ -33,7 +36,7 @@ def test_steps_add_up() -> None:
     totals.add(step(0.75, "stop"))
     totals.add(step(0.5, running=0))  # a prefill alone is no round
     assert (totals.rows, dict(totals.finished), totals.input_tokens) == (3, {"stop": 2, "error": 1}, 9)
-    assert (totals.rounds, totals.k, totals.output_tokens) == (2, 2, 15)
+    assert (totals.rounds, totals.k, totals.output_tokens, totals.preemptions) == (2, 2, 15, 3)
     assert totals.verified == COUNTS + COUNTS + COUNTS
     assert dict(totals.phases) == {"prefill": 1.5, "verify": 0.75}
 
