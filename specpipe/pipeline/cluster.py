@@ -22,6 +22,10 @@ from specpipe.telemetry.metrics import run_label
 
 log = logging.getLogger(__name__)
 _KNOCK_S = 5.0
+_ADVICE = (
+    ". If the cluster is up: RAY_AUTH_MODE, the token (RAY_AUTH_TOKEN or ~/.ray/auth_token) and Ray's version must be "
+    "the same here as there"
+)
 _OBJECT_STORE = 100 * 2**20  # only small messages cross Ray
 
 
@@ -171,11 +175,13 @@ def _start(address: str | None, *, verbose: bool) -> str:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     level = logging.INFO if verbose else logging.ERROR
+    advice = ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             if address:
                 _knock(address)
+                advice = _ADVICE
                 context = ray.init(address=address, log_to_driver=verbose, logging_level=level)
             else:
                 context = ray.init(
@@ -187,7 +193,7 @@ def _start(address: str | None, *, verbose: bool) -> str:
                 )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = f"RAY_ADDRESS={address}" if address else "this machine"
-            raise MachineError(f"Ray cannot be reached or started ({where}): {error}") from error
+            raise MachineError(f"Ray cannot be reached or started ({where}): {error}{advice}") from error
     return os.path.join(context.address_info["session_dir"], "logs")
 
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -114,6 +116,15 @@ def test_logs_of_a_cluster_are_json(cluster: RayCluster, tmp_path: Path) -> None
     mine = [record for record in published if record["run"] == f"job-{records[-1]['run_id'][:8]}"]
     assert {record["shard"] for record in mine} == set(range(records[-1]["total_shards"]))
     assert {record["worker"] for record in mine} <= {"worker-0", "worker-1"}
+
+
+def test_who_has_not_the_clusters_token_is_told_so(cluster: RayCluster, tmp_path: Path) -> None:
+    sent = job_folder(tmp_path, path=str(tmp_path / "out"))
+    command = [sys.executable, "-m", "specpipe", "run", str(sent / "job.yaml")]
+    env = cluster.env | {"RAY_ADDRESS": f"127.0.0.1:{cluster.gcs}", "RAY_AUTH_TOKEN": "another"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1 and "RAY_AUTH_MODE, the token" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_nightly_evaluation_runs_as_it_is_submitted(cluster: RayCluster, tmp_path: Path) -> None:
