@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import html
+import datetime
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from specpipe.report.layout import Figure, Section, Table
+from specpipe.report.page import render
+from specpipe.report.plots import dated, plot
+
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDTH, _HEIGHT, _PAD = 720, 160, 44
-_STYLE = "body{font:15px/1.5 system-ui,sans-serif;max-width:800px;margin:2em auto}svg{background:#fafafa}"
+_TIME = "%Y-%m-%d %H:%M"
+_ROWS = 50
 
 
 class Series(NamedTuple):
     """One quantity over time."""
 
     name: str
-    times: Sequence[str]
+    times: Sequence[datetime.datetime]
     values: Sequence[float]
 
 
@@ -26,7 +30,7 @@ def history_series(table: Any) -> Iterator[tuple[str, tuple[Series, ...]]]:
         groups.setdefault((row["job"], row["task"], row["filter"], row["metric"]), []).append(row)
     for (job, task, filter_name, metric), rows in groups.items():
         rows.sort(key=lambda row: row["time"])
-        times = [row["time"].strftime("%Y-%m-%d %H:%M") for row in rows]
+        times = [row["time"] for row in rows]
         names = ("speculative", "plain", "acceptance_length")
         curves = tuple(Series(name, times, [row[name] for row in rows]) for name in names)
         yield f"{job}: {task}, {metric} ({filter_name})", curves
@@ -41,34 +45,31 @@ def sparkline(values: Sequence[float]) -> str:
 
 def history_page(table: Any) -> str:
     """HTML with a plot of each curve; nothing in it is loaded from elsewhere."""
-    parts = ['<!doctype html><html lang="en"><meta charset="utf-8"><title>Evaluations over time</title>']
-    parts.append(f"<style>{_STYLE}</style><h1>Evaluations over time</h1>")
-    for title, (speculative, plain, acceptance) in history_series(table):
-        parts.append(f"<h2>{html.escape(title)}</h2><p>Score: speculative (solid) and plain (dashed)</p>")
-        parts.append(_plot((speculative, plain)))
-        parts.append(f"<p>Acceptance length</p>{_plot((acceptance,))}")
-    return "".join([*parts, "</html>\n"])
+    sections = []
+    for i, (title, (speculative, plain, acceptance)) in enumerate(history_series(table)):
+        figures = (
+            _figure(f"score-{i}", "Score", speculative, plain),
+            _figure(f"length-{i}", "Acceptance length", acceptance),
+        )
+        sections.append(Section(title=title, figures=figures))
+    return render(title="Evaluations over time", sections=sections)
 
 
-def _plot(curves: Sequence[Series]) -> str:
-    values = [value for curve in curves for value in curve.values]
-    low, high = min(values), max(values)
-    margin = (high - low) * 0.1 or max(abs(high), 1.0) * 0.05
-    low, high = low - margin, high + margin
-
-    def point(i: int, count: int, value: float) -> tuple[float, float]:
-        x = _PAD + (_WIDTH - 2 * _PAD) * (i / (count - 1) if count > 1 else 0.5)
-        return x, _HEIGHT - 24 - (_HEIGHT - 40) * (value - low) / (high - low)
-
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}">']
-    for curve, style in zip(curves, ('stroke="#16a"', 'stroke="#c60" stroke-dasharray="5 4"'), strict=False):
-        points = [point(i, len(curve.values), value) for i, value in enumerate(curve.values)]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline fill="none" {style} stroke-width="2" points="{line}"/>')
-        for (x, y), time, value in zip(points, curve.times, curve.values, strict=True):
-            label = html.escape(f"{time}: {curve.name} {value:.4f}")
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#16a"><title>{label}</title></circle>')
-    text = '<text x="{}" y="{}" font-size="11" fill="#666">{}</text>'
-    parts += [text.format(2, 16, f"{high - margin:.4g}"), text.format(2, _HEIGHT - 26, f"{low + margin:.4g}")]
-    parts.append(text.format(_PAD, _HEIGHT - 6, html.escape(f"{curves[0].times[0]} to {curves[0].times[-1]}")))
-    return "".join([*parts, "</svg>"])
+def _figure(name: str, title: str, *curves: Series) -> Figure:
+    times = curves[0].times
+    newest = ", ".join(f"{curve.name.replace('_', ' ')} {curve.values[-1]:.4f}" for curve in curves)
+    alt = f"{title} of {len(times)} evaluations from {times[0]:{_TIME}} to {times[-1]:{_TIME}}; the newest: {newest}"
+    rows = [
+        (f"{time:{_TIME}}", *(f"{curve.values[i]:.4f}" for curve in curves))
+        for i, time in reversed(list(enumerate(times)))
+    ]
+    return Figure(
+        title=title,
+        alt=alt,
+        svg=plot(name, alt, dated(times, {curve.name: curve.values for curve in curves})),
+        table=Table(
+            head=("time", *(curve.name.replace("_", " ") for curve in curves)),
+            rows=rows[:_ROWS],
+            note=f"The newest {_ROWS} of {len(rows):,}." if len(rows) > _ROWS else "",
+        ),
+    )

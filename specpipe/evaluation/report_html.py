@@ -3,100 +3,94 @@
 from __future__ import annotations
 
 import difflib
-import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from specpipe.evaluation.certificate import gaps_line, side_by_side, texts_line
-from specpipe.evaluation.comparison import Comparison
+from specpipe.evaluation.comparison import Comparison, Flip
+from specpipe.report.layout import Marked, Pair, Section, Table
+from specpipe.report.page import render
 
 _SHOWN = 50
-_STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}
-table{border-collapse:collapse;margin:1em 0}td,th{padding:.3em .8em;border-bottom:1px solid #ddd;text-align:left;
-vertical-align:top}.verdict{padding:.8em 1em;border-left:6px solid #2a7;background:#f3faf6;font-weight:600}
-.verdict.bad{border-color:#c33;background:#fdf3f3}
-pre{white-space:pre-wrap;margin:0;font:13px/1.45 ui-monospace,monospace}
-.pair{display:grid;grid-template-columns:1fr 1fr;gap:1em}details{border-top:1px solid #ddd;padding:.5em 0}
-mark{background:#ffe2a8}.note{color:#666}
-"""
 
 
 def report_html(comparison: Comparison) -> str:
     """The page; nothing in it is loaded from elsewhere."""
-    return "".join(_page(comparison))
+    return render(
+        title=f"{comparison.a.name} and {comparison.b.name}",
+        tone="bad" if comparison.differs else "good",
+        verdict=comparison.verdict,
+        sections=[_sides(comparison), *_scores(comparison), *_texts(comparison), *_flips(comparison)],
+    )
 
 
-def _page(comparison: Comparison) -> Iterator[str]:
-    a, b = comparison.a.name, comparison.b.name
-    yield f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_e(a)} and {_e(b)}</title>'
-    bad = " bad" if comparison.differs else ""
-    yield f'<style>{_STYLE}</style><h1>Comparison</h1><p class="verdict{bad}">{_e(comparison.verdict)}</p>'
-    yield _table(("", f"A: {a}", f"B: {b}"), side_by_side(comparison))
-    if comparison.metrics:
-        yield "<h2>Scores</h2>" + _table(
-            ("task", "metric", "n", "A", "B", "B - A, paired", "up / down", "verdict"),
-            (
-                (
-                    m.task,
-                    f"{m.metric} ({m.filter})",
-                    f"{m.n:,}",
-                    f"{m.mean_a:.4f} ± {m.stderr_a:.4f}",
-                    f"{m.mean_b:.4f} ± {m.stderr_b:.4f}",
-                    f"{m.difference:+.4f} ± {m.stderr:.4f}",
-                    f"{m.higher_in_b} / {m.higher_in_a}",
-                    m.verdict,
-                )
-                for m in comparison.metrics
-            ),
+def _sides(comparison: Comparison) -> Section:
+    head = ("", f"A: {comparison.a.name}", f"B: {comparison.b.name}")
+    return Section(title="Side by side", tables=[Table(head=head, rows=[*side_by_side(comparison)])])
+
+
+def _scores(comparison: Comparison) -> Iterator[Section]:
+    if not comparison.metrics:
+        return
+    rows = [
+        (
+            m.task,
+            f"{m.metric} ({m.filter})",
+            f"{m.n:,}",
+            f"{m.mean_a:.4f} ± {m.stderr_a:.4f}",
+            f"{m.mean_b:.4f} ± {m.stderr_b:.4f}",
+            f"{m.difference:+.4f} ± {m.stderr:.4f}",
+            f"{m.higher_in_b} / {m.higher_in_a}",
+            m.verdict,
         )
-    yield from _texts(comparison)
-    if comparison.flips:
-        yield f"<h2>Scores that changed</h2>{_note(len(comparison.flips))}"
-        for flip in comparison.flips[:_SHOWN]:
-            title = f"{flip.task} {flip.doc_id}, {flip.metric} ({flip.filter}): {flip.score_a:g} → {flip.score_b:g}"
-            yield f"<details><summary>{_e(title)}</summary><pre class=note>{_e(flip.prompt)}</pre>"
-            yield f"<p>target: {_e(flip.target)}</p>"
-            yield _pair("\n---\n".join(flip.answers_a), "\n---\n".join(flip.answers_b)) + "</details>"
-    yield "</html>\n"
+        for m in comparison.metrics
+    ]
+    head = ("task", "metric", "n", "A", "B", "B - A, paired", "up / down", "verdict")
+    yield Section(title="Scores", tables=[Table(head=head, rows=rows)])
 
 
-def _texts(comparison: Comparison) -> Iterator[str]:
+def _texts(comparison: Comparison) -> Iterator[Section]:
     if comparison.texts is None:
         return
-    yield f"<h2>Outputs</h2><p>{_e(texts_line(comparison))}</p>"
-    if comparison.gaps:
-        yield f"<p>{_e(gaps_line(comparison))}</p>"
     gaps = {gap.row: gap for gap in comparison.gaps}
-    if comparison.texts.divergences:
-        yield _note(len(comparison.texts.divergences))
+    pairs = []
     for divergence in comparison.texts.divergences[:_SHOWN]:
         title = f"row {divergence.row}, parts after {divergence.position} tokens"
         if gap := gaps.get(divergence.row):
             kind = "numerical tie" if gap.is_tie else "real difference"
             title += f": {kind} (top-2 logit gap {gap.gap:.2g}, tolerance {gap.tolerance:.2g})"
-        yield f"<details><summary>{_e(title)}</summary>{_pair(divergence.text_a, divergence.text_b)}</details>"
+        left, right = _marked(divergence.text_a, divergence.text_b)
+        pairs.append(Pair(title=title, left=left, right=right))
+    intro = texts_line(comparison) + (f" {gaps_line(comparison)}" if comparison.gaps else "")
+    yield Section(title="Outputs", intro=intro, pairs=pairs, note=_note(len(comparison.texts.divergences)))
+
+
+def _flips(comparison: Comparison) -> Iterator[Section]:
+    if comparison.flips:
+        pairs = [_flip(flip) for flip in comparison.flips[:_SHOWN]]
+        yield Section(title="Scores that changed", pairs=pairs, note=_note(len(comparison.flips)))
+
+
+def _flip(flip: Flip) -> Pair:
+    left, right = _marked("\n---\n".join(flip.answers_a), "\n---\n".join(flip.answers_b))
+    return Pair(
+        title=f"{flip.task} {flip.doc_id}, {flip.metric} ({flip.filter}): {flip.score_a:g} → {flip.score_b:g}",
+        above=flip.prompt,
+        note=f"target: {flip.target}",
+        left=left,
+        right=right,
+    )
 
 
 def _note(count: int) -> str:
-    return f'<p class="note">The first {_SHOWN} of {count} or more.</p>' if count > _SHOWN else ""
+    return f"The first {_SHOWN} of {count} or more." if count > _SHOWN else ""
 
 
-def _pair(a: str, b: str) -> str:
-    """Two texts beside each other; words that differ are marked."""
+def _marked(a: str, b: str) -> tuple[Marked, Marked]:
+    """Two texts in pieces; words that differ are marked."""
     left, right = a.split(" "), b.split(" ")
-    marked: tuple[list[str], list[str]] = ([], [])
+    marked: tuple[list[tuple[str, bool]], list[tuple[str, bool]]] = ([], [])
     for kind, i, j, k, m in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
         for out, words in zip(marked, (left[i:j], right[k:m]), strict=True):
-            text = _e(" ".join(words))
-            if text:
-                out.append(text if kind == "equal" else f"<mark>{text}</mark>")
-    return f'<div class="pair"><pre>{" ".join(marked[0])}</pre><pre>{" ".join(marked[1])}</pre></div>'
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    body = "".join(f"<tr>{''.join(f'<td>{_e(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{''.join(f'<th>{_e(cell)}</th>' for cell in head)}</tr>{body}</table>"
-
-
-def _e(text: str) -> str:
-    return html.escape(text)
+            if words:
+                out += [(" ".join(words), kind != "equal"), (" ", False)]
+    return marked

@@ -38,6 +38,22 @@ class Figure:
     table: Table
 
 
+Marked = Sequence[tuple[str, bool]]
+"""A text in pieces, each with whether it stands out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Two texts beside each other, folded up behind their title."""
+
+    title: str
+    left: Marked
+    right: Marked
+    above: str = ""
+    """What both answer."""
+    note: str = ""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
     """One heading and what stands under it."""
@@ -49,6 +65,9 @@ class Section:
     tables: Sequence[Table] = ()
     details: Sequence[Table] = ()
     """Tables that are folded up."""
+    pairs: Sequence[Pair] = ()
+    note: str = ""
+    """Said at its end."""
 
     @property
     def anchor(self) -> str:

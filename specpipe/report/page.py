@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
 
 import jinja2
 from markupsafe import Markup
 
+from specpipe.report.layout import Section
 
-def render(**values: Any) -> str:
-    """values: of templates/page.html; `sections` are layout.Section. Nothing that the page shows is loaded."""
-    return _environment().get_template("page.html").render(values)
+
+def render(
+    *,
+    title: str,
+    sections: Sequence[Section],
+    state: str = "",
+    tone: str = "",
+    verdict: str = "",
+    tiles: Sequence[tuple[str, str, str]] = (),
+    footer: str = "",
+) -> str:
+    """HTML that loads nothing.
+
+    state: a word behind the title; verdict: a sentence below it, both in the colour of `tone` (good, bad, live). tiles:
+    the figures that one looks for first, as name, value and remark.
+    """
+    return _environment().get_template("page.html").render(locals())
 
 
 @functools.cache

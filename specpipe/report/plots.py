@@ -89,6 +89,24 @@ def lines(
     return draw
 
 
+def dated(times: Sequence[Any], series: Mapping[str, Sequence[float]]) -> Draw:
+    """Curves over dates (datetime), a point for each value."""
+
+    def draw(axes: Any) -> None:
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+        for i, (name, y) in enumerate(series.items()):
+            axes.plot(times, y, color=SERIES[i], label=name, marker="o", markersize=4, linestyle=("-", "--")[i % 2])
+        locator = AutoDateLocator(minticks=2)
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        axes.margins(y=0.15)
+        if len(series) > 1:
+            _legend(axes, len(series))
+
+    return draw
+
+
 def bars(groups: Sequence[str], series: Mapping[str, Sequence[float]], label: str) -> Draw:
     """Bars side by side, a group for each entry of `groups`; heights are shares, 0 to 1."""
 

@@ -35,7 +35,7 @@ def render_run(source: RunSource) -> str:
         title=source.name,
         state=source.state,
         tone="good" if source.state == "complete" else "bad" if source.state in _BAD else "live",
-        warning="Synthetic acceptance: the outputs are no text to use." if summary["synthetic"] else "",
+        verdict="Synthetic acceptance: the outputs are no text to use." if summary["synthetic"] else "",
         tiles=_tiles(source),
         sections=sections,
         footer=f"specpipe {summary['versions'].get('specpipe', '')}, run {summary['run_id']}",

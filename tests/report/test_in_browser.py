@@ -1,12 +1,21 @@
 """Reports in a real browser: light and dark, on a phone and on a desk."""
 
+import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from support.look import assert_readable, look_at
 from support.reports import run_source, shard_record, timeline
 
+from specpipe.evaluation.comparison import Comparison, Flip
+from specpipe.evaluation.history import SCHEMA
+from specpipe.evaluation.history_page import history_page
+from specpipe.evaluation.paired import MetricComparison
+from specpipe.evaluation.report_html import report_html
+from specpipe.evaluation.sides import Side
+from specpipe.evaluation.texts import Divergence, TextComparison
 from specpipe.report import ErrorExample, RunSource, render_run
 from specpipe.telemetry.record import shard_table
 
@@ -34,14 +43,60 @@ def troubled() -> RunSource:
     )
 
 
+def comparison() -> str:
+    """Two sides that differ, with changed answers, of which one is hostile and one has no end."""
+    hostile = "<script>fetch('https://example.org/')</script> 4 * 12 = 48"
+    sides = [
+        Side(name=name, run=None, samples=(), settings={"speculation.policy": policy}, measured={"failed": 0})
+        for name, policy in (("runs/plain", "off"), (f"runs/{LONG}", "fixed"))
+    ]
+    metric = MetricComparison(
+        task="gsm8k", filter="strict-match", metric="exact_match", n=200, mean_a=0.9, stderr_a=0.02, mean_b=0.5,
+        stderr_b=0.03, difference=-0.4, stderr=0.03, higher_in_b=2, higher_in_a=82, same_answers=90,
+    )  # fmt: skip
+    flip = Flip(
+        task="gsm8k", doc_id=7, filter="strict-match", metric="exact_match", score_a=1.0, score_b=0.0, prompt=hostile,
+        target="48", answers_a=("The peaches cost 4 * 12 = 48 dollars.",), answers_b=(f"{hostile} {LONG}",),
+    )  # fmt: skip
+    divergence = Divergence(
+        row=3, request_id="3", position=9, token_a=1, token_b=2, text_a="one two three", text_b=f"one {LONG} three",
+        common=(),
+    )  # fmt: skip
+    texts = TextComparison(rows=200, same_text=90, same_tokens=90, positions=[9] * 110, divergences=[divergence] * 60)
+    return report_html(Comparison(a=sides[0], b=sides[1], metrics=(metric,), flips=(flip, flip), texts=texts))
+
+
+def history() -> str:
+    """A nightly evaluation over two months."""
+    values: dict[str, Any] = {name: 0.5 for name in SCHEMA.names}
+    values |= {name: LONG for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True) if str(kind) == "string"}
+    first = datetime.datetime(2026, 1, 31, 10, tzinfo=datetime.UTC)
+    rows = [
+        {**values, "n": 9, "time": first + datetime.timedelta(days=day), "speculative": 0.5 + day % 7 / 50}
+        for day in range(60)
+    ]
+    return history_page(pa.Table.from_pylist(rows, schema=SCHEMA))
+
+
+def check(browser: Any, html: str, folder: Path, width: int, scheme: str) -> None:
+    page = folder / "page.html"
+    page.write_text(html, encoding="utf-8")
+    look = look_at(browser, page, width=width, scheme=scheme, picture=folder / "page.png")
+    assert_readable(look)
+    red = int(look.background.removeprefix("rgb(").split(",")[0])
+    assert red > 200 if scheme == "light" else red < 50
+    assert (folder / "page.png").stat().st_size > 10_000
+
+
 @SCHEMES
 @WIDTHS
 @pytest.mark.parametrize("source", [plain, troubled])
 def test_a_report_can_be_read(chromium: Any, tmp_path: Path, source: Any, width: int, scheme: str) -> None:
-    page = tmp_path / "report.html"
-    page.write_text(render_run(source()), encoding="utf-8")
-    look = look_at(chromium, page, width=width, scheme=scheme, picture=tmp_path / "page.png")
-    assert_readable(look)
-    red = int(look.background.removeprefix("rgb(").split(",")[0])
-    assert red > 200 if scheme == "light" else red < 50
-    assert (tmp_path / "page.png").stat().st_size > 10_000
+    check(chromium, render_run(source()), tmp_path, width, scheme)
+
+
+@SCHEMES
+@WIDTHS
+@pytest.mark.parametrize("page", [comparison, history])
+def test_an_evaluation_can_be_read(chromium: Any, tmp_path: Path, page: Any, width: int, scheme: str) -> None:
+    check(chromium, page(), tmp_path, width, scheme)
