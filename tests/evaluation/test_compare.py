@@ -80,7 +80,7 @@ def test_speculation_changes_nothing_and_the_comparison_says_so(tiny_run: TinyRu
     assert "| tiny, exact_match (none), n = 8 | 1.0000 ± 0.0000 | 1.0000 ± 0.0000 |" in text
     assert "| speculation.policy | off | fixed |" in text and "acceptance length | 1.00 |" in text
     page = (tmp_path / "c.html").read_text()
-    assert "identical: all 8" in page and "http" not in page
+    assert "identical: all 8" in page and "://" not in page
 
 
 @pytest.mark.usefixtures("accept_everything")
