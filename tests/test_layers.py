@@ -25,7 +25,8 @@ ALLOWED = {
     "specpipe.pipeline": VOCABULARY
     | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.speculation"}
     | {"specpipe.report", "specpipe.telemetry", "specpipe_kernels"},
-    "specpipe.benchmark": VOCABULARY | {"specpipe.engine", "specpipe.speculation", "specpipe_kernels"},
+    "specpipe.benchmark": VOCABULARY
+    | {"specpipe.engine", "specpipe.models", "specpipe.speculation", "specpipe_kernels"},
     "specpipe.evaluation": VOCABULARY
     | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.pipeline"}
     | {"specpipe.report", "specpipe.telemetry"},
