@@ -1,12 +1,4 @@
-"""What a round takes: a physical model fitted to what was measured, and what real rounds say beyond it.
-
-Model of a round of n rows with K draft tokens, rows c tokens long (the roofline of a decoder-only pair):
-
-    seconds = a + b·n·(K+1) + d·n·c  +  K·(e + f·n)  for a draft model, or  e + f·n  for n-grams
-
-a: the target's weights; b: arithmetic of a verified token; d: reading a token's KV; e, f: the same of the proposer.
-All coefficients are 0 or more, so the model rises with K, n and c.
-"""
+"""What rounds take: the model of round_model.py fitted to what was measured, and what real rounds took beyond it."""
 
 from __future__ import annotations
 
@@ -20,17 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from specpipe.core import CostPoint, ProposerName
+from specpipe.speculation.round_model import DRAFT, features, fit, rising
 
 Array = npt.NDArray[np.float64]
 _MEMORY = 64.0  # rounds that the past of a cell counts for at most: drift is followed within about as many
 _CREDIBLE = 4.0  # rounds that make a cell count half
 _OCTAVE = 4  # cells to a doubling of the rows
 _SHORT = 64.0  # tokens of context that make no difference
-_FEATURES, _ARITHMETIC, _KV, _DRAFT = 9, 1, 2, 3
 _MANY = 256.0  # tokens that a draft step takes in the time of one
-_LONG = 1024.0  # tokens of context: with rows of one length KV and arithmetic look alike, and arithmetic gets the time
-_RIDGE = 192.0
-_SWEEPS = 60
 
 
 class _Key(NamedTuple):
@@ -114,7 +103,7 @@ class CostTable:
         """Seconds to prefill one token with the draft model: measured, or from the weights that a draft step reads."""
         if self._draft_token_s is not None:
             return self._draft_token_s
-        return float(self._fitted.model[_DRAFT]) / _MANY
+        return float(self._fitted.model[DRAFT]) / _MANY
 
     def seconds(self, *, proposer: ProposerName, k: int, running: int, context: float) -> float:
         """One round. Raises ValueError for a table that knows nothing."""
@@ -130,9 +119,9 @@ class CostTable:
         if not self._cells:
             raise ValueError("the cost table is empty; expected at least one measured point")
         k, n = _mesh(max_k, slots)
-        model = _features(proposer, k, n, np.full_like(k, context)) @ self._fitted.model
+        model = features(proposer, k, n, np.full_like(k, context)) @ self._fitted.model
         near, residual = self._near(proposer, k, n, context)
-        return _rising(model * np.exp(residual / (near + 0.3)))
+        return rising(model * np.exp(residual / (near + 0.3)))
 
     def known(self, *, proposer: ProposerName, max_k: int, slots: int, context: float) -> Array:
         """→ [max_k + 1, slots + 1]: how much of `grid` was measured near by, 0 to 1, rather than concluded."""
@@ -145,15 +134,15 @@ class CostTable:
         k = np.array([float(key.k) for key in self._cells])
         cells = np.array([(c.running, c.context, c.rounds, c.seconds) for c in self._cells.values()])
         n, context, rounds, seconds = cells.T
-        features = np.stack(
+        rows = np.stack(
             [
-                _features(key.proposer, *(np.array(value) for value in (float(key.k), cell.running, cell.context)))
+                features(key.proposer, *(np.array(value) for value in (float(key.k), cell.running, cell.context)))
                 for key, cell in self._cells.items()
             ]
         )
         weight = rounds / (rounds + _CREDIBLE)
-        model = _fit(features / seconds[:, None], weight)
-        residual = np.log(seconds / np.maximum(features @ model, 1e-12))
+        model = fit(rows / seconds[:, None], weight)
+        residual = np.log(seconds / np.maximum(rows @ model, 1e-12))
         return _Fitted(model, k, n, context, weight, np.clip(residual, -1.5, 1.5))
 
     def _near(self, proposer: ProposerName, k: Array, n: Array, context: float) -> tuple[Array, Array]:
@@ -208,38 +197,3 @@ def _mesh(max_k: int, slots: int) -> tuple[Array, Array]:
     """K and rows, each [max_k + 1, slots + 1]; rows 0 read as 1."""
     k, n = np.meshgrid(np.arange(max_k + 1.0), np.maximum(np.arange(slots + 1.0), 1.0), indexing="ij")
     return k, n
-
-
-def _features(proposer: ProposerName, k: Array, n: Array, context: Array) -> Array:
-    """→ [..., 9]: what each coefficient is multiplied by. Arguments are arrays of one shape."""
-    nothing = np.zeros_like(n)
-    draft = [k, k * n] if proposer == "draft" else [nothing, nothing]
-    ngram = [np.sign(k), np.sign(k) * n] if proposer == "ngram" else [nothing, nothing]
-    tokens = n * (k + 1)
-    bent = [np.sqrt(tokens), np.maximum(0.0, tokens - _RIDGE)]
-    return np.stack([np.ones_like(n), tokens, n * context, *draft, *ngram, *bent], axis=-1)
-
-
-def _fit(features: Array, weight: Array) -> Array:
-    """Coefficients ≥ 0 of the least relative squares |features @ x − 1|², by coordinate descent.
-
-    A small ridge on each coefficient's contribution shares out what the points cannot tell apart.
-    """
-    scale = np.maximum(np.abs(features).max(axis=0), 1e-30)
-    scale[_KV] = max(scale[_KV], scale[_ARITHMETIC] * _LONG)
-    scaled = features / scale
-    gram = (scaled * weight[:, None]).T @ scaled + 1e-3 * np.eye(_FEATURES)
-    target = (scaled * weight[:, None]).T @ np.ones(len(features))
-    x = np.zeros(_FEATURES)
-    for _ in range(_SWEEPS):
-        for i in range(_FEATURES):
-            x[i] = max(0.0, x[i] + (target[i] - gram[i] @ x) / gram[i, i])
-    return np.asarray(x / scale)
-
-
-def _rising(seconds: Array) -> Array:
-    """The mean of the least rising bound above and the greatest below: rising in both axes, an outlier halved."""
-    above = np.maximum.accumulate(np.maximum.accumulate(seconds, axis=0), axis=1)
-    flipped = seconds[::-1, ::-1]
-    below = np.minimum.accumulate(np.minimum.accumulate(flipped, axis=0), axis=1)[::-1, ::-1]
-    return np.asarray(0.5 * (above + below))

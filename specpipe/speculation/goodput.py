@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from specpipe.core import Exploration, ProposerName, SpeculationPlan
-from specpipe.speculation.acceptance import Acceptance
 from specpipe.speculation.cost import CostTable
+from specpipe.speculation.expected import expected_tokens, rates, work_ahead
 from specpipe.speculation.policy import Situation
 from specpipe.speculation.reason import say
 
 Array = npt.NDArray[np.float64]
-HYSTERESIS = 0.02
+HYSTERESIS = 0.03
 """What is in force is left only for something expected to be this much faster."""
 EXPLORE_SHARE = 0.01
 """Of all rounds, and of all seconds, at most so much is spent on a K or a proposer that the plan would not take."""
@@ -29,11 +29,6 @@ EARLY_SHARE = 1 / 16
 """In a worker's first rounds the share is larger: what is learnt then pays longest."""
 HOPEFUL_ROUNDS = 32
 """A worker's first rounds take what may be best for all that is known: rows are new, the draft is not behind."""
-HOPE = 0.85
-"""Conditional acceptance that a position may turn out to have for all that is known, where little is."""
-HOPE_WEIGHT = 16.0
-HOPE_SECONDS = 0.3
-"""Share by which a round that was never timed may be shorter than the cost table says."""
 
 
 class Choice(NamedTuple):
@@ -140,45 +135,6 @@ class Goodput:
         share = self.explore_share if situation.rounds >= EARLY_ROUNDS else EARLY_SHARE
         every = max(1.0, lost / usual) / share
         every = 2 ** math.ceil(math.log2(every))  # so that a new plan does not begin the count anew
-        left = float(ahead.sum()) / now / usual
-        proposer = choice.proposer if k else "none"
-        return Exploration(k=k, proposer=proposer, rounds=1, every=every) if every < left else None
-
-
-def expected_tokens(acceptance: Acceptance, max_k: int, *, hope: bool = False) -> Array:
-    """→ [K + 1]: tokens that a row's round of K drafts yields, 1 + coverage · Σ_i Π_{j ≤ i} c_j."""
-    conditional = acceptance.conditional(max_k)
-    coverage = acceptance.coverage
-    if hope:
-        reached = np.zeros(max_k)
-        known = acceptance.reached[:max_k]
-        reached[: len(known)] = known
-        share = HOPE_WEIGHT / (HOPE_WEIGHT + reached)
-        conditional = np.maximum(conditional, conditional + share * (HOPE - conditional))
-        coverage += (1 - coverage) * HOPE_WEIGHT / (HOPE_WEIGHT + acceptance.row_rounds)
-    return np.concatenate([[1.0], 1.0 + coverage * np.cumsum(np.cumprod(conditional))])
-
-
-def rates(proposer: ProposerName, situation: Situation, costs: CostTable, max_k: int, *, hope: bool = False) -> Array:
-    """→ [K + 1, N + 1] tokens per second, the draft's prefill of new rows paid. Rows 0 read as 1."""
-    slots, context = situation.slots, situation.context
-    seconds = costs.grid(proposer=proposer, max_k=max_k, slots=slots, context=context)
-    if hope:  # a round that was never timed may be as short as plain decoding, or all of it shorter than concluded
-        unknown = 1 - costs.known(proposer=proposer, max_k=max_k, slots=slots, context=context)
-        seconds = np.minimum(seconds - unknown * (seconds - seconds[0]), seconds * (1 - HOPE_SECONDS * unknown))
-    tokens = expected_tokens(situation.acceptance[proposer], max_k, hope=hope)
-    made = tokens[:, None] * np.maximum(np.arange(situation.slots + 1), 1)
-    if proposer == "draft":
-        prefill_s = situation.input_tokens / max(1.0, situation.output_tokens) * costs.draft_token_s
-        seconds = seconds + prefill_s * made * (np.arange(max_k + 1) > 0)[:, None]
-    return np.asarray(made / seconds)
-
-
-def work_ahead(situation: Situation) -> Array:
-    """→ [N + 1]: tokens that are still to be generated at each occupancy: the queue's at the present one, then those
-    of the rows that run as they end one after the other, evenly."""
-    n = situation.running
-    rows = np.arange(situation.slots + 1)
-    ahead = np.where(rows <= n, rows / n, 0.0) * situation.output_tokens
-    ahead[n] += max(0.0, situation.queue_depth - n) * situation.output_tokens
-    return ahead
+        if (1 - now / hoped) * float(ahead.sum()) / now < lost:
+            return None  # too little is left to pay for it
+        return Exploration(k=k, proposer=choice.proposer if k else "none", rounds=1, every=every)

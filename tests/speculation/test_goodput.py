@@ -127,8 +127,10 @@ def test_what_is_known_well_is_not_explored() -> None:
     assert POLICY.plan(situation(GOOD)).explore is None
 
 
-def test_exploring_that_takes_longer_than_the_work_left_is_not_done() -> None:
-    assert POLICY.plan(situation(acceptance(0.2), queue_depth=1, output_tokens=20)).explore is None
+def test_a_try_that_the_work_left_cannot_pay_for_is_not_made() -> None:
+    tail = situation(acceptance(0.2), queue_depth=4, output_tokens=20, behind=200.0)
+    assert POLICY.plan(tail).explore is not None
+    assert POLICY.plan(replace(tail, costs=table(draft_token_s=1e-3))).explore is None
 
 
 def test_without_any_measured_round_it_decodes_plainly() -> None:
