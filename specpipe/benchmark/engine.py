@@ -18,7 +18,7 @@ from specpipe.benchmark.rounds_profile import RoundProfile, profile_rounds
 from specpipe.benchmark.shapes import random_model
 from specpipe.core import EngineConfig, Phase, Request, SamplingParams, SpeculationPlan, StepReport
 from specpipe.engine.attention import register
-from specpipe.engine.build import num_pages
+from specpipe.engine.build import sized_engine
 from specpipe.engine.engine import Engine
 from specpipe.engine.runner import ModelRunner
 
@@ -105,7 +105,7 @@ def build(bench: Bench) -> Engine:
         runners.append(
             ModelRunner(model, vocab_size=vocab_size, context_length=length, page_size=config.page_size, fp8=fp8)
         )
-    return Engine(*runners, config=config, decoder=_NoText(), eos_ids=(), num_pages=num_pages(runners, config))
+    return sized_engine(runners, config, _NoText(), ())
 
 
 def start(bench: Bench, began: float) -> tuple[Engine, StartUp]:

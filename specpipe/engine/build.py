@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,6 +13,7 @@ from specpipe.core import EngineConfig
 from specpipe.engine.attention import register
 from specpipe.engine.decoder import TokenizerDecoder
 from specpipe.engine.engine import Engine
+from specpipe.engine.rows import TextDecoder
 from specpipe.engine.runner import ModelRunner
 from specpipe.errors import MachineError
 from specpipe.models.loader import load_config, load_model
@@ -24,7 +26,8 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 DraftDtypeName = Literal["auto", "fp8"]
 
 CPU_MEMORY_SHARE = 0.25  # of the machine, for KV pages: weights, activations and the user's own work need the rest
-GPU_MEMORY_SHARE = 0.85  # of what is free after the weights; the rest is activations and the allocator's slack
+GPU_MEMORY_SHARE = 0.95  # of what is free beside activations; the rest is what CUDA takes for the graphs themselves
+ALLOCATOR_SLACK = 1.25  # bytes that torch reserves for activations over those in use at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,14 +62,23 @@ def build_engine(spec: EngineSpec) -> Engine:
         _load(source, spec, config.page_size, fp8=source is spec.draft and spec.draft_dtype == "fp8")
         for source in spec.sources
     ]
-    return Engine(
-        runners[0],
-        runners[1] if spec.draft is not None else None,
-        config=config,
-        decoder=TokenizerDecoder(tokenizer),
-        eos_ids=eos_token_ids(spec.target, tokenizer),
-        num_pages=num_pages(runners, config),
-    )
+    return sized_engine(runners, config, TokenizerDecoder(tokenizer), eos_token_ids(spec.target, tokenizer))
+
+
+def sized_engine(
+    runners: Sequence[ModelRunner], config: EngineConfig, decoder: TextDecoder, eos_ids: Sequence[int]
+) -> Engine:
+    """runners: the target, and the draft if there is one. With as much KV memory as the device has room for.
+
+    Raises MachineError where that is not one page.
+    """
+
+    def make(pages: int) -> Engine:
+        draft = runners[1] if len(runners) > 1 else None
+        return Engine(runners[0], draft, config=config, decoder=decoder, eos_ids=eos_ids, num_pages=pages)
+
+    on_cpu = runners[0].device.type == "cpu"
+    return make(_num_pages(runners, config, _cpu_budget() if on_cpu else _gpu_budget(make(1))))
 
 
 def _checked_config(spec: EngineSpec) -> EngineConfig:
@@ -89,11 +101,10 @@ def _load(source: ModelSource, spec: EngineSpec, page_size: int, *, fp8: bool) -
     )
 
 
-def num_pages(runners: list[ModelRunner], config: EngineConfig) -> int:
-    """As many pages as all slots can ever use, or as memory holds; the trash page included."""
+def _num_pages(runners: Sequence[ModelRunner], config: EngineConfig, budget: int) -> int:
+    """As many pages as all slots can ever use, or as `budget` bytes hold; the trash page included."""
     per_page = sum(runner.page_bytes for runner in runners)
     wanted = config.slots * config.pages_per_row
-    budget = _memory_budget(runners[0], config)
     affordable = max(0, budget) // per_page
     if affordable < 1:
         raise MachineError(
@@ -104,11 +115,28 @@ def num_pages(runners: list[ModelRunner], config: EngineConfig) -> int:
     return min(wanted, affordable) + 1
 
 
-def _memory_budget(target: ModelRunner, config: EngineConfig) -> int:
+def _cpu_budget() -> int:
     """Bytes for KV pages."""
-    if target.device.type == "cpu":
-        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_MEMORY_SHARE)
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_MEMORY_SHARE)
+
+
+def _gpu_budget(engine: Engine) -> int:
+    """Likewise, beside an engine like this one, which has the trash page alone: its activations are measured.
+
+    Graphs keep the memory of the widest round to themselves, so it adds to that of a prefill.
+    """
+    target, config = engine.target, engine.config
+    activations = sum(_peak_bytes(work, target.device) for work in (engine.rehearse_round, engine.rehearse_prefill))
+    # Rows that sample keep the draft's logits until verification, and stack them.
+    logits = 2 * config.slots * config.max_k * target.vocab_size * target.dtype.itemsize
+    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(target.device)
-    # Logits of every verified and drafted row of the widest round, and a copy of the drafts' for verification.
-    logit_rows = config.slots * (3 * config.max_k + 1)
-    return int(free * GPU_MEMORY_SHARE) - logit_rows * target.vocab_size * target.dtype.itemsize
+    return int(GPU_MEMORY_SHARE * (free - ALLOCATOR_SLACK * (activations + logits)))
+
+
+def _peak_bytes(work: Callable[[], None], device: torch.device) -> int:
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before

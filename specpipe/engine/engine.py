@@ -68,7 +68,7 @@ class Engine:
         self._in_flight: deque[InFlight] = deque()
         rates = torch.tensor(config.synthetic_rates, device=self._device) if config.synthetic_rates else None
         self._speculates = config.proposer != "none"
-        round_ = Round(
+        self._round = Round(
             self._state,
             target,
             self._proposer(),
@@ -76,9 +76,9 @@ class Engine:
             synthetic_rates=rates,
             clock=self._clock,
         )
-        self._rounds: Rounds = EagerRounds(round_)
+        self._rounds: Rounds = EagerRounds(self._round)
         if self._device.type == "cuda":
-            self._rounds = GraphedRounds(round_, slots=config.slots, device=self._device)
+            self._rounds = GraphedRounds(self._round, slots=config.slots, device=self._device)
 
     def _proposer(self) -> Proposer | None:
         if self.config.proposer == "draft":
@@ -123,6 +123,22 @@ class Engine:
         )
         held = {False, sampling.min_tokens > 0}
         self._rounds.prepare(key._replace(k=k, held=h) for k in set(ks) for h in held)
+
+    def rehearse_round(self) -> None:
+        """Runs the widest greedy round, eagerly and for the dummy slot alone: it changes nothing that rows see."""
+        config, dummy = self.config, self._state.dummy
+        key = RoundKey(k=config.max_k, all_greedy=True, truncated=False, width=config.pages_per_row)
+        self._round(self._state.upload([dummy] * config.slots), key)
+
+    def rehearse_prefill(self) -> None:
+        """Likewise: one prefill of a whole budget by each model."""
+        config, chunks, left = self.config, [], self.config.prefill_budget
+        while left > 0:
+            chunks.append(Chunk(self._state.dummy, 0, min(left, config.max_model_len)))
+            left -= chunks[-1].stop
+        for runner in (self.target, self.draft):
+            if runner is not None:
+                prefill(runner, self._state, chunks, page_size=config.page_size)
 
     def step(self) -> StepReport | None:
         """At most one prefill chunk and one round, then the results of the oldest round in flight.

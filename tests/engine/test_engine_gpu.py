@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.engines import generate, make_engine, make_requests, run
+from support.engines import generate, make_engine, make_requests, plan, run
 
 pytestmark = pytest.mark.gpu
 
@@ -99,3 +99,21 @@ def test_steps_account_for_their_seconds(small_pair) -> None:
         measured += report.phases.get("verify", 0.0)
         assert all(seconds >= 0 for seconds in report.phases.values())
     assert measured > 0
+
+
+@pytest.mark.parametrize(("k", "proposer"), [(0, "none"), (3, "draft"), (3, "ngram")])
+def test_preempted_rows_go_on_with_the_targets_tokens(small_pair, k: int, proposer: str) -> None:
+    pair = on_cuda(small_pair("llama"))
+    requests = make_requests(9, vocab_size=pair.vocab_size, max_new_tokens=90)
+    tight = {"slots": 6, "pages": 12, "page_size": 16, "max_model_len": 160}
+    engine = make_engine(pair.target, pair.draft, max_k=k, proposer=proposer, **tight)
+    engine.submit(requests, plan(k, proposer=proposer))
+    completions, preemptions = [], 0
+    while (report := engine.step()) is not None:
+        completions += report.completions
+        preemptions += sum(part.preemptions for part in report.shards.values())
+    engine.check_integrity()
+
+    assert preemptions > 2
+    tokens = {c.request.row: list(c.token_ids) for c in completions}
+    assert [tokens[row] for row in range(9)] == generate(pair.reference, requests)
