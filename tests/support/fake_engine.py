@@ -33,7 +33,7 @@ def accepted_of(seed: int, position: int, k: int) -> int:
     return count
 
 
-@dataclass
+@dataclass(eq=False)
 class _Row:
     request: Request
     submitted: float
@@ -100,7 +100,8 @@ class FakeEngine:
         shards = self._round(rows, k)
         done = [row for row in rows if row.request.prompt == "BAD" or self._missing(row) == 0]
         with self._lock:
-            self._active = [row for row in self._active if row not in done]
+            ended = set(done)
+            self._active = [row for row in self._active if row not in ended]
             waiting = len(self._queue)
         seconds = time.perf_counter() - began
         return StepReport(
