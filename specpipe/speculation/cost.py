@@ -16,7 +16,10 @@ from specpipe.speculation.round_model import DRAFT, features, fit, rising
 
 Array = npt.NDArray[np.float64]
 _MEMORY = 64.0  # rounds that the past of a cell counts for at most: drift is followed within about as many
-_CREDIBLE = 4.0  # rounds that make a cell count half
+_CREDIBLE = 4.0  # rounds that make a cell count half in the fit
+_DOUBT = 1.5  # rounds near by that make the model and what was measured beyond it count alike
+_ODD = 0.3  # log of how far a single round may lie from the model and be believed
+_NEAR = 0.05  # octaves, or K, that are no distance
 _OCTAVE = 4  # cells to a doubling of the rows
 _SHORT = 64.0  # tokens of context that make no difference
 _MANY = 256.0  # tokens that a draft step takes in the time of one
@@ -46,8 +49,7 @@ class _Fitted(NamedTuple):
     k: Array
     n: Array
     context: Array
-    weight: Array
-    """Credibility of a cell, 0 to 1."""
+    rounds: Array
     residual: Array
     """log(measured / model)."""
 
@@ -121,7 +123,7 @@ class CostTable:
         k, n = _mesh(max_k, slots)
         model = features(proposer, k, n, np.full_like(k, context)) @ self._fitted.model
         near, residual = self._near(proposer, k, n, context)
-        return rising(model * np.exp(residual / (near + 0.3)))
+        return rising(model * np.exp(residual / (near + _DOUBT)))
 
     def known(self, *, proposer: ProposerName, max_k: int, slots: int, context: float) -> Array:
         """→ [max_k + 1, slots + 1]: how much of `grid` was measured near by, 0 to 1, rather than concluded."""
@@ -140,10 +142,10 @@ class CostTable:
                 for key, cell in self._cells.items()
             ]
         )
-        weight = rounds / (rounds + _CREDIBLE)
-        model = fit(rows / seconds[:, None], weight)
+        model = fit(rows / seconds[:, None], rounds / (rounds + _CREDIBLE))
         residual = np.log(seconds / np.maximum(rows @ model, 1e-12))
-        return _Fitted(model, k, n, context, weight, np.clip(residual, -1.5, 1.5))
+        credible = _ODD * np.sqrt(rounds)  # a single round may have met anything
+        return _Fitted(model, k, n, context, np.minimum(rounds, _MEMORY), np.clip(residual, -credible, credible))
 
     def _near(self, proposer: ProposerName, k: Array, n: Array, context: float) -> tuple[Array, Array]:
         """Weight of the cells near by, and with it log(measured / model)."""
@@ -154,7 +156,7 @@ class CostTable:
             + np.abs(k[..., None] - fitted.k)
             + 0.5 * np.abs(np.log2((context + _SHORT) / (fitted.context + _SHORT)))
         )
-        near = fitted.weight * same * np.exp(-2 * apart) / (0.05 + apart)
+        near = fitted.rounds * same * np.exp(-2 * apart) * _NEAR / (_NEAR + apart)
         return near.sum(axis=-1), near @ fitted.residual
 
     def to_json(self) -> dict[str, Any]:

@@ -4,8 +4,8 @@ A round of n rows with K draft tokens, T = n·(K + 1) verified tokens, rows c to
 
     seconds = a + b·T + b'·√T + b"·max(0, T − 192) + d·n·c  +  K·(e + f·n) for a draft model, e + f·n for n-grams
 
-a: the target's weights; b: arithmetic of verified tokens, bent as caches and tiles fill; d: reading a token's KV; e, f: the same of the
-proposer. All coefficients are 0 or more, so the model rises with K, n and c.
+a: the target's weights; b: arithmetic of verified tokens, bent as caches and tiles fill; d: reading a token's KV;
+e, f: the same of the proposer. All coefficients are 0 or more, so the model rises with K, n and c.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def features(proposer: ProposerName, k: Array, n: Array, context: Array) -> Arra
 
 
 def fit(rows: Array, weight: Array) -> Array:
-    """rows [cells, 9]: features over seconds. → coefficients ≥ 0 of the least relative squares |rows @ x − 1|², by coordinate
-    descent; weight [cells].
+    """rows [cells, 9]: features / seconds; weight [cells]. → [9] coefficients of 0 or more.
+
+    Least squares of rows @ x − 1, that is of relative errors, by coordinate descent.
 
     A small ridge on each coefficient's contribution shares out what the points cannot tell apart.
     """
