@@ -20,7 +20,7 @@ ALLOWED = {
     "specpipe.models": VOCABULARY,
     "specpipe.speculation": VOCABULARY,
     "specpipe.telemetry": VOCABULARY,
-    "specpipe.report": VOCABULARY | {"specpipe.telemetry"},
+    "specpipe.report": VOCABULARY | {"specpipe.speculation", "specpipe.telemetry"},
     "specpipe.engine": VOCABULARY | {"specpipe.models", "specpipe_kernels"},
     "specpipe.pipeline": VOCABULARY
     | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.speculation"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,11 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from specpipe.data.locations import locate
-from specpipe.pipeline.folder import REPORT, RunFolder
+from specpipe.pipeline.folder import COSTS, REPORT, RunFolder
 from specpipe.pipeline.inspect import look
 from specpipe.pipeline.manifest import Manifest
 from specpipe.pipeline.timeline_log import read_timelines
 from specpipe.report import ErrorExample, RunSource, render_run
+from specpipe.speculation.cost import CostTable
 
 log = logging.getLogger(__name__)
 _PARTS, _EXAMPLES = 4, 12  # parts that are read for examples of failed rows, and how many of these are shown
@@ -50,8 +52,17 @@ def _source(
         created_at=manifest.created_at,
         shards=shards,
         timelines=read_timelines(folder),
+        costs=read_costs(folder),
         errors=_examples(folder, shards.filter(pc.greater(shards["failed_rows"], 0))["shard"].to_pylist()),
     )
+
+
+def read_costs(folder: RunFolder) -> CostTable | None:
+    """Of the hardware that ran most rounds."""
+    known = json.loads(folder.read(COSTS) or b"{}").values()
+    if not known:
+        return None
+    return CostTable.from_json(max(known, key=lambda table: sum(cell["rounds"] for cell in table["cells"])))
 
 
 def _examples(folder: RunFolder, shards: Sequence[int]) -> list[ErrorExample]:

@@ -21,18 +21,22 @@ def over_time(source: RunSource) -> Section | None:
     if timeline.starts:
         intro += " Dotted lines: the run was started again."
     figures = [
-        _figure(timeline, "Output tokens per second", "tokens-per-second", {"all workers": timeline.tokens_per_s}, 0),
-        _figure(timeline, "Queue depth", "queue-depth", {"rows per worker": timeline.queue_depth}, 0),
-        _figure(timeline, "Occupancy", "occupancy", {"rows running": timeline.occupancy}, 1, limit=timeline.slots),
-        _figure(timeline, "K", "k", {"mean over row-rounds": timeline.k}, 2),
+        over_time_figure(
+            timeline, "Output tokens per second", "tokens-per-second", {"all workers": timeline.tokens_per_s}, 0
+        ),
+        over_time_figure(timeline, "Queue depth", "queue-depth", {"rows per worker": timeline.queue_depth}, 0),
+        over_time_figure(
+            timeline, "Occupancy", "occupancy", {"rows running": timeline.occupancy}, 1, limit=timeline.slots
+        ),
+        over_time_figure(timeline, "K", "k", {"mean over row-rounds": timeline.k}, 2),
     ]
     if np.isfinite(timeline.acceptance_length).any():
         drafted = {"tokens a draft yields": timeline.acceptance_length}
-        figures.append(_figure(timeline, "Acceptance length", "acceptance-length", drafted, 2, floor=1.0))
+        figures.append(over_time_figure(timeline, "Acceptance length", "acceptance-length", drafted, 2, floor=1.0))
     return Section(title="Over time", intro=intro, figures=figures)
 
 
-def _figure(
+def over_time_figure(
     timeline: Timeline,
     title: str,
     name: str,
@@ -42,6 +46,7 @@ def _figure(
     floor: float = 0.0,
     limit: Points | None = None,
 ) -> Figure:
+    """Curves over the run's time, and a table of some of their points."""
     slots = None if limit is None else ("slots", limit)
     first = next(iter(series.values()))
     finite = first[np.isfinite(first)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specpipe.report.cost import cost_of, what_it_cost
+from specpipe.report.goodput import goodput
 from specpipe.report.layout import DASH, Section, count, fixed
 from specpipe.report.over_time import over_time
 from specpipe.report.page import render
@@ -26,6 +27,7 @@ def render_run(source: RunSource) -> str:
         errors(source),
         speculation(source),
         over_time(source),
+        goodput(source),
         time_spent(source),
         slowest_shards(source),
     )

@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from specpipe.speculation.cost import CostTable
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorExample:
@@ -36,6 +38,8 @@ class RunSource:
     """telemetry/shards.parquet: one row a published shard."""
     timelines: Sequence[pa.Table]
     """telemetry/timeline-*.parquet, one a start, in order."""
+    costs: CostTable | None = None
+    """What rounds took on the hardware that ran most of them; None where the run left no telemetry/costs.json."""
     errors: Sequence[ErrorExample] = ()
     """Some of the failed rows."""
 

@@ -26,6 +26,8 @@ class Timeline:
     """When the second and later starts began, on the same clock."""
     tokens_per_s: Points
     """Of all workers."""
+    expected_tokens_per_s: Points
+    """Of all workers, by the plans that ruled; 0 where they did not say."""
     queue_depth: Points
     occupancy: Points
     """Rows running in a worker, mean over workers."""
@@ -68,11 +70,17 @@ def _column(table: pa.Table, name: str) -> Points:
     return np.asarray(values, dtype=np.float64)
 
 
+def _expected(table: pa.Table) -> Points:
+    """Zeros for the timelines of policies, and of versions, that do not say."""
+    name = "expected_tokens_per_s"
+    return _column(table, name) if name in table.column_names else np.zeros(table.num_rows)
+
+
 class _Sums:
     """By bin, what the points are quotients of."""
 
     def __init__(self, bins: int) -> None:
-        names = ("time", "tokens", "depth", "rows", "slots", "row_rounds", "k", "drafts", "accepted")
+        names = ("time", "tokens", "expected", "depth", "rows", "slots", "row_rounds", "k", "drafts", "accepted")
         self._bins = bins
         self._by_name = {name: np.zeros(bins) for name in names}
 
@@ -82,6 +90,7 @@ class _Sums:
         for name, values in {
             "time": time,
             "tokens": _column(table, "output_tokens"),
+            "expected": time * _expected(table),
             "depth": time * _column(table, "queue_depth"),
             "rows": time * occupancy,
             "slots": time * _column(table, "slots"),
@@ -100,6 +109,7 @@ class _Sums:
             width_s=float(width),
             starts=starts,
             tokens_per_s=sums["tokens"] / np.diff(edges),
+            expected_tokens_per_s=sums["expected"] / np.diff(edges),
             queue_depth=_ratio(sums["depth"], sums["time"]),
             occupancy=_ratio(sums["rows"], sums["time"]),
             slots=_ratio(sums["slots"], sums["time"]),
