@@ -235,6 +235,10 @@ class SpeculationPlan:
         k = self.k_for(running)
         return (self.proposer if k else "none"), k
 
+    def expected_tokens_per_s(self, running: int) -> float:
+        """What a worker is expected to generate while `running` rows hold a slot; 0.0 where the policy does not say."""
+        return self.tokens_per_s[min(running, len(self.tokens_per_s) - 1)] if self.tokens_per_s else 0.0
+
     @property
     def max_k(self) -> int:
         return max(*self.ks, self.explore.k if self.explore else 0)
@@ -377,8 +381,12 @@ class StepReport:
     """Who drafted in the round; "none" where k is 0."""
     context: float = 0.0
     """Mean tokens of a row when the round began."""
-    steady: bool = True
-    """Whether `seconds` less prefill is the price of such a round: nothing was compiled or captured meanwhile."""
+    round_s: float = 0.0
+    """What the round took on the device, waiting for the host included; 0 where that says nothing of such rounds,
+    because a graph was captured meanwhile."""
+    draft_prefill_tokens: int = 0
+    """Tokens that the draft model prefilled or caught up with."""
+    draft_prefill_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

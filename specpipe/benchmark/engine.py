@@ -113,7 +113,7 @@ def start(bench: Bench, began: float) -> tuple[Engine, StartUp]:
     marks = [began, time.perf_counter()]
     engine = build(bench)
     marks.append(time.perf_counter())
-    engine.prepare(SamplingParams(), bench.ks)
+    engine.prepare(SamplingParams(), [("draft", k) for k in bench.ks])
     marks.append(time.perf_counter())
     run(engine, requests([(bench.prompt_tokens, 1)], engine.target.vocab_size), bench.ks[0])
     marks.append(time.perf_counter())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specpipe.cli.bench_jobs import run_jobs
 from specpipe.cli.bench_kernels import kernels
 from specpipe.cli.bench_policy import policy
 from specpipe.errors import JobError
@@ -45,6 +46,23 @@ def bench() -> None:
     help="Instead: builtin:tiny on this CPU, 64 prompts (--batch) at once with one --k, here and through transformers' "
     "assisted and plain generation; their tokens must be equal.",
 )
+@click.option(
+    "--policy",
+    type=click.Choice(["goodput", "queue_threshold"]),
+    help="Instead: jobs of mixed lengths that drain to their tail, under this policy and every fixed --k (0 1 2 3 5).",
+)
+@click.option("--slots", default=256, show_default=True, type=click.IntRange(1), help="With --policy: rows at once.")
+@click.option("--rows", default=768, show_default=True, type=click.IntRange(1), help="With --policy: rows of a job.")
+@click.option("--shard-rows", default=192, show_default=True, type=click.IntRange(1), help="With --policy.")
+@click.option(
+    "--longest", default=511, show_default=True, type=click.IntRange(2), help="With --policy: most tokens in and out."
+)
+@click.option(
+    "--acceptance",
+    multiple=True,
+    help="With --policy: high, middle, low or useless; any number of times, all if left out. The last conditional rate "
+    "holds for positions beyond the third.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def engine(
     target: str,
@@ -59,6 +77,12 @@ def engine(
     mixed: bool,
     profile: bool,
     against_transformers: bool,
+    policy: str | None,
+    slots: int,
+    rows: int,
+    shard_rows: int,
+    longest: int,
+    acceptance: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Decode-only tokens per second of one engine with random weights and synthetic acceptance.
@@ -69,6 +93,7 @@ def engine(
       specpipe bench engine --batch 1 --batch 64 --k 0 --k 2
       specpipe bench engine --device cpu --target small --draft small --batch 4
       specpipe bench engine --against-transformers
+      specpipe bench engine --policy goodput --slots 16 --rows 96
     """
     if against_transformers:
         _against(prompts=(batches or (64,))[0], k=(ks or (3,))[0], new_tokens=new_tokens or 128, as_json=as_json)
@@ -79,9 +104,32 @@ def engine(
 
     from specpipe.benchmark.engine import Bench, mixed_job, start, sweep
 
+    where = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    if policy is not None:
+        from specpipe.benchmark.tuned import ACCEPTANCE, Comparison, rates_for
+
+        jobs = Comparison(
+            policy=policy,
+            ks=tuple(sorted({0, *(ks or (1, 2, 3, 5))})),
+            acceptance=acceptance or tuple(ACCEPTANCE),
+            rows=rows,
+            shard_rows=shard_rows,
+            longest=longest,
+        )
+        model = Bench(
+            target=target,
+            draft=draft,
+            device=where,
+            dtype="bfloat16" if where == "cuda" else "float32",
+            batches=(slots,),
+            ks=jobs.ks,
+            rates=rates_for((1.0,), max(jobs.ks)),
+            max_model_len=2 * longest + 2,
+        )
+        run_jobs(model, jobs, as_json=as_json)
+        return
     if max(ks or (3,)) > len(_rates(rates)):
         raise JobError(f"--rates gives {len(_rates(rates))} rates for K = {max(ks)}; expected one for every position")
-    where = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     what = Bench(
         target=target,
         draft=draft,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specpipe.core import Completion, FinishReason
+from specpipe.core import Completion, FinishReason, ProposerName
 from specpipe.engine.accounting import ShardTally
 from specpipe.engine.logprobs import RoundLogprobs
 from specpipe.engine.rows import Row, TextDecoder
@@ -22,53 +22,63 @@ STATUS_ERRORS = {
 }
 
 
-class InFlight(NamedTuple):
-    """Work that was launched and not read yet: a prefill chunk, a round, or both."""
+class Launch(NamedTuple):
+    """What a step asked the device to do: a prefill chunk, a round, or both."""
 
-    rows: list[Row]
-    k: int
+    rows: Sequence[Row] = ()
+    k: int = 0
+    proposer: ProposerName = "none"
+    prefilled: bool = False
+    draft_prefill_tokens: int = 0
+    steady: bool = True
+    """False where a graph had to be captured first."""
+
+
+class InFlight(NamedTuple):
+    """Work that was launched and not read yet."""
+
+    launch: Launch
     packed: Tensor
-    """RoundResult.pack() on the host, a row for each of `rows` and padding; valid once `done` has passed."""
+    """RoundResult.pack() on the host, a row for each of the launch's and padding; valid once `done` has passed."""
     stamps: Tensor
     """[marks] int64 on the host, likewise."""
-    prefilled: bool
     done: torch.cuda.Event | None
 
 
-def read_later(rows: list[Row], k: int, packed: Tensor, stamps: Tensor, *, prefilled: bool) -> InFlight:
+def read_later(launch: Launch, packed: Tensor, stamps: Tensor) -> InFlight:
     """Queues the copy of what a step did to the host. packed, stamps [marks]: on the device."""
     if packed.device.type == "cpu":
-        return InFlight(rows, k, packed, stamps.clone(), prefilled, None)
+        return InFlight(launch, packed, stamps.clone(), None)
     copies = []
     for given in (packed, stamps):
         copies.append(torch.empty(given.shape, dtype=given.dtype, pin_memory=True))
         copies[-1].copy_(given, non_blocking=True)
     done = torch.cuda.Event()
     done.record()
-    return InFlight(rows, k, copies[0], copies[1], prefilled, done)
+    return InFlight(launch, copies[0], copies[1], done)
 
 
 class Collector:
     """Takes the results of rounds for the rows that still run, and frees what finished rows held."""
 
-    def __init__(self, scheduler: Scheduler, state: SlotState, decoder: TextDecoder, *, drafts: bool) -> None:
-        """drafts: a draft model follows the rows, so how far its KV is valid has to be followed too."""
-        self._scheduler, self._state, self._decoder, self._drafts = scheduler, state, decoder, drafts
+    def __init__(self, scheduler: Scheduler, state: SlotState, decoder: TextDecoder) -> None:
+        self._scheduler, self._state, self._decoder = scheduler, state, decoder
 
     def collect(self, flight: InFlight, tally: Mapping[int, ShardTally]) -> list[Completion]:
         """Waits for the round; tally: by shard, makes what it lacks."""
         if flight.done is not None:
             flight.done.synchronize()
-        now = time.perf_counter()
+        now, rows = time.perf_counter(), flight.launch.rows
         finished: list[tuple[Row, Completion]] = []
-        packed, columns = flight.packed[: len(flight.rows)], flight.k + 5
-        told = RoundLogprobs.unpack(packed[:, columns:], flight.k) if packed.shape[1] > columns else None
-        for i, (row, values) in enumerate(zip(flight.rows, packed[:, :columns].tolist(), strict=True)):
+        launch, packed = flight.launch, flight.packed[: len(rows)]
+        columns = launch.k + 5
+        told = RoundLogprobs.unpack(packed[:, columns:], launch.k) if packed.shape[1] > columns else None
+        for i, (row, values) in enumerate(zip(rows, packed[:, :columns].tolist(), strict=True)):
             if self._scheduler.rows.get(row.slot) is not row:
                 continue  # finished by the host while this round ran
             if told is not None:
                 row.tell(told, i)
-            completion = self._take(row, values, flight.k, now, tally[row.request.shard])
+            completion = self._take(row, values, launch, now, tally[row.request.shard])
             if completion is not None:
                 finished.append((row, completion))
         self._release([row for row, _ in finished])
@@ -80,13 +90,13 @@ class Collector:
         for row in rows:
             self._scheduler.release(row)
 
-    def _take(self, row: Row, values: list[int], k: int, now: float, tally: ShardTally) -> Completion | None:
+    def _take(self, row: Row, values: list[int], launch: Launch, now: float, tally: ShardTally) -> Completion | None:
         """Books one row's part of a round; → its completion if it ended."""
-        emitted, accepted, proposed, status = values[k + 1 :]
+        emitted, accepted, proposed, status = values[launch.k + 1 :]
         if status:
             return row.complete("error", error=STATUS_ERRORS[status])
-        if proposed and self._drafts:
-            row.draft_done = row.length + min(accepted, k - 1)
+        if proposed and launch.proposer == "draft":  # how far the draft's KV is valid
+            row.draft_done = row.length + min(accepted, launch.k - 1)
         before, last_token_at = row.length, row.last_token_at
         text = row.extend(values[:emitted], now)
         kept = row.length - before

@@ -7,6 +7,7 @@ the host asks for afterwards runs after that round on the same stream.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
@@ -14,26 +15,30 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from specpipe.core import (
+    Completion,
+    CostPoint,
     EngineConfig,
-    Phase,
+    ProposerName,
     Request,
     SamplingParams,
+    ShardRound,
     SpeculationPlan,
     StepReport,
 )
 from specpipe.engine.accounting import ShardTally
-from specpipe.engine.collect import Collector, InFlight, read_later
+from specpipe.engine.collect import Collector, InFlight, Launch, read_later
 from specpipe.engine.graphs import EagerRounds, GraphedRounds, Rounds
 from specpipe.engine.logprobs import told_width
 from specpipe.engine.pages import TRASH_PAGE, PageAllocator
-from specpipe.engine.prefill import Chunk, cut_chunks, prefill
+from specpipe.engine.prefill import Chunk, cut_chunks, prefill, total_tokens
+from specpipe.engine.profile import Point, profile_rounds
 from specpipe.engine.proposers import DraftModelProposer, NGramProposer, Proposer
 from specpipe.engine.round import Round, RoundKey
 from specpipe.engine.rows import Row, TextDecoder
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.scheduler import Scheduler
 from specpipe.engine.slots import SlotState
-from specpipe.engine.timing import DeviceClock, Mark, phase_seconds
+from specpipe.engine.timing import DeviceClock, Mark, StampReader, StepTimes
 
 
 class Engine:
@@ -63,28 +68,39 @@ class Engine:
         reach = (self._behind + 1) * (config.max_k + 1)
         self._scheduler = Scheduler(config, PageAllocator(num_pages), decoder, reach=reach)
         self._state = SlotState(config, eos_ids=eos_ids, device=self._device)
-        self._collector = Collector(self._scheduler, self._state, decoder, drafts=draft is not None)
+        self._collector = Collector(self._scheduler, self._state, decoder)
         self._clock = DeviceClock(self._device)
+        self._stamps = StampReader()
         self._in_flight: deque[InFlight] = deque()
-        rates = torch.tensor(config.synthetic_rates, device=self._device) if config.synthetic_rates else None
-        self._speculates = config.proposer != "none"
+        self._round_index = 0
+        self._synthetic = torch.tensor(config.synthetic_rates, device=self._device) if config.synthetic_rates else None
+        self._proposers = self._make_proposers()
         self._round = Round(
             self._state,
             target,
-            self._proposer(),
+            self._proposers,
             method=config.method,
-            synthetic_rates=rates,
+            synthetic_rates=self._synthetic,
             clock=self._clock,
         )
         self._rounds: Rounds = EagerRounds(self._round)
         if self._device.type == "cuda":
             self._rounds = GraphedRounds(self._round, slots=config.slots, device=self._device)
 
-    def _proposer(self) -> Proposer | None:
-        if self.config.proposer == "draft":
-            assert self.draft is not None, "proposer draft without a draft model"
-            return DraftModelProposer(self.draft, vocab_size=self.target.vocab_size, method=self.config.method)
-        return NGramProposer(self.config) if self.config.proposer == "ngram" else None
+    def _make_proposers(self) -> dict[ProposerName, Proposer]:
+        """Those that a plan may name. "auto" has n-grams, and the draft model where there is one."""
+        wanted, made = self.config.proposer, dict[ProposerName, Proposer]()
+        assert wanted != "draft" or self.draft is not None, "proposer draft without a draft model"
+        if self.draft is not None and wanted in ("draft", "auto"):
+            made["draft"] = DraftModelProposer(self.draft, vocab_size=self.target.vocab_size, method=self.config.method)
+        if wanted in ("ngram", "auto"):
+            made["ngram"] = NGramProposer(self.config)
+        return made
+
+    @property
+    def proposers(self) -> tuple[ProposerName, ...]:
+        """Those that a plan may name, "none" aside."""
+        return tuple(self._proposers)
 
     @property
     def running(self) -> int:
@@ -111,24 +127,53 @@ class Engine:
         an error in the next step."""
         self._scheduler.submit(requests, plan)
 
-    def prepare(self, sampling: SamplingParams, ks: Iterable[int]) -> None:
-        """Does ahead of time what the first rounds of such rows with these K would have to do: capturing graphs."""
-        key = RoundKey(
-            k=0,
+    def prepare(
+        self, sampling: SamplingParams, choices: Iterable[tuple[ProposerName, int]], *, within_s: float = math.inf
+    ) -> None:
+        """Does ahead of time what the first rounds of such rows with these proposers and K would have to do: capturing
+        graphs, in this order. What `within_s` seconds do not suffice for is captured when it is needed."""
+        held = (False, True) if sampling.min_tokens else (False,)
+        choices = dict.fromkeys((proposer if k else "none", k) for proposer, k in choices)
+        keys = [self._key(sampling, proposer, k, held=h) for proposer, k in choices for h in held]
+        self._rounds.prepare(keys, within_s=within_s)
+
+    def profile(self, sampling: SamplingParams, *, within_s: float) -> tuple[CostPoint, ...]:
+        """What rounds of such rows take: one row and all slots decoding plainly, and all slots speculating.
+
+        Call it before the first row; it leaves no trace. Points that do not fit into `within_s` seconds are missing.
+        """
+        assert not self._scheduler.rows, "rows are running"
+        full, k = self.config.slots, min(2, self.config.max_k)
+        shapes: list[tuple[int, ProposerName, int]] = [(1, "none", 0), (full, "none", 0)]
+        shapes += [(full, proposer, k) for proposer in self._proposers if k]
+        # On a CPU a round reads as much KV as its block table covers.
+        width = self.config.pages_per_row if self._device.type != "cpu" else 1
+        points = [Point(n, self._key(sampling, proposer, k)._replace(width=width)) for n, proposer, k in shapes]
+        return tuple(profile_rounds(self._rounds, self._clock, self._state.dummy, points, within_s=within_s))
+
+    def set_synthetic_rates(self, rates: Sequence[float]) -> None:
+        """Unconditional acceptance per position from now on, as many as `config.synthetic_rates`: for benchmarks."""
+        assert self._synthetic is not None and len(rates) == len(self._synthetic)
+        self._synthetic.copy_(torch.tensor(rates))  # in place: captured graphs read it
+
+    def _key(self, sampling: SamplingParams, proposer: ProposerName, k: int, *, held: bool = False) -> RoundKey:
+        k = k if proposer != "none" else 0
+        return RoundKey(
+            k=k,
+            proposer=proposer if k else "none",
             all_greedy=sampling.greedy,
             truncated=sampling.truncates,
             width=self.config.pages_per_row,
+            held=held,
             penalised=sampling.penalises,
             logprobs=told_width(sampling.logprobs),
         )
-        held = {False, sampling.min_tokens > 0}
-        self._rounds.prepare(key._replace(k=k, held=h) for k in set(ks) for h in held)
 
     def rehearse_round(self) -> None:
         """Runs the widest greedy round, eagerly and for the dummy slot alone: it changes nothing that rows see."""
-        config, dummy = self.config, self._state.dummy
-        key = RoundKey(k=config.max_k, all_greedy=True, truncated=False, width=config.pages_per_row)
-        self._round(self._state.upload([dummy] * config.slots), key)
+        slots = self._state.upload([self._state.dummy] * self.config.slots)
+        proposer = next(iter(self._proposers), "none")  # a draft model comes first, and takes most
+        self._round(slots, self._key(SamplingParams(), proposer, self.config.max_k))
 
     def rehearse_prefill(self) -> None:
         """Likewise: one prefill of a whole budget by each model."""
@@ -150,34 +195,49 @@ class Engine:
         completions = self._scheduler.take_refused()
         self._make_room(tally)
         self._admit()
-        launched = self._launch(prefilled=self._prefill(tally))
+        launched = self._launch(self._prefill(tally))
         if launched is not None:
             self._in_flight.append(launched)
         due = len(self._in_flight) > self._behind or (self._in_flight and launched is None)
         collected = self._in_flight.popleft() if due else None
+        context = 0.0
         if collected is not None:
+            context = _mean_length(collected.launch.rows)
             completions += self._collector.collect(collected, tally)
         if launched is None and collected is None and not completions:
+            self._stamps.forget()
             return None
-        seconds = time.perf_counter() - began
+        shards = {shard: t.freeze() for shard, t in tally.items()}
+        return self._report(collected, context, time.perf_counter() - began, shards, completions)
+
+    def _report(
+        self,
+        collected: InFlight | None,
+        context: float,
+        seconds: float,
+        shards: dict[int, ShardRound],
+        completions: list[Completion],
+    ) -> StepReport:
+        launch, times = Launch(), StepTimes({}, 0.0, 0.0)
+        if collected is not None:
+            launch = collected.launch
+            times = self._stamps.read(collected.stamps, prefilled=launch.prefilled, round_ran=bool(launch.rows))
+        host = max(0.0, seconds - sum(times.phases.values()))
         return StepReport(
-            k=collected.k if collected else 0,
-            running=len(collected.rows) if collected else 0,
+            k=launch.k,
+            proposer=launch.proposer,
+            running=len(launch.rows),
             waiting=self.waiting,
             slots=self.config.slots,
             seconds=seconds,
-            phases=self._phases(collected, seconds),
-            shards={shard: t.freeze() for shard, t in tally.items()},
+            phases={**times.phases, "host": host},
+            context=context,
+            round_s=times.round_s if launch.steady else 0.0,
+            draft_prefill_tokens=launch.draft_prefill_tokens,
+            draft_prefill_s=times.draft_prefill_s,
+            shards=shards,
             completions=tuple(completions),
         )
-
-    @staticmethod
-    def _phases(collected: InFlight | None, seconds: float) -> dict[Phase, float]:
-        phases: dict[Phase, float] = {}
-        if collected is not None:
-            phases = phase_seconds(collected.stamps, prefilled=collected.prefilled, round_ran=bool(collected.rows))
-        phases["host"] = max(0.0, seconds - sum(phases.values()))
-        return phases
 
     def _make_room(self, tally: dict[int, ShardTally]) -> None:
         room = self._scheduler.make_room()
@@ -199,22 +259,24 @@ class Engine:
         if rows:
             self._state.activate([row.slot for row in rows])
 
-    def _planned_k(self) -> int:
-        """K while as many rows hold a slot as do now, those that are still being prefilled included."""
+    def _planned(self) -> tuple[ProposerName, int]:
+        """Who drafts, and how many, while as many rows hold a slot as do now, those being prefilled included."""
         plan = self._scheduler.plan
-        if plan is None or not self._speculates:
-            return 0
-        return min(plan.k_for(self.running), self.config.max_k)
+        if plan is None:
+            return "none", 0
+        proposer, k = plan.choice(self.running, self._round_index)
+        k = min(k, self.config.max_k)
+        return (proposer, k) if k and proposer in self._proposers else ("none", 0)
 
-    def _prefill(self, tally: dict[int, ShardTally]) -> bool:
-        """Prefills at most a budget's worth for each model; says whether there was anything to do."""
+    def _prefill(self, tally: dict[int, ShardTally]) -> Launch:
+        """Prefills at most a budget's worth for each model."""
         budget, page_size, rows = self.config.prefill_budget, self.config.page_size, self._scheduler.rows
         chunks = cut_chunks(self._scheduler.target_chunks(), budget)
         drafts: list[Chunk] = []
-        if self.draft is not None and self._planned_k():
+        if self.draft is not None and self._planned()[0] == "draft":
             drafts = cut_chunks(self._scheduler.draft_chunks(), budget)
         if not chunks and not drafts:
-            return False
+            return Launch()
         self._clock.mark(Mark.PREFILL_BEGIN)
         if chunks:
             prefill(self.target, self._state, chunks, page_size=page_size)
@@ -222,10 +284,11 @@ class Engine:
                 rows[chunk.slot].target_done = chunk.stop
                 tally[rows[chunk.slot].request.shard].prefill_tokens += chunk.stop - chunk.start
             self._activate([rows[c.slot] for c in chunks if rows[c.slot].prefilled])
+        self._clock.mark(Mark.TARGET_PREFILLED)
         if self.draft is not None and drafts:
             self._prefill_draft(self.draft, drafts)
         self._clock.mark(Mark.PREFILLED)
-        return True
+        return Launch(prefilled=True, draft_prefill_tokens=total_tokens(drafts))
 
     def _prefill_draft(self, draft: ModelRunner, chunks: list[Chunk]) -> None:
         prefill(draft, self._state, chunks, page_size=self.config.page_size)
@@ -234,16 +297,18 @@ class Engine:
         for chunk in chunks:
             self._scheduler.rows[chunk.slot].draft_done = chunk.stop
 
-    def _launch(self, *, prefilled: bool) -> InFlight | None:
+    def _launch(self, prefill: Launch) -> InFlight | None:
         # Every round in flight commits at least one token: a row that reaches its limit by those needs no round more.
-        unread = Counter(row for flight in self._in_flight for row in flight.rows)
+        unread = Counter(row for flight in self._in_flight for row in flight.launch.rows)
         rows = [row for row in self._scheduler.rows.values() if row.prefilled and row.length + unread[row] < row.limit]
         if not rows:
             nothing = self._clock.stamps.new_empty(0, 5)
-            return read_later([], 0, nothing, self._clock.stamps, prefilled=True) if prefilled else None
-        k = self._planned_k() if any(row.limit - row.length > 1 for row in rows) else 0
+            return read_later(prefill, nothing, self._clock.stamps) if prefill.prefilled else None
+        room = any(row.limit - row.length > 1 for row in rows)
+        proposer, k = self._planned() if room else ("none", 0)
         key = RoundKey(
             k=k,
+            proposer=proposer,
             all_greedy=all(row.request.sampling.greedy for row in rows),
             truncated=any(row.request.sampling.truncates for row in rows),
             width=self._width(rows, k),
@@ -251,14 +316,18 @@ class Engine:
             penalised=any(row.request.sampling.penalises for row in rows),
             logprobs=max(told_width(row.request.sampling.logprobs) for row in rows),
         )
+        captures = self._rounds.captures
         packed = self._rounds.run([row.slot for row in rows], key)
-        return read_later(rows, k, packed, self._clock.stamps, prefilled=prefilled)
+        steady = self._rounds.captures == captures
+        self._round_index += 1
+        launch = prefill._replace(rows=rows, k=k, proposer=proposer, steady=steady)
+        return read_later(launch, packed, self._clock.stamps)
 
     def _width(self, rows: list[Row], k: int) -> int:
         """Block-table columns that this round can reach. A GPU kernel reads lengths; its shapes stay static."""
         if self._device.type != "cpu":
             return self.config.pages_per_row
-        unread = sum(flight.k + 1 for flight in self._in_flight)
+        unread = sum(flight.launch.k + 1 for flight in self._in_flight)
         return min(
             (max(row.length for row in rows) + unread + k) // self.config.page_size + 1, self.config.pages_per_row
         )
@@ -278,3 +347,7 @@ class Engine:
             held = self._scheduler.pages.held(slot)
             table = self._state.block_table[slot].tolist()
             assert table == [*held, *[TRASH_PAGE] * (len(table) - len(held))]
+
+
+def _mean_length(rows: Sequence[Row]) -> float:
+    return sum(row.length for row in rows) / len(rows) if rows else 0.0

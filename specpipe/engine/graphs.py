@@ -19,13 +19,21 @@ class Rounds(Protocol):
         """slots: of the rows that take part → what `Round` gives, on the device, of B >= len(slots) rows."""
         ...
 
-    def prepare(self, keys: Iterable[RoundKey]) -> None:
-        """Does ahead of time what the first round of each key would have to do, for every batch size."""
+    def prepare(self, keys: Iterable[RoundKey], *, within_s: float) -> None:
+        """Does ahead of time what the first round of each key would have to do, for every batch size; of keys for
+        which the time does not suffice, their first rounds do it."""
+        ...
+
+    @property
+    def captures(self) -> int:
+        """Graphs that were captured so far, ahead of time or on the way."""
         ...
 
 
 class EagerRounds:
     """Every operation launched as it comes: for CPUs."""
+
+    captures = 0  # there is nothing to capture
 
     def __init__(self, round_: Round) -> None:
         self._round = round_
@@ -33,8 +41,8 @@ class EagerRounds:
     def run(self, slots: list[int], key: RoundKey) -> Tensor:
         return self._round(self._round.state.upload(slots), key)
 
-    def prepare(self, keys: Iterable[RoundKey]) -> None:
-        """Nothing: there is nothing to capture."""
+    def prepare(self, keys: Iterable[RoundKey], *, within_s: float) -> None:
+        """Nothing."""
 
 
 class _Captured(NamedTuple):
@@ -68,6 +76,7 @@ class GraphedRounds:
         self._graphs: dict[tuple[int, RoundKey], _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
+        self.captures = 0
         self.capture_seconds = 0.0
 
     def run(self, slots: list[int], key: RoundKey) -> Tensor:
@@ -78,16 +87,19 @@ class GraphedRounds:
         captured.graph.replay()
         return captured.packed
 
-    def prepare(self, keys: Iterable[RoundKey]) -> None:
-        keys = sorted(keys, key=lambda key: -key.k)
-        for size in reversed(self._buckets):  # largest first: the others then fit into the pool that it made
-            for key in keys:
+    def prepare(self, keys: Iterable[RoundKey], *, within_s: float) -> None:
+        began = time.perf_counter()
+        for key in keys:
+            for size in reversed(self._buckets):  # largest first: the others then fit into the pool that it made
+                if time.perf_counter() - began > within_s:
+                    return
                 self._captured(size, key)
 
     def _captured(self, size: int, key: RoundKey) -> _Captured:
         if (size, key) not in self._graphs:
             began = time.perf_counter()
             self._graphs[size, key] = self._capture(size, key)
+            self.captures += 1
             self.capture_seconds += time.perf_counter() - began
         return self._graphs[size, key]
 

@@ -7,12 +7,13 @@ Shapes: B batch rows, K draft tokens a row, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specpipe.core import Method
+from specpipe.core import Method, ProposerName
 from specpipe.engine.forward import RoundRows, forward_rows
 from specpipe.engine.logprobs import NO_LOGPROBS, pack
 from specpipe.engine.min_tokens import hold_open
@@ -28,6 +29,8 @@ class RoundKey(NamedTuple):
     """What the host decides about a round; everything else is device data."""
 
     k: int
+    proposer: ProposerName
+    """"none" exactly where k is 0."""
     all_greedy: bool
     truncated: bool
     width: int
@@ -41,20 +44,20 @@ class RoundKey(NamedTuple):
 
 
 class Round:
-    """Runs rounds over a slot state with one target and one proposer."""
+    """Runs rounds over a slot state with one target and any of several proposers."""
 
     def __init__(
         self,
         state: SlotState,
         target: ModelRunner,
-        proposer: Proposer | None,
+        proposers: Mapping[ProposerName, Proposer],
         *,
         method: Method,
         synthetic_rates: Tensor | None,
         clock: DeviceClock,
     ) -> None:
         """synthetic_rates: [max K] fp32 unconditional acceptance rates on the device, for method "synthetic"."""
-        self.state, self.target, self.proposer = state, target, proposer
+        self.state, self.target, self._proposers = state, target, proposers
         self._method, self._rates, self._clock = method, synthetic_rates, clock
 
     def __call__(self, slots: Tensor, key: RoundKey) -> Tensor:
@@ -70,7 +73,7 @@ class Round:
             if not key.k:  # nothing is drafted: what follows belongs to the target's forward
                 self._clock.mark(Mark.DRAFTED)
             rows = self._rows(slots, key)
-            proposal = self._propose(rows, key.k)
+            proposal = self._propose(rows, key)
             if key.k:
                 self._clock.mark(Mark.DRAFTED)
             logits = self._verify(rows, proposal, key.k)
@@ -132,9 +135,9 @@ class Round:
             penalties=self.state.penalties(slots) if key.penalised else None,
         )
 
-    def _propose(self, rows: RoundRows, k: int) -> Proposal:
-        if k and self.proposer:
-            return self.proposer.propose(self.state, rows, k)
+    def _propose(self, rows: RoundRows, key: RoundKey) -> Proposal:
+        if key.k:
+            return self._proposers[key.proposer].propose(self.state, rows, key.k)
         return Proposal(rows.slots.new_empty(rows.slots.shape[0], 0), rows.room)
 
     def _verify(self, rows: RoundRows, proposal: Proposal, k: int) -> Tensor:

@@ -6,6 +6,7 @@ Stamps are written by the stream itself, inside captured graphs too, and read to
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +19,12 @@ class Mark(IntEnum):
     """Points of a step; each but the first of its group ends a phase."""
 
     PREFILL_BEGIN = 0
-    PREFILLED = 1
-    ROUND_BEGIN = 2
-    DRAFTED = 3
-    VERIFIED = 4
-    SAMPLED = 5
+    TARGET_PREFILLED = 1
+    PREFILLED = 2
+    ROUND_BEGIN = 3
+    DRAFTED = 4
+    VERIFIED = 5
+    SAMPLED = 6
 
 
 _ROUND: tuple[tuple[Phase, Mark, Mark], ...] = (
@@ -44,12 +46,40 @@ class DeviceClock:
         timestamp(self.stamps, int(point))
 
 
-def phase_seconds(stamps: Tensor, *, prefilled: bool, round_ran: bool) -> dict[Phase, float]:
-    """stamps [marks] on the host → seconds by phase of the step that wrote them."""
-    at = stamps.tolist()
-    seconds: dict[Phase, float] = {}
-    if prefilled:
-        seconds["prefill"] = (at[Mark.PREFILLED] - at[Mark.PREFILL_BEGIN]) / 1e9
-    if round_ran:
-        seconds |= {phase: (at[end] - at[begin]) / 1e9 for phase, begin, end in _ROUND}
-    return seconds
+class StepTimes(NamedTuple):
+    """What the device spent on a step."""
+
+    phases: dict[Phase, float]
+    """Seconds by phase."""
+    round_s: float
+    """From the end of the round before to the end of this one where nothing else ran between them, so that time in
+    which the device waited for the host counts; else of the round alone."""
+    draft_prefill_s: float
+    """Of the prefill: the draft model's part."""
+
+
+class StampReader:
+    """Turns the stamps of one step after the other into seconds."""
+
+    def __init__(self) -> None:
+        self._ended = 0
+        """When the last round ended; 0 where it has no successor yet whose waiting means anything."""
+
+    def forget(self) -> None:
+        """The device is given nothing for now: what passes until the next round is nobody's."""
+        self._ended = 0
+
+    def read(self, stamps: Tensor, *, prefilled: bool, round_ran: bool) -> StepTimes:
+        """stamps [marks]: on the host."""
+        at = stamps.tolist()
+        phases: dict[Phase, float] = {}
+        draft_prefill_s = round_s = 0.0
+        if prefilled:
+            phases["prefill"] = (at[Mark.PREFILLED] - at[Mark.PREFILL_BEGIN]) / 1e9
+            draft_prefill_s = (at[Mark.PREFILLED] - at[Mark.TARGET_PREFILLED]) / 1e9
+        if round_ran:
+            phases |= {phase: (at[end] - at[begin]) / 1e9 for phase, begin, end in _ROUND}
+            begin = at[Mark.ROUND_BEGIN] if prefilled or not self._ended else self._ended
+            round_s = (at[Mark.SAMPLED] - begin) / 1e9
+        self._ended = at[Mark.SAMPLED] if round_ran else 0
+        return StepTimes(phases, round_s, draft_prefill_s)

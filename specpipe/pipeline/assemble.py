@@ -12,6 +12,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 from specpipe import __version__
+from specpipe.core import ProposerName
 from specpipe.data.files import InputFile
 from specpipe.data.requests import PromptEncoder as Encoder
 from specpipe.data.requests import RequestBuilder
@@ -23,6 +24,7 @@ from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.prepare import find_model
 
 DeviceName = Literal["cpu", "cuda"]
+_PREPARE_S = 20.0  # of capturing graphs; those that are missing then are captured when they are needed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,12 +98,19 @@ def assemble(config: WorkerConfig) -> Assembly:
             trust_remote_code=trust,
         )
     )
-    engine.prepare(config.job.sampling_params(), {0, config.job.speculation.max_k})
+    engine.prepare(config.job.sampling_params(), _choices(config.job), within_s=_PREPARE_S)
     max_model_len = engine.config.max_model_len
     builder = make_builder(config.job, encoder, max_model_len=max_model_len, vocab_size=engine.target.vocab_size)
     name = torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {config.threads} threads"
     facts = {"device": name, "dtype": dtype, "model_load_s": time.perf_counter() - began}
     return Assembly(engine=engine, builder=builder, facts=facts)
+
+
+def _choices(job: JobSpec) -> list[tuple[ProposerName, int]]:
+    """Rounds that plans of the job may ask for."""
+    widest = job.speculation.max_k
+    ks = range(1, widest + 1) if job.speculation.policy == "goodput" else (widest,)
+    return [("none", 0), *((proposer, k) for proposer in job.proposers for k in ks)]
 
 
 def make_builder(job: JobSpec, encoder: Encoder, *, max_model_len: int, vocab_size: int) -> RequestBuilder:

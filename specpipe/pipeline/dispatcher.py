@@ -13,7 +13,7 @@ from specpipe.core import ShardReport, SpeculationPlan
 from specpipe.pipeline.fleet import Fleet, Member
 from specpipe.pipeline.handles import ShardOrder
 from specpipe.pipeline.tasks import Task, TaskQueue
-from specpipe.speculation.observer import Observer
+from specpipe.speculation.learning import Learning
 from specpipe.speculation.policy import Policy
 
 _WINDOW_S, _WINDOW_PLANS = 0.1, 20  # a plan of goodput takes half a millisecond of the driver
@@ -35,18 +35,18 @@ class Dispatcher:
         tasks: TaskQueue,
         fleet: Fleet,
         policy: Policy,
-        observer: Observer,
+        learning: Learning,
         *,
         in_flight: int,
         backup_s: float,
     ) -> None:
-        self._tasks, self._fleet, self._policy, self._observer = tasks, fleet, policy, observer
+        self._tasks, self._fleet, self._policy, self._learning = tasks, fleet, policy, learning
         self._in_flight, self._backup_s = in_flight, backup_s
         self._hungry: dict[str, Member] = {}
         self._holders: dict[int, list[Member]] = {}
         """Workers that got the same shard, for shards that have a backup."""
         self._finished, self._seconds = 0, 0.0
-        self._recent: dict[int, SpeculationPlan] = {}
+        self._recent: dict[tuple[str, int], SpeculationPlan] = {}
         """Plans of this window, by queue depth."""
         self._window, self._made = 0.0, 0
         self.contested: set[int] = set()
@@ -57,9 +57,9 @@ class Dispatcher:
         depth, now = self._fleet.queue_depth(member, self._tasks.rows), time.monotonic()
         if now - self._window >= _WINDOW_S:
             self._window, self._made, self._recent = now, 0, {}
-        near = round(20 * math.log1p(depth))  # within 5 %
+        near = self._learning.hardware(member.name), round(20 * math.log1p(depth))  # within 5 %
         if self._made < _WINDOW_PLANS or near not in self._recent:
-            self._recent[near] = self._policy.plan(self._observer.situation(queue_depth=depth, plan=None))
+            self._recent[near] = self._policy.plan(self._learning.situation(member.name, queue_depth=depth))
             self._made += 1
         return self._recent[near]
 
@@ -94,7 +94,7 @@ class Dispatcher:
             shard=task.shard,
             plan=self.plan(member),
             attempt=task.attempt,
-            beliefs=self._observer.beliefs,
+            beliefs=self._learning.beliefs(member.name),
             failed_only=task.failed_rows is not None,
         )
         return Dispatched(member, task, member.handle.run_shard(order))

@@ -23,7 +23,7 @@ from specpipe.pipeline.patience import Patience
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.scoreboard import Earlier, Scoreboard
 from specpipe.pipeline.tasks import Task, TaskQueue
-from specpipe.speculation.observer import Observer
+from specpipe.speculation.learning import Learning
 from specpipe.speculation.policy import Policy
 from specpipe.telemetry.timeline import Sample
 
@@ -84,11 +84,11 @@ class Driver:
         failed_rows: Mapping[int, int] | None = None,
         earlier: Earlier | None = None,
         observers: Observers | None = None,
-        observer: Observer | None = None,
+        learning: Learning | None = None,
     ) -> None:
-        """`failed_rows`: shards of which only so many rows, those with an error, are to be run again. `observer`: what
-        the policy learns from; without one it learns nothing of acceptance."""
-        self._observer = observer or Observer(slots=config.slots, proposers=())
+        """`failed_rows`: shards of which only so many rows, those with an error, are to be run again. `learning`: what
+        the policy knows, and learns; without one it learns nothing of acceptance."""
+        self._learning = learning or Learning(slots=config.slots, proposers=())
         self._observers = observers or Observers()
         self._config = config
         self._tasks = TaskQueue(shards, failed_rows)
@@ -98,7 +98,7 @@ class Driver:
             self._tasks,
             self._fleet,
             policy,
-            self._observer,
+            self._learning,
             in_flight=config.in_flight,
             backup_s=config.backup_s,
         )
@@ -177,6 +177,7 @@ class Driver:
             self._refused(member, error)
             return
         self._fleet.admit(member, info)
+        self._learning.admit(member.name, info.hardware, info.profile)
         self._dispatcher.offer(member)
 
     def _refused(self, member: Member, error: SpecpipeError) -> None:
@@ -226,7 +227,7 @@ class Driver:
         self._dispatcher.offer(member)
         self._dispatcher.finished(member, task)
         self._score.publish(report, task.rows)
-        self._observer.see(report.evidence)
+        self._learning.see(member.name, report.evidence)
         self._observers.published(report)
 
     def _failed(self, member: Member, task: Task, reason: str) -> None:
@@ -295,6 +296,7 @@ class Driver:
         except SpecpipeError as error:
             self._lost(member, str(error))
             return
+        self._learning.see(member.name, member.status.evidence)
         for note in member.status.notes:
             log.warning("%s: %s", member.name, note, extra=with_fields(worker=member.name))
         if samples := member.status.samples:

@@ -11,12 +11,14 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpipe.core import Completion, Request, SpeculationPlan
+from specpipe.core import Completion, Evidence, Request, SpeculationPlan
 from specpipe.data import RequestBuilder
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.assemble import WorkerConfig, assemble
 from specpipe.pipeline.engine_loop import EngineGauges, EngineLoop, LoopStatus
 from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
+from specpipe.pipeline.policies import tuner_of
+from specpipe.speculation.observer import Beliefs
 from specpipe.telemetry.meter import ShardMeter
 from specpipe.telemetry.timeline import TimelineSampler
 from specpipe.telemetry.totals import EngineTotals
@@ -51,7 +53,7 @@ class EngineHost:
                 reason = str(error)
             else:
                 self.builder, self.facts = parts.builder, parts.facts
-                return EngineLoop(parts.engine, self._sampler)
+                return EngineLoop(parts.engine, self._sampler, tuner_of(self._config.job))
             self._halve(reason)
             _give_memory_back()
 
@@ -73,7 +75,7 @@ class EngineHost:
         self._notes.append(text)
 
     def run(
-        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan
+        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, beliefs: Beliefs
     ) -> tuple[list[Completion], ShardMeter]:
         """Run one shard's rows to their end; blocks. Begins again in smaller batches when memory runs out.
 
@@ -85,7 +87,7 @@ class EngineHost:
             if loop is None:
                 raise EngineError("the engine could not be built again")
             try:
-                completions, meter = loop.run(shard, requests, plan)
+                completions, meter = loop.run(shard, requests, plan, beliefs)
             except MemoryFailure as failure:
                 self._rebuild(loop, str(failure))
                 continue
@@ -126,6 +128,11 @@ class EngineHost:
         """What the present engine has done, and how it stands; None while it is being built again."""
         loop = self._loop
         return None if loop is None else (loop.totals(), loop.gauges())
+
+    def evidence(self) -> Evidence:
+        """What rounds have shown the policy since somebody asked last, here or for the status."""
+        loop = self._loop
+        return Evidence() if loop is None else loop.evidence()
 
     def close(self) -> None:
         """Stop the engine's thread; shards in flight fail."""

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from specpipe.core import Completion, EngineConfig, Request, SpeculationPlan, StepReport
+from specpipe.core import Completion, EngineConfig, Evidence, Request, SpeculationPlan, StepReport
 from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
+from specpipe.speculation.observer import Beliefs
+from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.attribution import shares
 from specpipe.telemetry.meter import ShardMeter
 from specpipe.telemetry.timeline import Sample, TimelineSampler
@@ -60,6 +62,8 @@ class LoopStatus:
     in_step_s: float
     """Seconds that the present engine step has taken so far; 0.0 while idle. Grows without end when a device hangs."""
     samples: tuple[Sample, ...]
+    evidence: Evidence = field(default_factory=Evidence)
+    """For the policy: what rounds have shown since the last status or report."""
     notes: tuple[str, ...] = ()
     """What the driver should log, since the last time: a batch that was halved, the stacks of a step that hangs."""
 
@@ -104,9 +108,9 @@ class _NoEngine:
 class EngineLoop:
     """Steps the engine for as long as shards are in flight; wakes on submission, fails all of them if a step raises."""
 
-    def __init__(self, engine: Engine, sampler: TimelineSampler) -> None:
+    def __init__(self, engine: Engine, sampler: TimelineSampler, tuner: Tuner) -> None:
         self._engine: Engine = engine
-        self._sampler = sampler
+        self._sampler, self._tuner = sampler, tuner
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -114,35 +118,37 @@ class EngineLoop:
         self._tickets: dict[int, _Ticket] = {}
         self._submissions = 0
         self._step_began = 0.0
-        self._queue_depth = 0.0
         self._totals = EngineTotals()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def run(
-        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan
+        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, beliefs: Beliefs
     ) -> tuple[list[Completion], ShardMeter]:
         """Run one shard's rows to their end; blocks. Completions come in row order.
+
+        `plan`, `beliefs`: what the driver sent with the shard.
 
         Raises EngineError when the engine has died, before or meanwhile.
         """
         ticket = _Ticket(expected=len(requests))
         if requests:
-            self._submit(shard, ticket, requests, plan)
+            self._submit(shard, ticket, requests, plan, beliefs)
             ticket.done.wait()
         if len(ticket.completions) < ticket.expected:
             raise self._died()
         return [ticket.completions[row] for row in sorted(ticket.completions)], ticket.meter
 
-    def _submit(self, shard: int, ticket: _Ticket, requests: Sequence[Request], plan: SpeculationPlan) -> None:
+    def _submit(
+        self, shard: int, ticket: _Ticket, requests: Sequence[Request], plan: SpeculationPlan, beliefs: Beliefs
+    ) -> None:
         with self._lock:
             if self._failure is not None:
                 raise self._died()
             if shard in self._tickets:
                 raise ValueError(f"shard {shard} is already in flight on this worker")
-            self._engine.submit(requests, plan)
+            self._engine.submit(requests, self._tuner.order(plan, beliefs))
             self._tickets[shard] = ticket
-            self._queue_depth = plan.queue_depth
             self._submissions += 1
         self._wake.set()
 
@@ -164,7 +170,13 @@ class EngineLoop:
                 accepted_tokens=self._totals.verified.accepted_tokens,
                 in_step_s=self._in_step_s(),
                 samples=tuple(self._sampler.since(after, now=math.inf if final else time.time())),
+                evidence=self._tuner.evidence(),
             )
+
+    def evidence(self) -> Evidence:
+        """What rounds have shown since somebody asked last, here or for the status."""
+        with self._lock:
+            return self._tuner.evidence()
 
     def totals(self) -> EngineTotals:
         """Sums over all steps so far, warm-up excluded."""
@@ -174,7 +186,7 @@ class EngineLoop:
     def gauges(self) -> EngineGauges:
         with self._lock:
             return EngineGauges(
-                queue_depth=self._queue_depth,
+                queue_depth=self._tuner.queue_depth,
                 running_rows=self._engine.running,
                 waiting_rows=self._engine.waiting,
                 slots=self._engine.config.slots,
@@ -226,10 +238,16 @@ class EngineLoop:
                 if (ticket := self._tickets.get(shard)) is not None:
                     ticket.meter.add_round(step, part)
             if not split.keys() <= {WARM_UP_SHARD}:
-                self._sampler.add(step, queue_depth=self._queue_depth, now=time.time())
+                self._tune(step)
                 self._totals.add(step)
             for completion in step.completions:
                 self._complete(completion)
+
+    def _tune(self, step: StepReport) -> None:
+        ruled, plan = self._tuner.plan, self._tuner.step(step)
+        self._sampler.add(step, plan=ruled, queue_depth=self._tuner.queue_depth, now=time.time())
+        if plan is not None:
+            self._engine.submit([], plan)
 
     def _complete(self, completion: Completion) -> None:
         shard = completion.request.shard

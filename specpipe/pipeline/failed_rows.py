@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import pyarrow as pa
@@ -97,11 +98,9 @@ class FailedRows:
         verified = before.verified + retry.verified
         for field in dataclasses.fields(verified):
             values[field.name] = getattr(verified, field.name)
-        widest = max(len(before.k_histogram), len(retry.k_histogram))
-        values["k_histogram"] = tuple(
-            sum(counts[k] for counts in (before.k_histogram, retry.k_histogram) if k < len(counts))
-            for k in range(widest)
-        )
+        for name in ("k_histogram", "ngram_reached_per_position", "ngram_accepted_per_position"):
+            pairs = zip_longest(getattr(before, name), getattr(retry, name), fillvalue=0)
+            values[name] = tuple(a + b for a, b in pairs)
         weights = [(one, one.round_ms * one.rounds) for one in (before, retry)]
         weight = sum(ms for _, ms in weights)
         output_tokens = _sum(table["num_generated_tokens"])
@@ -124,6 +123,8 @@ class FailedRows:
 _SUMS = (
     "emitted_accepted_tokens",
     "preemptions",
+    "ngram_row_rounds",
+    "ngram_drafts",
     "rounds",
     "busy_s",
     "load_s",

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from specpipe.core import Shard, ShardReport, SpeculationPlan
+from specpipe.core import CostPoint, Shard, ShardReport, SpeculationPlan
 from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.speculation.observer import Beliefs
 
@@ -32,6 +32,14 @@ class WorkerInfo:
 
     facts: Mapping[str, Any]
     """device, dtype, host, pid, model_load_s, warm_up_s."""
+    profile: tuple[CostPoint, ...] = ()
+    """What rounds took at its start; empty where that could not be measured."""
+
+    @property
+    def hardware(self) -> str:
+        """Workers of the same have the same costs. CPUs of different machines are told apart by their host."""
+        device, host = self.facts.get("device", ""), self.facts.get("host", "")
+        return f"{device} on {host}" if str(device).startswith("cpu") else str(device)
 
 
 class WorkerHandle(Protocol):

@@ -26,6 +26,7 @@ from specpipe.pipeline.interrupts import drain_on_interrupt
 from specpipe.pipeline.ledger import read_ledger
 from specpipe.pipeline.logs import log_fields
 from specpipe.pipeline.manifest import Manifest, check_resumable, new_manifest, read_manifest
+from specpipe.pipeline.policies import learning_of, policy_of
 from specpipe.pipeline.prepare import Prepared, prepare
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.progress_log import ProgressLog, tell_all
@@ -33,7 +34,6 @@ from specpipe.pipeline.report import write_report
 from specpipe.pipeline.results import build_summary, exit_code_of, exit_code_of_error, has_results, publish_results
 from specpipe.pipeline.scoreboard import Earlier
 from specpipe.pipeline.timeline_log import TimelineLog
-from specpipe.speculation.make import make_policy
 from specpipe.telemetry.metrics import run_label
 from specpipe.telemetry.shard_log import ShardLog
 from specpipe.telemetry.sums import acceptance, total
@@ -217,12 +217,6 @@ def _driver(
     observers: Observers,
 ) -> Driver:
     job, done, again = config.job, opened.done, opened.failed_rows
-    policy = make_policy(
-        job.speculation.policy,
-        k=job.speculation.num_speculative_tokens,
-        max_running=job.speculation.max_running,
-        proposers=job.proposers,
-    )
     shards = done.table()
     earlier = Earlier(
         shards=len(done) - len(again),
@@ -239,7 +233,16 @@ def _driver(
         warm_up=job.data.warmup_rows > 0,
     )
     pending: list[Shard] = [shard for shard in manifest.shards if shard.index not in done or shard.index in again]
-    return Driver(pending, pool, policy, driver_config, failed_rows=again, earlier=earlier, observers=observers)
+    return Driver(
+        pending,
+        pool,
+        policy_of(job),
+        driver_config,
+        failed_rows=again,
+        earlier=earlier,
+        learning=learning_of(job, shards),
+        observers=observers,
+    )
 
 
 def _finished(

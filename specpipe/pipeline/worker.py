@@ -84,7 +84,7 @@ class Worker:
         shard = order.shard
         stop = min(shard.stop, shard.start + self._config.job.data.warmup_rows)
         requests, _, _ = self._read(dataclasses.replace(shard, index=WARM_UP_SHARD, stop=stop, samples=1))
-        self._host.run(WARM_UP_SHARD, requests, order.plan)
+        self._host.run(WARM_UP_SHARD, requests, order.plan, order.beliefs)
 
     def run_shard(self, order: ShardOrder) -> ShardReport:
         """Blocks until the shard's part is published.
@@ -108,7 +108,7 @@ class Worker:
             requests, refused = before.select(requests, refused, shard_hash)
         kept = None if before is not None else self._read_kept(shard)
         load_s = time.perf_counter() - began
-        completions, meter = self._host.run(shard.index, requests, order.plan)
+        completions, meter = self._host.run(shard.index, requests, order.plan, order.beliefs)
         for completion in refused:
             meter.add_completion(completion)
         record = meter.record(
@@ -134,7 +134,7 @@ class Worker:
             return report  # a copy of this shard on another worker was faster: the first whole part stays
         part = folder.part_name(shard.index)
         publish_part(folder.file(part), table, shard_hash=shard_hash, telemetry=record.to_dict())
-        return _report(record, part)
+        return dataclasses.replace(_report(record, part), evidence=self._host.evidence())
 
     def _published(self, shard: Shard) -> ShardReport | None:
         """The report of a part that is there and whole: by an attempt whose report was lost, or by a copy."""

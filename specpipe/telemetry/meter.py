@@ -18,6 +18,8 @@ class ShardMeter:
         self._verified = AcceptanceCounts()
         self._emitted_accepted = 0
         self._preemptions = 0
+        self._ngram = AcceptanceCounts()
+        self._ngram_rows = 0
         self._k_rows: dict[int, int] = {}
         self._rounds = 0
         self._round_s = 0.0
@@ -41,6 +43,9 @@ class ShardMeter:
     def add_round(self, step: StepReport, part: ShardRound) -> None:
         """Take in what the step's round did for the rows of this shard."""
         self._verified += part.verified
+        if step.proposer == "ngram":
+            self._ngram += part.verified
+            self._ngram_rows += part.rows
         self._emitted_accepted += part.emitted_accepted_tokens
         self._preemptions += part.preemptions
         for gap in part.gaps_s:
@@ -104,6 +109,10 @@ class ShardMeter:
             reached_per_position=counts.reached_per_position,
             accepted_per_position=counts.accepted_per_position,
             emitted_accepted_tokens=self._emitted_accepted,
+            ngram_row_rounds=self._ngram_rows,
+            ngram_drafts=self._ngram.drafts,
+            ngram_reached_per_position=self._ngram.reached_per_position,
+            ngram_accepted_per_position=self._ngram.accepted_per_position,
             k_histogram=tuple(self._k_rows.get(k, 0) for k in range(widest + 1)),
             queue_depth=plan.queue_depth,
             plan_proposer=plan.proposer,

@@ -62,6 +62,12 @@ class ShardRecord:
     accepted_per_position: tuple[int, ...] = ()
     emitted_accepted_tokens: int = 0
     """Accepted draft tokens that became output."""
+    ngram_row_rounds: int = 0
+    """Row-rounds in which n-grams drafted, those that found none included."""
+    ngram_drafts: int = 0
+    """Those of `drafts` that n-grams made, as the following."""
+    ngram_reached_per_position: tuple[int, ...] = ()
+    ngram_accepted_per_position: tuple[int, ...] = ()
 
     k_histogram: tuple[int, ...] = ()
     """Row-rounds at each K, from 0."""

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from specpipe.core import AcceptanceCounts
+from specpipe.core import AcceptanceCounts, Evidence, ProposerName
 from specpipe.telemetry.histogram import LogHistogram
 
 
@@ -37,6 +37,39 @@ def acceptance(table: pa.Table) -> AcceptanceCounts:
         sums = by_position if pa.types.is_list(table.schema.field(field.name).type) else total
         counts[field.name] = sums(table, field.name)
     return AcceptanceCounts(**counts)
+
+
+def evidence(table: pa.Table) -> Evidence:
+    """What the shards' rounds have shown of acceptance and of their rows; nothing of costs."""
+    whole, ngram_rows = acceptance(table), total(table, "ngram_row_rounds")
+    ngram = AcceptanceCounts(
+        drafts=total(table, "ngram_drafts"),
+        reached_per_position=by_position(table, "ngram_reached_per_position"),
+        accepted_per_position=by_position(table, "ngram_accepted_per_position"),
+    )
+    draft = AcceptanceCounts(
+        drafts=whole.drafts - ngram.drafts,
+        reached_per_position=_less(whole.reached_per_position, ngram.reached_per_position),
+        accepted_per_position=_less(whole.accepted_per_position, ngram.accepted_per_position),
+    )
+    row_rounds: dict[ProposerName, int] = {
+        "draft": sum(by_position(table, "k_histogram")[1:]) - ngram_rows,
+        "ngram": ngram_rows,
+    }
+    verified: dict[ProposerName, AcceptanceCounts] = {"draft": draft, "ngram": ngram}
+    speculating = [name for name, count in row_rounds.items() if count > 0]
+    return Evidence(
+        verified={name: verified[name] for name in speculating},
+        rounds=dict.fromkeys(speculating, total(table, "rounds")),
+        row_rounds={name: row_rounds[name] for name in speculating},
+        rows=total(table, "rows") - total(table, "failed_rows"),
+        input_tokens=total(table, "input_tokens"),
+        output_tokens=total(table, "output_tokens"),
+    )
+
+
+def _less(whole: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(count - (part[i] if i < len(part) else 0) for i, count in enumerate(whole))
 
 
 def histogram(table: pa.Table, name: str) -> LogHistogram:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_type_hints
 
 import pyarrow as pa
 
-from specpipe.core import StepReport
+from specpipe.core import SpeculationPlan, StepReport
 
 _KEPT = 3600  # samples that a worker keeps for a driver that asks late
 _ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string()}
@@ -26,7 +26,7 @@ class Sample:
     epoch: int
     worker: str
     queue_depth: float
-    """Of the ruling plan, at the end of the interval."""
+    """At the end of the interval."""
     slots: int
     occupancy: float
     """Rows running, weighted by time."""
@@ -43,6 +43,12 @@ class Sample:
     output_tokens: int
     tokens_per_s: float
     """output_tokens / interval_s."""
+    expected_tokens_per_s: float
+    """What the ruling plans expected at the occupancies of the interval, weighted by time; 0 where they did not say."""
+    proposer: str
+    """That drafted most row-rounds; "none" where nobody did."""
+    plan_reason: str
+    """Of the plan that ruled at the end of the interval."""
 
 
 class _Bin:
@@ -54,9 +60,11 @@ class _Bin:
         self.rounds = self.row_rounds = self.k_rows = 0
         self.drafts = self.draft_tokens = self.accepted = self.output = 0
         self.waiting = self.slots = 0
-        self.queue_depth = 0.0
+        self.queue_depth = self.expected = 0.0
+        self.proposers: Counter[str] = Counter()
+        self.reason = ""
 
-    def add(self, step: StepReport, queue_depth: float) -> None:
+    def add(self, step: StepReport, plan: SpeculationPlan | None, queue_depth: float) -> None:
         self.seconds += step.seconds
         self.row_seconds += step.seconds * step.running
         self.rounds += step.running > 0
@@ -68,6 +76,11 @@ class _Bin:
             self.accepted += part.verified.accepted_tokens
             self.output += part.emitted_tokens
         self.waiting, self.slots, self.queue_depth = step.waiting, step.slots, queue_depth
+        if step.k:
+            self.proposers[step.proposer] += step.running
+        if plan is not None:
+            self.expected += step.seconds * plan.expected_tokens_per_s(step.running)
+            self.reason = plan.reason
 
     def sample(self, *, epoch: int, worker: str, interval_s: int) -> Sample:
         return Sample(
@@ -88,6 +101,9 @@ class _Bin:
             acceptance_length=1.0 + (self.accepted / self.drafts if self.drafts else 0.0),
             output_tokens=self.output,
             tokens_per_s=self.output / interval_s,
+            expected_tokens_per_s=self.expected / self.seconds if self.seconds else 0.0,
+            proposer=max(self.proposers, key=self.proposers.__getitem__, default="none"),
+            plan_reason=self.reason,
         )
 
 
@@ -99,13 +115,13 @@ class TimelineSampler:
         self._closed: deque[Sample] = deque(maxlen=_KEPT)
         self._open: _Bin | None = None
 
-    def add(self, step: StepReport, *, queue_depth: float, now: float) -> None:
-        """Take in a step that ended at `now` (Unix seconds)."""
+    def add(self, step: StepReport, *, queue_depth: float, now: float, plan: SpeculationPlan | None = None) -> None:
+        """Take in a step that ended at `now` (Unix seconds), and the plan that ruled it."""
         second = int(now) // self._interval_s * self._interval_s
         if self._open is None or self._open.second != second:
             self._close()
             self._open = _Bin(second)
-        self._open.add(step, queue_depth)
+        self._open.add(step, plan, queue_depth)
 
     def since(self, second: int, *, now: float) -> list[Sample]:
         """The finished intervals that began after `second`."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from specpipe.benchmark.engine import Bench, build, requests
+from specpipe.benchmark.switching import _around, switch_windows
+from specpipe.benchmark.tuned import rates_for
 from specpipe.cli.main import main
 
 
@@ -36,3 +40,73 @@ def test_what_cannot_be_measured_is_refused(options: str, message: str) -> None:
     result = CliRunner().invoke(main, ["bench", "engine", "--device", "cpu", *options.split()])
     assert result.exit_code == 2
     assert message in result.output
+
+
+JOBS = "--device cpu --target small --draft small --slots 4 --rows 14 --shard-rows 5 --longest 40 --json"
+
+
+def jobs(options: str) -> list[dict[str, Any]]:
+    arguments = ["bench", "engine", "--policy", *options.split(), *JOBS.split()]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+
+def test_jobs_under_a_policy_and_every_fixed_k_make_the_same_tokens() -> None:
+    found = jobs("goodput --k 1 --k 4 --acceptance high --acceptance low")
+    ran = [line for line in found if "output_tokens" in line]
+    assert len({line["output_tokens"] for line in ran}) == 1
+    fixed = [(line["acceptance"], line["k"]) for line in ran if line["policy"] == "fixed"]
+    assert fixed == [("high", 0), ("high", 1), ("high", 4), ("low", 1), ("low", 4)], "plain decoding is measured once"
+    lengths = {line["acceptance"]: line["acceptance_length"] for line in ran if line.get("k") == 4}
+    assert lengths["high"] > 2.5 > 1.6 > lengths["low"]
+    verdicts = {line["acceptance"]: line for line in found if "share_of_plain" in line}
+    assert verdicts.keys() == {"high", "low"}
+    (whole,) = [line for line in found if "sequence" in line]
+    assert whole["sequence"] == ["high", "low"]
+    assert whole["seconds"] == pytest.approx(sum(line["seconds"] for line in ran if "after" in line))
+    assert all(line["reasons"][0].startswith("goodput") for line in ran if line["policy"] == "goodput")
+
+
+def test_the_profile_comes_first() -> None:
+    (profile,) = [line["profile"] for line in jobs("goodput --k 2 --acceptance useless") if "profile" in line]
+    assert [(p["proposer"], p["k"], p["running"]) for p in profile] == [("none", 0, 1), ("none", 0, 4), ("draft", 2, 4)]
+    assert all(p["seconds"] > 0 for p in profile)
+
+
+def test_acceptance_without_a_name_is_refused() -> None:
+    result = CliRunner().invoke(main, ["bench", "engine", "--policy", "goodput", "--acceptance", "some", *JOBS.split()])
+    assert result.exit_code == 2
+    assert "expected one of high, middle, low, useless" in result.output
+
+
+def test_rates_go_on_as_the_last_one_does() -> None:
+    assert rates_for((0.8, 0.4), 4) == pytest.approx((0.8, 0.4, 0.2, 0.1))
+    assert rates_for((0.5,), 3) == pytest.approx((0.5, 0.25, 0.125))
+    assert rates_for((0.0,), 2) == (0.0, 0.0)
+    assert rates_for((0.9, 0.8, 0.7), 2) == (0.9, 0.8)
+
+
+def test_windows_around_a_switch() -> None:
+    # 100 tokens/s with speculation, 80 without, and half a second of nothing after each switch.
+    emissions, t = [], 0.0
+    while t < 16:
+        t += 0.01
+        phase, side = divmod(t, 4)
+        emissions.append((t, 0.0 if side < 0.5 else (1.0 if phase % 2 == 0 else 0.8)))
+    off = _around(emissions, 4.0, "off", 8.0, 2.0)
+    assert (off.before, off.after) == pytest.approx((100, 80), rel=0.02)
+    assert off.worst == pytest.approx(80 * 1.5 / 2, rel=0.03)
+    assert off.share_of_better == pytest.approx(0.6, rel=0.03)
+    assert off.share_of_expected == pytest.approx(0.75, rel=0.03)
+    on = _around(emissions, 8.0, "on", 12.0, 2.0)
+    assert on.worst == pytest.approx(80 * 1.5 / 2, rel=0.03)
+    assert on.share_of_expected == pytest.approx(60 / 85, rel=0.03)
+
+
+def test_speculation_goes_off_and_on_while_rows_wait() -> None:
+    engine = build(Bench(target="small", draft="small", device="cpu", dtype="float32", batches=(3,), ks=(0, 2)))
+    rows = requests([(5, 60)] * 60, 512)
+    found = switch_windows(engine, rows, k=2, period_s=0.3, window_s=0.1)
+    assert [switch.to for switch in found][:2] == ["off", "on"]
+    assert all(0 < switch.worst <= 1.01 * max(switch.before, switch.after) for switch in found)

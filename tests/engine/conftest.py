@@ -20,6 +20,8 @@ class SmallPair(NamedTuple):
     target: torch.nn.Module
     draft: torch.nn.Module
     """The target with noise on its weights: right at times, wrong at times."""
+    reference_draft: torch.nn.Module
+    """The target once more: always right."""
     reference: torch.nn.Module
     """The target once more, with transformers' own attention."""
     vocab_size: int
@@ -34,12 +36,11 @@ def small_pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SmallP
         changes = {} if vocab_size == 320 else {"bos_token_id": None, "eos_token_id": None}
         folder = tmp_path_factory.mktemp(f"{kind}-{seed}-{vocab_size}")
         source = resolve(str(make_small_model(kind, folder, seed=seed, vocab_size=vocab_size, **changes)), "target")
-        models = [
-            load_model(source, "cpu", torch.float32, attention) for attention in ("specpipe", "specpipe", "eager")
-        ]
+        attentions = (*["specpipe"] * 3, "eager")
+        models = [load_model(source, "cpu", torch.float32, attention) for attention in attentions]
         # transformers' generate looks at these; the engine is told its own.
-        models[2].generation_config.eos_token_id = None
+        models[3].generation_config.eos_token_id = None
         draft = perturbed(models[1], models[0], noise=0.05)
-        return SmallPair(models[0], draft, models[2], vocab_size)
+        return SmallPair(models[0], draft, models[2], models[3], vocab_size)
 
     return build

@@ -11,7 +11,7 @@ from specpipe.pipeline.driver import Driver, DriverConfig, Observers
 from specpipe.pipeline.handles import ShardOrder
 from specpipe.pipeline.progress import Progress, Speed
 from specpipe.pipeline.scoreboard import Earlier
-from specpipe.speculation.observer import Observer
+from specpipe.speculation.learning import Learning
 from specpipe.speculation.policy import Situation
 
 
@@ -36,9 +36,9 @@ def test_queue_depth_counts_what_is_open_here_and_a_share_of_what_is_open_everyw
         return report(order, worker.name)
 
     pool.behave = behave
-    observer = Observer(slots=4, proposers=("draft",))
+    learning = Learning(slots=4, proposers=("draft",))
     config = DriverConfig(workers=1, slots=4, poll_s=0.01)
-    Driver(shards(4, rows=10), pool, policy, config, observer=observer).run()
+    Driver(shards(4, rows=10), pool, policy, config, learning=learning).run()
     assert policy.situations[-1].acceptance["draft"].drafts == pytest.approx(2, rel=0.01)
     assert pool.orders[-1][1].beliefs.acceptance["draft"].drafts == pytest.approx(2, rel=0.01)
     # One worker, 40 rows: nothing is done when the first two go out, 10 rows are when the third does.

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
-from specpipe.core import Completion, EngineConfig, Method, ProposerName, Request, SamplingParams, SpeculationPlan
+from specpipe.core import (
+    Completion,
+    EngineConfig,
+    Method,
+    ProposerChoice,
+    ProposerName,
+    Request,
+    SamplingParams,
+    SpeculationPlan,
+)
 from specpipe.engine.engine import Engine
 from specpipe.engine.rows import TextDecoder
 from specpipe.engine.runner import ModelRunner
@@ -48,7 +57,7 @@ def make_engine(
     *,
     slots: int = 3,
     max_k: int = 3,
-    proposer: ProposerName = "draft",
+    proposer: ProposerChoice = "draft",
     method: Method = "standard",
     max_model_len: int = 96,
     page_size: int = 16,
@@ -76,7 +85,7 @@ def make_engine(
 
     return Engine(
         runner(target),
-        runner(draft) if draft is not None and proposer == "draft" else None,
+        runner(draft) if draft is not None and proposer in ("draft", "auto") else None,
         config=config,
         decoder=decoder or PlainDecoder(),
         eos_ids=eos_ids,
@@ -126,7 +135,8 @@ def drain(engine: Engine, limit: int = 5000) -> list[Completion]:
 
 
 def run(engine: Engine, requests: Sequence[Request], *ks: int) -> list[Completion]:
-    engine.submit(requests, plan(*ks))
+    proposer = engine.config.proposer
+    engine.submit(requests, plan(*ks, proposer="draft" if proposer == "auto" else proposer))
     return drain(engine)
 
 

@@ -94,7 +94,7 @@ class FakeEngine:
         if self.steps == self._fail_at_step:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         began = time.perf_counter()
-        k = plan.k_for(len(rows))
+        proposer, k = plan.choice(len(rows), self.steps - 1)
         self.seen_ks.append((len(rows), k))
         time.sleep(self._step_s)
         shards = self._round(rows, k)
@@ -111,6 +111,9 @@ class FakeEngine:
             slots=self.config.slots,
             seconds=seconds,
             phases={"prefill": 0.1 * seconds, "draft": 0.2 * seconds, "verify": 0.5 * seconds, "host": 0.2 * seconds},
+            proposer=proposer,
+            context=sum(len(r.request.prompt_token_ids) + len(r.tokens) for r in rows) / len(rows),
+            round_s=0.9 * seconds,
             shards=shards,
             completions=tuple(self._complete(row) for row in done),
         )

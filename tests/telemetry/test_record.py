@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 
 from specpipe.telemetry.histogram import LogHistogram
 from specpipe.telemetry.record import ShardRecord, shard_schema, shard_table
+from specpipe.telemetry.sums import evidence
 
 
 def record(shard: int, **changes: object) -> ShardRecord:
@@ -37,3 +38,26 @@ def test_the_table_is_sorted_by_shard_and_typed(tmp_path) -> None:
 def test_an_empty_run_has_the_same_columns() -> None:
     assert shard_table([]).schema.equals(shard_schema())
     assert pa.types.is_list(shard_schema().field("k_histogram").type)
+
+
+def test_evidence_tells_proposers_apart() -> None:
+    mixed = record(
+        0,
+        rounds=9,
+        drafts=10,
+        k_histogram=(5, 8, 4),
+        reached_per_position=(10, 6),
+        accepted_per_position=(6, 2),
+        ngram_row_rounds=7,
+        ngram_drafts=3,
+        ngram_reached_per_position=(3,),
+        ngram_accepted_per_position=(1,),
+    )
+    plain = record(1, k_histogram=(5,), accepted_per_position=())
+    found = evidence(shard_table([mixed, plain]))
+    assert found.row_rounds == {"draft": 5, "ngram": 7}
+    draft, ngram = found.verified["draft"], found.verified["ngram"]
+    assert (draft.drafts, draft.reached_per_position, draft.accepted_per_position) == (7, (7, 6), (5, 2))
+    assert (ngram.drafts, ngram.reached_per_position, ngram.accepted_per_position) == (3, (3,), (1,))
+    assert (found.rows, found.costs) == (6, ())
+    assert evidence(shard_table([plain])).verified == {}

@@ -1,13 +1,21 @@
 import pytest
 
-from specpipe.core import AcceptanceCounts, ShardRound, StepReport
+from specpipe.core import AcceptanceCounts, ShardRound, SpeculationPlan, StepReport
 from specpipe.telemetry.timeline import TimelineSampler, peak_tokens_per_s, timeline_batch
 
 
 def step(k: int, running: int, tokens: int, seconds: float = 0.1) -> StepReport:
     counts = AcceptanceCounts(drafts=running, draft_tokens=k * running, accepted_tokens=tokens - running) if k else None
     part = ShardRound(rows=running, emitted_tokens=tokens, verified=counts or AcceptanceCounts())
-    return StepReport(k=k, running=running, waiting=5, slots=8, seconds=seconds, shards={0: part})
+    return StepReport(
+        k=k,
+        proposer="draft" if k else "none",
+        running=running,
+        waiting=5,
+        slots=8,
+        seconds=seconds,
+        shards={0: part},
+    )
 
 
 def test_steps_fall_into_their_seconds() -> None:
@@ -21,6 +29,21 @@ def test_steps_fall_into_their_seconds() -> None:
     assert sample.occupancy == pytest.approx((0.1 * 2 + 0.3 * 6) / 0.4)
     assert sample.acceptance_length == pytest.approx(1 + 6 / 2)
     assert (sample.queue_depth, sample.waiting) == (7.0, 5)
+
+
+def test_an_interval_says_who_drafted_why_and_what_was_expected() -> None:
+    sampler = TimelineSampler(worker="w", epoch=1)
+    rates = (0.0, 10.0, 20.0, 30.0)
+    plans = [
+        SpeculationPlan(ks=(k,), proposer="draft", queue_depth=1.0, reason=f"K={k}", tokens_per_s=rates) for k in (2, 0)
+    ]
+    sampler.add(step(2, 3, 4, seconds=0.3), plan=plans[0], queue_depth=1, now=7.1)
+    sampler.add(step(0, 1, 1, seconds=0.1), plan=plans[1], queue_depth=1, now=7.2)
+    sampler.add(step(0, 9, 9), queue_depth=1, now=8.0)
+    drafted, plain = sampler.since(0, now=99)
+    assert (drafted.proposer, drafted.plan_reason) == ("draft", "K=0")
+    assert drafted.expected_tokens_per_s == pytest.approx((0.3 * 30 + 0.1 * 10) / 0.4)
+    assert (plain.proposer, plain.plan_reason, plain.expected_tokens_per_s) == ("none", "", 0.0)
 
 
 def test_only_what_is_new_is_handed_out_once_it_is_over() -> None:

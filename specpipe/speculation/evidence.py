@@ -1,0 +1,106 @@
+"""What engine steps show, summed until somebody takes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from specpipe.core import AcceptanceCounts, Completion, CostPoint, Evidence, ProposerName, StepReport
+
+POINTS = 64
+"""Cost points that one evidence carries at most: what is left stays for the next one."""
+_OCTAVE = 4  # numbers of rows to a doubling that are told apart
+
+
+class _Shape(NamedTuple):
+    proposer: ProposerName
+    k: int
+    bucket: int
+
+
+@dataclass(slots=True)
+class _Cost:
+    rounds: int = 0
+    seconds: float = 0.0
+    running: int = 0
+    context: float = 0.0
+
+    def point(self, shape: _Shape) -> CostPoint:
+        return CostPoint(
+            proposer=shape.proposer,
+            k=shape.k,
+            running=round(self.running / self.rounds),
+            context=self.context / self.rounds,
+            rounds=self.rounds,
+            seconds=self.seconds,
+        )
+
+
+class EvidenceLog:
+    """Sums steps. One owner, no lock; its size is bounded by the shapes of rounds, whatever the number of steps."""
+
+    def __init__(self) -> None:
+        self._seen: set[_Shape] = set()
+        """Shapes that ran once: a first round pays for what the later ones find ready, and counts in no cost."""
+        self._costs: dict[_Shape, _Cost] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._verified: dict[ProposerName, AcceptanceCounts] = {}
+        self._rounds: dict[ProposerName, int] = {}
+        self._row_rounds: dict[ProposerName, int] = {}
+        self._rows = self._input_tokens = self._output_tokens = self._prefill_tokens = 0
+        self._prefill_s = 0.0
+
+    def add(self, step: StepReport) -> None:
+        if step.k:
+            self._add_drafts(step)
+        if step.running and step.round_s > 0:
+            self._add_cost(step)
+        self._prefill_tokens += step.draft_prefill_tokens
+        self._prefill_s += step.draft_prefill_s
+        for completion in step.completions:
+            self._add_row(completion)
+
+    def _add_drafts(self, step: StepReport) -> None:
+        who = step.proposer
+        for part in step.shards.values():
+            self._verified[who] = self._verified.get(who, AcceptanceCounts()) + part.verified
+        self._rounds[who] = self._rounds.get(who, 0) + 1
+        self._row_rounds[who] = self._row_rounds.get(who, 0) + step.running
+
+    def _add_cost(self, step: StepReport) -> None:
+        shape = _Shape(step.proposer, step.k, round(_OCTAVE * math.log2(step.running)))
+        if shape not in self._seen:
+            self._seen.add(shape)
+            return
+        cost = self._costs.setdefault(shape, _Cost())
+        cost.rounds += 1
+        cost.seconds += step.round_s
+        cost.running += step.running
+        cost.context += step.context
+
+    def _add_row(self, completion: Completion) -> None:
+        if completion.finish_reason == "error":
+            return
+        self._rows += 1
+        self._input_tokens += len(completion.request.prompt_token_ids)
+        self._output_tokens += len(completion.token_ids)
+
+    def take(self) -> Evidence:
+        """All since the last time, but of more than POINTS shapes only those that ran most."""
+        shapes = sorted(self._costs, key=lambda shape: -self._costs[shape].rounds)[:POINTS]
+        evidence = Evidence(
+            verified=self._verified,
+            rounds=self._rounds,
+            row_rounds=self._row_rounds,
+            costs=tuple(self._costs.pop(shape).point(shape) for shape in shapes),
+            rows=self._rows,
+            input_tokens=self._input_tokens,
+            output_tokens=self._output_tokens,
+            draft_prefill_tokens=self._prefill_tokens,
+            draft_prefill_s=self._prefill_s,
+        )
+        self._clear()
+        return evidence

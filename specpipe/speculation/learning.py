@@ -1,0 +1,63 @@
+"""What a run has learnt for its policy: acceptance from all workers together, costs by hardware."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from specpipe.core import CostPoint, Evidence, ProposerName
+from specpipe.speculation.cost import CostTable
+from specpipe.speculation.observer import Beliefs, Observer
+from specpipe.speculation.policy import Situation
+
+
+class Learning:
+    """The driver's. Constant work for each report, however many workers there are."""
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        proposers: Sequence[ProposerName],
+        output_tokens: float = 256.0,
+        tables: Mapping[str, CostTable] | None = None,
+    ) -> None:
+        """`tables`: what rounds took on each hardware in earlier runs. `output_tokens`: expected of a row before one
+        has ended."""
+        self._observer = Observer(slots=slots, proposers=proposers, output_tokens=output_tokens)
+        self._hardware: dict[str, str] = {}
+        """By worker."""
+        self.tables: dict[str, CostTable] = dict(tables or {})
+
+    def admit(self, worker: str, hardware: str, profile: Sequence[CostPoint]) -> None:
+        """A worker is ready, on such hardware; `profile`: what rounds took there at its start."""
+        self._hardware[worker] = hardware
+        self.tables[hardware] = self.tables.get(hardware, CostTable()).with_points(profile)
+
+    def see(self, worker: str | None, evidence: Evidence) -> None:
+        """What a worker's rounds have shown; None: those of an earlier start, whose costs are known already."""
+        self._observer.see(evidence)
+        hardware = self._hardware.get(worker) if worker is not None else None
+        if hardware is None:
+            return
+        table = self.tables[hardware]
+        if evidence.costs:
+            table = table.with_points(evidence.costs)
+        if evidence.draft_prefill_tokens:
+            table = table.with_prefill(tokens=evidence.draft_prefill_tokens, seconds=evidence.draft_prefill_s)
+        self.tables[hardware] = table
+
+    def beliefs(self, worker: str) -> Beliefs:
+        """For a worker that is ready."""
+        return dataclasses.replace(self._observer.beliefs, costs=self._table(worker))
+
+    def situation(self, worker: str, *, queue_depth: float) -> Situation:
+        found = self._observer.situation(queue_depth=queue_depth, plan=None)
+        return dataclasses.replace(found, costs=self._table(worker) or None)
+
+    def hardware(self, worker: str) -> str:
+        """Empty before the worker is ready."""
+        return self._hardware.get(worker, "")
+
+    def _table(self, worker: str) -> CostTable:
+        return self.tables.get(self.hardware(worker), CostTable())

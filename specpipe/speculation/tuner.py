@@ -1,0 +1,73 @@
+"""A worker's own tuning: between two shards the policy goes on with what the worker's rounds show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from specpipe.core import Evidence, ProposerName, SpeculationPlan, StepReport
+from specpipe.speculation.evidence import EvidenceLog
+from specpipe.speculation.observer import WORKER_HALF_LIFE, Beliefs, Observer
+from specpipe.speculation.policy import Policy
+
+REPLAN_ROUNDS = 16
+_SHARE = 0.02  # of the time goes into making plans, at most
+
+
+class Tuner:
+    """Follows an engine's steps and says which plan is to rule. One owner, no lock."""
+
+    def __init__(
+        self, policy: Policy, *, slots: int, proposers: Sequence[ProposerName], output_tokens: float = 256.0
+    ) -> None:
+        """`proposers`: those that the engine has. `output_tokens`: expected of a row before one has ended."""
+        self._policy = policy
+        self._observer = Observer(
+            slots=slots, proposers=proposers, half_life=WORKER_HALF_LIFE, output_tokens=output_tokens
+        )
+        self._recent, self._unsent = EvidenceLog(), EvidenceLog()
+        self._since = 0
+        self.queue_depth = 0.0
+        """As the driver said, less the rows that have ended since."""
+        self._next = 0.0
+        self.plan: SpeculationPlan | None = None
+        """The one in force."""
+
+    def order(self, plan: SpeculationPlan, beliefs: Beliefs) -> SpeculationPlan:
+        """A shard has come, with the driver's plan and what the run has learnt → the plan that rules from now on.
+
+        It is the policy's again, made here: the worker may know its rows better than the driver does.
+        """
+        self.queue_depth = plan.queue_depth
+        self._observer.lean_on(beliefs)
+        return self._replan()
+
+    def step(self, step: StepReport) -> SpeculationPlan | None:
+        """A step is over → a new plan, every few rounds, if it differs from the one in force in what it asks for."""
+        self._recent.add(step)
+        self._unsent.add(step)
+        self.queue_depth = max(0.0, self.queue_depth - len(step.completions))
+        self._since += step.running > 0
+        if self._since < REPLAN_ROUNDS or time.perf_counter() < self._next:
+            return None
+        before = self.plan
+        plan = self._replan()
+        return None if before is not None and _asks(before) == _asks(plan) else plan
+
+    def _replan(self) -> SpeculationPlan:
+        began = time.perf_counter()
+        self._since = 0
+        self._observer.see(self._recent.take())
+        plan = self._policy.plan(self._observer.situation(queue_depth=self.queue_depth, plan=self.plan))
+        now = time.perf_counter()
+        self._next = now + (now - began) / _SHARE
+        self.plan = plan
+        return plan
+
+    def evidence(self) -> Evidence:
+        """What the driver has not heard of yet."""
+        return self._unsent.take()
+
+
+def _asks(plan: SpeculationPlan) -> tuple[object, ...]:
+    return plan.ks, plan.proposer, plan.explore

@@ -1,0 +1,96 @@
+"""Any proposer and any K, from one round to the next: the plan says which, and greedy tokens never show it."""
+
+from __future__ import annotations
+
+import pytest
+from support.engines import drain, generate, make_engine, make_requests, plan
+
+from specpipe.core import Exploration, SpeculationPlan, StepReport
+from specpipe.engine.engine import Engine
+
+
+def steps_of(engine: Engine) -> list[StepReport]:
+    found = []
+    while (step := engine.step()) is not None:
+        engine.check_integrity()
+        found.append(step)
+    return found
+
+
+@pytest.mark.parametrize("rounds_behind", [0, 1])
+def test_greedy_equals_generate_whatever_drafts_from_round_to_round(small_pair, rounds_behind: int) -> None:
+    pair = small_pair("llama")
+    requests = make_requests(7, vocab_size=pair.vocab_size, max_new_tokens=45)
+    engine = make_engine(pair.target, pair.draft, proposer="auto", max_k=4, rounds_behind=rounds_behind)
+    engine.submit(requests, plan(2))
+    choices = [("draft", 3), ("ngram", 4), ("draft", 1), ("none", 0), ("ngram", 1), ("draft", 4)]
+    completions, used = [], set()
+    for step in range(2000):
+        proposer, k = choices[step // 2 % len(choices)]
+        engine.submit([], plan(k, proposer=proposer))
+        report = engine.step()
+        if report is None:
+            break
+        engine.check_integrity()
+        used.add((report.proposer, report.k))
+        completions += report.completions
+    tokens = [list(c.token_ids) for c in sorted(completions, key=lambda c: c.request.row)]
+    assert tokens == generate(pair.reference, requests)
+    assert used >= set(choices)
+
+
+def test_exploring_rounds_come_by_the_count_of_rounds(small_pair) -> None:
+    pair = small_pair("llama")
+    engine = make_engine(pair.target, pair.draft, proposer="auto", max_k=3)
+    explore = Exploration(k=3, proposer="ngram", rounds=2, every=7)
+    ruling = SpeculationPlan(ks=(1,), proposer="draft", queue_depth=0.0, reason="test", explore=explore)
+    engine.submit(make_requests(3, vocab_size=pair.vocab_size, max_new_tokens=50), ruling)
+
+    rounds = [(step.proposer, step.k) for step in steps_of(engine) if step.running]
+
+    full = len(rounds) - 3  # rows that have one token to go draft nothing
+    expected = [("ngram", 3) if i % 7 >= 5 else ("draft", 1) for i in range(full)]
+    assert rounds[:full] == expected
+
+
+def test_a_plan_that_names_a_proposer_the_engine_lacks_decodes_plainly(small_pair) -> None:
+    pair = small_pair("llama")
+    engine = make_engine(pair.target, pair.draft, proposer="draft")
+    engine.submit(make_requests(2, vocab_size=pair.vocab_size), plan(2, proposer="ngram"))
+    assert {(step.proposer, step.k) for step in steps_of(engine)} == {("none", 0)}
+
+
+@pytest.mark.parametrize("rounds_behind", [0, 1])
+def test_steps_say_what_a_round_took_and_how_long_its_rows_were(small_pair, rounds_behind: int) -> None:
+    pair = small_pair("llama")
+    requests = make_requests(3, vocab_size=pair.vocab_size, max_new_tokens=30)
+    engine = make_engine(pair.target, pair.draft, rounds_behind=rounds_behind)
+    engine.submit(requests, plan(2))
+
+    steps = steps_of(engine)
+
+    rounds = [step for step in steps if step.running]
+    assert all(step.round_s >= step.phases["verify"] > 0 for step in rounds)
+    assert sum(step.round_s for step in rounds) <= sum(step.seconds for step in steps)
+    shortest = sum(len(r.prompt_token_ids) for r in requests) / 3
+    contexts = [step.context for step in rounds if step.running == 3]
+    assert contexts[0] >= shortest
+    assert contexts == sorted(contexts)
+
+
+def test_steps_say_what_the_draft_prefilled_and_how_long_that_took(small_pair) -> None:
+    pair = small_pair("llama")
+    requests = make_requests(3, vocab_size=pair.vocab_size, max_new_tokens=30)
+    engine = make_engine(pair.target, pair.draft, prefill_budget=16)
+    engine.submit(requests, plan(0))
+    plain = [engine.step() for _ in range(12)]
+    assert all(step.draft_prefill_tokens == 0 for step in plain)
+    engine.submit([], plan(1))
+
+    steps = steps_of(engine)
+
+    assert sum(step.draft_prefill_tokens for step in steps) >= sum(len(r.prompt_token_ids) for r in requests)
+    for step in steps:
+        assert (step.draft_prefill_s > 0) == (step.draft_prefill_tokens > 0)
+        assert step.draft_prefill_s <= step.phases.get("prefill", 0.0)
+    drain(engine)

@@ -1,0 +1,101 @@
+"""What steps show: sums of a bounded size, each taken once."""
+
+import dataclasses
+
+import pytest
+
+from specpipe.core import AcceptanceCounts, Completion, Request, SamplingParams, ShardRound, StepReport
+from specpipe.speculation.evidence import POINTS, EvidenceLog
+
+COUNTS = AcceptanceCounts(
+    drafts=2, draft_tokens=4, accepted_tokens=1, reached_per_position=(2, 1), accepted_per_position=(1, 0)
+)
+
+
+def step(k: int = 2, running: int = 3, **changes: object) -> StepReport:
+    known = StepReport(
+        k=k,
+        proposer="draft" if k else "none",
+        running=running,
+        waiting=0,
+        slots=8,
+        seconds=1.0,
+        context=100.0,
+        round_s=0.01,
+        shards={0: ShardRound(rows=running, verified=COUNTS if k else AcceptanceCounts())},
+    )
+    return dataclasses.replace(known, **changes)
+
+
+def test_rounds_are_summed_by_their_shape_without_the_first_of_each() -> None:
+    log = EvidenceLog()
+    for seconds in (9.0, 0.01, 0.03):
+        log.add(step(round_s=seconds))
+    log.add(step(k=0, round_s=9.0))
+    log.add(step(k=0, context=50.0))
+    points = {(p.proposer, p.k, p.running): p for p in log.take().costs}
+    assert points.keys() == {("draft", 2, 3), ("none", 0, 3)}
+    assert points["draft", 2, 3].rounds == 2
+    assert points["draft", 2, 3].seconds == pytest.approx(0.04)
+    assert points["none", 0, 3].context == 50.0
+
+
+def test_rounds_that_say_nothing_of_their_price_are_left_out() -> None:
+    log = EvidenceLog()
+    for _ in range(5):
+        log.add(step(round_s=0.0))
+        log.add(step(running=0, round_s=0.0))
+    found = log.take()
+    assert found.costs == ()
+    assert found.rounds == {"draft": 10}
+
+
+def test_acceptance_goes_to_who_drafted() -> None:
+    log = EvidenceLog()
+    log.add(step())
+    log.add(step(proposer="ngram", running=7))
+    log.add(step(k=0))
+    found = log.take()
+    assert found.verified == {"draft": COUNTS, "ngram": COUNTS}
+    assert found.rounds == {"draft": 1, "ngram": 1}
+    assert found.row_rounds == {"draft": 3, "ngram": 7}
+
+
+def test_rows_that_ended_and_what_the_draft_prefilled() -> None:
+    sampling = SamplingParams()
+    request = Request(request_id="0", shard=0, row=0, prompt="", prompt_token_ids=(1, 2, 3), sampling=sampling, seed=0)
+    ended = Completion(request=request, token_ids=(7, 8), finish_reason="stop")
+    failed = Completion(request=request, finish_reason="error", error="bad")
+    log = EvidenceLog()
+    log.add(step(completions=(ended, failed), draft_prefill_tokens=20, draft_prefill_s=0.5))
+    found = log.take()
+    assert (found.rows, found.input_tokens, found.output_tokens) == (1, 3, 2)
+    assert (found.draft_prefill_tokens, found.draft_prefill_s) == (20, 0.5)
+
+
+def test_nothing_is_taken_twice() -> None:
+    log = EvidenceLog()
+    for _ in range(3):
+        log.add(step())
+    log.take()
+    again = log.take()
+    assert (again.costs, again.verified, again.rounds, again.rows) == ((), {}, {}, 0)
+    log.add(step())
+    assert [point.rounds for point in log.take().costs] == [1], "the shape has run before: nothing is left out"
+
+
+def test_its_size_is_bounded_and_the_rest_comes_later() -> None:
+    log = EvidenceLog()
+    for k in range(1, 33):
+        for running in (1, 2, 4, 8, 16, 32):
+            for _ in range(3):
+                log.add(step(k=k, running=running))
+    sizes = [len(log.take().costs) for _ in range(4)]
+    assert sizes == [POINTS, POINTS, POINTS, 0]
+
+
+def test_a_thousand_rounds_cost_what_ten_do_in_size() -> None:
+    log = EvidenceLog()
+    for i in range(1000):
+        log.add(step(running=1 + i % 300))
+    assert len(log.take().costs) < 40
