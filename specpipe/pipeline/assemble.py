@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import platform
 import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from specpipe import __version__
-from specpipe.core import ProposerName
+from specpipe.core import CostPoint, ProposerName
 from specpipe.data.files import InputFile
 from specpipe.data.requests import PromptEncoder as Encoder
 from specpipe.data.requests import RequestBuilder
@@ -20,10 +21,16 @@ from specpipe.errors import MachineError, ModelError
 from specpipe.job import JobSpec
 from specpipe.models.source import ModelSource, Role
 from specpipe.pipeline.engine_loop import Engine
+from specpipe.pipeline.failures import is_out_of_memory
 from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.prepare import find_model
 
+if TYPE_CHECKING:
+    from specpipe.engine.engine import Engine as RealEngine
+
+log = logging.getLogger(__name__)
 DeviceName = Literal["cpu", "cuda"]
+_PROFILE_S = 2.0
 _PREPARE_S = 20.0  # of capturing graphs; those that are missing then are captured when they are needed
 
 
@@ -35,6 +42,8 @@ class Assembly:
     builder: RequestBuilder
     facts: Mapping[str, Any]
     """device, dtype, model_load_s."""
+    profile: tuple[CostPoint, ...] = ()
+    """What rounds took before the first row; empty where no policy asks, or it could not be measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +112,19 @@ def assemble(config: WorkerConfig) -> Assembly:
     builder = make_builder(config.job, encoder, max_model_len=max_model_len, vocab_size=engine.target.vocab_size)
     name = torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {config.threads} threads"
     facts = {"device": name, "dtype": dtype, "model_load_s": time.perf_counter() - began}
-    return Assembly(engine=engine, builder=builder, facts=facts)
+    profile = _profile(engine, config.job) if config.job.speculation.policy == "goodput" else ()
+    return Assembly(engine=engine, builder=builder, facts=facts, profile=profile)
+
+
+def _profile(engine: RealEngine, job: JobSpec) -> tuple[CostPoint, ...]:
+    """A policy without it begins with what real rounds show: no reason to end a worker."""
+    try:
+        return engine.profile(job.sampling_params(), within_s=_PROFILE_S)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        log.warning("rounds could not be timed before the first row: %s: %s", type(error).__name__, error)
+        return ()
 
 
 def _choices(job: JobSpec) -> list[tuple[ProposerName, int]]:

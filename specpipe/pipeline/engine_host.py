@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpipe.core import Completion, Evidence, Request, SpeculationPlan
+from specpipe.core import Completion, CostPoint, Evidence, Request, SpeculationPlan
 from specpipe.data import RequestBuilder
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.assemble import WorkerConfig, assemble
@@ -39,6 +39,7 @@ class EngineHost:
         self._last: LoopStatus | None = None
         self.builder: RequestBuilder
         self.facts: Mapping[str, Any]
+        self.profile: tuple[CostPoint, ...]
         self._loop: EngineLoop | None = self._build()
 
     def _build(self) -> EngineLoop:
@@ -52,7 +53,7 @@ class EngineHost:
                     raise
                 reason = str(error)
             else:
-                self.builder, self.facts = parts.builder, parts.facts
+                self.builder, self.facts, self.profile = parts.builder, parts.facts, parts.profile
                 return EngineLoop(parts.engine, self._sampler, tuner_of(self._config.job))
             self._halve(reason)
             _give_memory_back()

@@ -38,8 +38,9 @@ class WorkerInfo:
     @property
     def hardware(self) -> str:
         """Workers of the same have the same costs. CPUs of different machines are told apart by their host."""
-        device, host = self.facts.get("device", ""), self.facts.get("host", "")
-        return f"{device} on {host}" if str(device).startswith("cpu") else str(device)
+        device, dtype = self.facts.get("device", ""), self.facts.get("dtype", "")
+        where = f" on {self.facts.get('host', '')}" if str(device).startswith("cpu") else ""
+        return f"{device}{where}, {dtype}"
 
 
 class WorkerHandle(Protocol):

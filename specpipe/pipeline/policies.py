@@ -5,6 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from specpipe.job import JobSpec
+from specpipe.models.source import ModelSource
+from specpipe.pipeline.cost_cache import CostCache
 from specpipe.speculation.learning import Learning
 from specpipe.speculation.make import make_policy
 from specpipe.speculation.policy import Policy
@@ -24,10 +26,26 @@ def policy_of(job: JobSpec) -> Policy:
     )
 
 
-def learning_of(job: JobSpec, done: pa.Table) -> Learning:
-    """What the driver knows at a start: all that the shards of earlier starts, rows of the shard table, have shown."""
+def cost_cache_of(job: JobSpec, target: ModelSource, draft: ModelSource | None) -> CostCache | None:
+    """Where a policy that weighs costs keeps them from one run to the next; None for others."""
+    if job.speculation.policy != "goodput":
+        return None
+    return CostCache(
+        {
+            "target": target.revision,
+            "draft": draft.revision if draft is not None else None,
+            "draft_dtype": job.model.draft_dtype,
+            "method": job.speculation.method,
+        }
+    )
+
+
+def learning_of(job: JobSpec, done: pa.Table, cache: CostCache | None) -> Learning:
+    """What the driver knows at a start: what rounds took in earlier runs, and what the shards of earlier starts of this
+    one, rows of the shard table, have shown."""
+    known = {"known": cache.load} if cache is not None else {}
     learning = Learning(
-        slots=job.workers.slots, proposers=job.proposers, output_tokens=float(job.sampling.max_new_tokens)
+        slots=job.workers.slots, proposers=job.proposers, output_tokens=float(job.sampling.max_new_tokens), **known
     )
     if done.num_rows:
         latest = done.sort_by([("finished_at", "descending")]).slice(0, _LATEST)

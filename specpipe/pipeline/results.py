@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from specpipe.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INCOMPLETE, EXIT_INTERRUPTED, SpecpipeError
-from specpipe.pipeline.folder import SHARDS, SUMMARY, RunFolder
+from specpipe.pipeline.folder import COSTS, SHARDS, SUMMARY, RunFolder
 from specpipe.pipeline.manifest import Manifest
 from specpipe.pipeline.timeline_log import parquet_bytes, peak_of
+from specpipe.speculation.cost import CostTable
 from specpipe.telemetry.summary import RunFacts, summarise
 
 
@@ -50,6 +51,13 @@ def publish_results(folder: RunFolder, shards: pa.Table, summary: Mapping[str, A
     """The shard table, then the summary: whoever sees it sees the telemetry too."""
     folder.publish(SHARDS, parquet_bytes(shards))
     folder.publish(SUMMARY, (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def publish_costs(folder: RunFolder, tables: Mapping[str, CostTable]) -> None:
+    """What rounds took, by hardware: what a report weighs one K against another with."""
+    known = {hardware: table.to_json() for hardware, table in sorted(tables.items()) if table}
+    if known:
+        folder.publish(COSTS, (json.dumps(known, indent=1) + "\n").encode())
 
 
 def exit_code_of(summary: Mapping[str, Any], max_failed_rows: int) -> int:

@@ -26,14 +26,22 @@ from specpipe.pipeline.interrupts import drain_on_interrupt
 from specpipe.pipeline.ledger import read_ledger
 from specpipe.pipeline.logs import log_fields
 from specpipe.pipeline.manifest import Manifest, check_resumable, new_manifest, read_manifest
-from specpipe.pipeline.policies import learning_of, policy_of
+from specpipe.pipeline.policies import cost_cache_of, learning_of, policy_of
 from specpipe.pipeline.prepare import Prepared, prepare
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.progress_log import ProgressLog, tell_all
 from specpipe.pipeline.report import write_report
-from specpipe.pipeline.results import build_summary, exit_code_of, exit_code_of_error, has_results, publish_results
+from specpipe.pipeline.results import (
+    build_summary,
+    exit_code_of,
+    exit_code_of_error,
+    has_results,
+    publish_costs,
+    publish_results,
+)
 from specpipe.pipeline.scoreboard import Earlier
 from specpipe.pipeline.timeline_log import TimelineLog
+from specpipe.speculation.learning import Learning
 from specpipe.telemetry.metrics import run_label
 from specpipe.telemetry.shard_log import ShardLog
 from specpipe.telemetry.sums import acceptance, total
@@ -158,7 +166,9 @@ def _start(opened: _Opened, placement: Placement, backend: Backend, viewer: View
         published=lambda report: opened.done.add(report.telemetry),
         samples=timeline.add,
     )
-    driver = _driver(opened, manifest, config, placement, backend.pool(config, placement), observers)
+    cache = cost_cache_of(job, prepared.target, prepared.draft)
+    learning = learning_of(job, opened.done.table(), cache)
+    driver = _driver(opened, manifest, config, placement, backend.pool(config, placement), observers, learning)
     try:
         with log_fields(run=run_label(job.name, manifest.run_id)), drain_on_interrupt(driver.drain):
             driver.run()
@@ -170,6 +180,7 @@ def _start(opened: _Opened, placement: Placement, backend: Backend, viewer: View
         state: Ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         try:
             timeline.publish()
+            publish_costs(folder, learning.tables)
             _leave(opened, manifest, driver.outcome, state)
         except (OutputError, OSError) as failure:  # must not hide what ended the run; the next start writes them
             log.warning("telemetry could not be written: %s", failure)
@@ -178,6 +189,9 @@ def _start(opened: _Opened, placement: Placement, backend: Backend, viewer: View
     if driver.outcome.failed or len(driver.outcome.workers) > placement.workers:
         _point_to_logs(placement)
     timeline.publish()
+    publish_costs(folder, learning.tables)
+    if cache is not None:
+        cache.save(learning.tables)
     result = _finished(opened, manifest, driver.outcome, state="interrupted" if driver.outcome.interrupted else None)
     progress.end(result.state, result.exit_code)
     return result
@@ -215,6 +229,7 @@ def _driver(
     placement: Placement,
     pool: Pool,
     observers: Observers,
+    learning: Learning,
 ) -> Driver:
     job, done, again = config.job, opened.done, opened.failed_rows
     shards = done.table()
@@ -240,7 +255,7 @@ def _driver(
         driver_config,
         failed_rows=again,
         earlier=earlier,
-        learning=learning_of(job, shards),
+        learning=learning,
         observers=observers,
     )
 

@@ -78,7 +78,7 @@ class Worker:
             if warm_up is not None:
                 self._warm_up(warm_up)
             facts = {**self._host.facts, "host": host, "pid": os.getpid(), "warm_up_s": time.perf_counter() - began}
-            return WorkerInfo(facts=facts)
+            return WorkerInfo(facts=facts, profile=self._host.profile)
 
     def _warm_up(self, order: ShardOrder) -> None:
         shard = order.shard

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from specpipe.core import CostPoint, Evidence, ProposerName
 from specpipe.speculation.cost import CostTable
@@ -20,19 +20,22 @@ class Learning:
         slots: int,
         proposers: Sequence[ProposerName],
         output_tokens: float = 256.0,
-        tables: Mapping[str, CostTable] | None = None,
+        known: Callable[[str], CostTable] = lambda hardware: CostTable(),
     ) -> None:
-        """`tables`: what rounds took on each hardware in earlier runs. `output_tokens`: expected of a row before one
-        has ended."""
+        """`known`: what rounds took on some hardware in earlier runs. `output_tokens`: expected of a row before one has
+        ended."""
         self._observer = Observer(slots=slots, proposers=proposers, output_tokens=output_tokens)
         self._hardware: dict[str, str] = {}
         """By worker."""
-        self.tables: dict[str, CostTable] = dict(tables or {})
+        self._known = known
+        self.tables: dict[str, CostTable] = {}
+        """By hardware."""
 
     def admit(self, worker: str, hardware: str, profile: Sequence[CostPoint]) -> None:
         """A worker is ready, on such hardware; `profile`: what rounds took there at its start."""
         self._hardware[worker] = hardware
-        self.tables[hardware] = self.tables.get(hardware, CostTable()).with_points(profile)
+        table = self.tables[hardware] if hardware in self.tables else self._known(hardware)
+        self.tables[hardware] = table.with_points(profile)
 
     def see(self, worker: str | None, evidence: Evidence) -> None:
         """What a worker's rounds have shown; None: those of an earlier start, whose costs are known already."""

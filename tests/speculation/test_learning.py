@@ -2,6 +2,7 @@
 
 from specpipe.core import AcceptanceCounts, CostPoint, Evidence
 from specpipe.pipeline.handles import WorkerInfo
+from specpipe.speculation.cost import CostTable
 from specpipe.speculation.learning import Learning
 
 COUNTS = AcceptanceCounts(drafts=100, reached_per_position=(100,), accepted_per_position=(20,))
@@ -37,9 +38,23 @@ def test_acceptance_is_shared_by_all() -> None:
 
 
 def test_the_profile_of_a_start_counts_as_rounds_do() -> None:
-    learning = Learning(slots=4, proposers=("draft",), tables={})
+    learning = Learning(slots=4, proposers=("draft",))
     learning.admit("a", "H200", [point(0.2, rounds=5)])
     assert 0.15 < seconds(learning, "a") < 0.25
+
+
+def test_earlier_runs_on_the_same_hardware_are_remembered() -> None:
+    asked: list[str] = []
+
+    def known(hardware: str) -> CostTable:
+        asked.append(hardware)
+        return CostTable([point(0.3)])
+
+    learning = Learning(slots=4, proposers=("draft",), known=known)
+    learning.admit("a", "H200", [])
+    learning.admit("b", "H200", [])
+    assert 0.25 < seconds(learning, "b") < 0.35
+    assert asked == ["H200"]
 
 
 def test_shards_of_earlier_starts_teach_acceptance() -> None:

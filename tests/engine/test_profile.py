@@ -1,0 +1,42 @@
+"""Rounds timed before the first row: of dummy rows, without a trace."""
+
+from __future__ import annotations
+
+import torch
+from support.engines import drain, make_engine, make_requests, plan, run
+
+from specpipe.core import SamplingParams
+
+
+def test_the_profile_times_few_and_many_rows_with_and_without_drafts(small_pair) -> None:
+    pair = small_pair("llama")
+    engine = make_engine(pair.target, pair.draft, slots=5, proposer="auto")
+    points = engine.profile(SamplingParams(), within_s=60)
+    shapes = [(point.running, point.proposer, point.k) for point in points]
+    assert shapes == [(1, "none", 0), (5, "none", 0), (5, "draft", 2), (5, "ngram", 2)]
+    assert all(point.seconds > 0 and point.rounds > 0 for point in points)
+
+
+def test_it_leaves_no_trace(small_pair) -> None:
+    pair = small_pair("llama")
+    requests = make_requests(4, vocab_size=pair.vocab_size, temperature=0.8)
+    expected = [c.token_ids for c in run(make_engine(pair.target, pair.draft), requests, 2)]
+    engine = make_engine(pair.target, pair.draft)
+    live = {name: value.clone() for name, value in vars(engine._state).items() if isinstance(value, torch.Tensor)}
+
+    engine.profile(SamplingParams(), within_s=60)
+
+    engine.check_integrity()
+    slots = engine.config.slots
+    for name, before in live.items():
+        assert torch.equal(getattr(engine._state, name)[:slots], before[:slots]), name
+    assert engine.step() is None
+    assert [c.token_ids for c in run(engine, requests, 2)] == expected
+
+
+def test_time_that_does_not_suffice_gives_fewer_points(small_pair) -> None:
+    pair = small_pair("llama")
+    engine = make_engine(pair.target, pair.draft)
+    assert engine.profile(SamplingParams(), within_s=0.0) == ()
+    engine.submit(make_requests(2, vocab_size=pair.vocab_size), plan(2))
+    drain(engine)

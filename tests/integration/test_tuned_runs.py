@@ -1,0 +1,131 @@
+"""Runs under `policy: goodput`: tuning shows in the telemetry and never in the tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from support.fake_workers import InProcessBackend, outputs, wait_for
+
+from specpipe.job import load_job
+from specpipe.pipeline.assemble import assemble
+from specpipe.pipeline.run import RunResult, execute
+from specpipe.pipeline.verify import verify
+
+ROOT = Path(__file__).parents[2]
+TUNED = ("speculation.policy=goodput", "speculation.num_speculative_tokens=3")
+
+
+def run_tiny(out: Path, *overrides: str, workers: int = 1, rows: int = 12) -> RunResult:
+    """The repository's own job on builtin:tiny, some shards long."""
+    settings = [
+        f"data.path={ROOT / 'jobs/data/sharegpt_sample.parquet'}",
+        "data.warmup_rows=0",
+        f"data.limit={rows}",
+        f"output.path={out}",
+        "sampling.max_new_tokens=48",
+        "workers.slots=3",
+        "workers.shard_tokens=400",
+        *overrides,
+    ]
+    job = load_job(ROOT / "jobs/sharegpt.yaml", settings)
+    return execute(job, backend=InProcessBackend(assemble=assemble, workers=workers))
+
+
+def tokens(folder: Path) -> list[list[int]]:
+    ids: list[list[int]] = outputs(folder)["generated_token_ids"].to_pylist()
+    return ids
+
+
+def shards(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(folder / "telemetry/shards.parquet").to_pylist()
+    return rows
+
+
+def test_no_policy_no_proposer_and_no_number_of_workers_changes_a_token(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "off", "speculation.policy=off")
+    variants = {
+        "goodput": TUNED,
+        "auto": (*TUNED, "speculation.proposer=auto"),
+        "fixed": ("speculation.policy=fixed", "speculation.num_speculative_tokens=3"),
+    }
+    for name, settings in variants.items():
+        assert run_tiny(tmp_path / name, *settings).state == "complete"
+        assert tokens(tmp_path / name) == tokens(tmp_path / "off"), name
+    run_tiny(tmp_path / "two", *TUNED, workers=2)
+    assert tokens(tmp_path / "two") == tokens(tmp_path / "off")
+
+
+def test_a_run_tells_why_and_leaves_what_rounds_took(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = run_tiny(out, *TUNED)
+    assert first.exit_code == 0
+    records = shards(out)
+    assert all(record["plan_reason"].startswith("goodput: ") for record in records)
+    assert not any("timed" in record["plan_reason"] for record in records), "the profile came before the first shard"
+    tables = json.loads((out / "telemetry/costs.json").read_text())
+    (table,) = tables.values()
+    assert {cell["k"] for cell in table["cells"]} >= {0, 2}, "of the profile"
+    (timeline,) = out.glob("telemetry/timeline-*.parquet")
+    samples = pq.read_table(timeline).to_pylist()
+    assert any(sample["expected_tokens_per_s"] > 0 for sample in samples)
+    assert all(sample["plan_reason"] for sample in samples)
+    assert not [finding for finding in verify(str(out)).findings if finding.kind != "ok"]
+
+
+def test_nothing_of_the_profile_is_in_outputs_or_telemetry(tmp_path: Path) -> None:
+    """Of a run that plain decoding alone would do: every round in its figures is a row's."""
+    out = tmp_path / "out"
+    summary = run_tiny(out, *TUNED, rows=3).summary
+    rounds = sum(record["rounds"] for record in shards(out))
+    row_rounds = sum(summary["k_histogram"].values())
+    assert row_rounds <= 3 * rounds
+    assert summary["total_output_tokens"] == sum(map(len, tokens(out)))
+    emitted = row_rounds + summary["spec_decode_emitted_accepted_tokens"]
+    assert summary["total_output_tokens"] <= emitted
+
+
+def test_a_later_run_begins_with_what_an_earlier_one_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECPIPE_CACHE", str(tmp_path / "cache"))
+    run_tiny(tmp_path / "one", *TUNED, rows=3)
+    (kept,) = (tmp_path / "cache/costs").glob("*.json")
+    cells = len(json.loads(kept.read_text())["cells"])
+    run_tiny(tmp_path / "two", *TUNED, rows=3)
+    assert len(json.loads(kept.read_text())["cells"]) >= cells
+    kept.write_text("{")
+    assert run_tiny(tmp_path / "three", *TUNED, rows=3).state == "complete"
+    assert len(json.loads(kept.read_text())["cells"]) > 0, "mended"
+
+
+@pytest.mark.slow
+def test_a_killed_tuned_run_is_resumed_with_the_same_tokens(tmp_path: Path) -> None:
+    """`specpipe run` itself, on Ray, with one policy before the kill and another one after it."""
+    out = tmp_path / "out"
+    job = [
+        sys.executable, "-m", "specpipe", "run", str(ROOT / "jobs/sharegpt.yaml"),
+        "--set", f"data.path={ROOT / 'jobs/data/sharegpt_sample.parquet'}", "--set", "data.warmup_rows=0",
+        "--set", "data.limit=16", "--set", f"output.path={out}", "--set", "sampling.max_new_tokens=48",
+        "--set", "workers.slots=3", "--set", "workers.shard_tokens=400", "--set", "speculation.policy=goodput",
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    live = subprocess.Popen(job, cwd=tmp_path, env=environment, start_new_session=True)
+    try:
+        wait_for(lambda: len(list(out.glob("outputs/part-*.parquet"))) >= 2 or live.poll() is not None, 240)
+    finally:
+        os.killpg(live.pid, signal.SIGKILL)
+        live.wait()
+    before = len(list(out.glob("outputs/part-*.parquet")))
+    done = subprocess.run(job, cwd=tmp_path, env=environment, timeout=240, check=True, capture_output=True, text=True)
+    assert "already complete" not in done.stdout
+    records = shards(out)
+    assert 2 <= before < len(records)
+    assert {record["epoch"] for record in records} == {1, 2}
+    run_tiny(tmp_path / "off", "speculation.policy=off", rows=16)
+    assert tokens(out) == tokens(tmp_path / "off")
