@@ -107,7 +107,19 @@ def _speculation(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("  by position", _rates(summary["spec_decode_per_position_acceptance_rates"])),
         ("  if reached", _rates(summary["spec_decode_per_position_conditional_rates"])),
         ("K of row-rounds", _histogram(summary["k_histogram"])),
+        *_tuning(summary),
     ]
+
+
+def _tuning(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if summary["expected_tokens_per_s"]:
+        realised = f"{summary['engine_tokens_per_s']:,.0f} tok/s, prefill included"
+        rows.append(("expected of rounds", f"{summary['expected_tokens_per_s']:,.0f} tok/s; made {realised}"))
+        rows.append(("latest plan", summary["plan_reason"]))
+    if summary["useless_draft"]:
+        rows.append(("useless draft", summary["useless_draft"]))
+    return rows
 
 
 def _rates(rates: Sequence[float]) -> str:

@@ -236,7 +236,7 @@ class EngineLoop:
                     ticket.meter.add_step(step, share)
             for shard, part in step.shards.items():
                 if (ticket := self._tickets.get(shard)) is not None:
-                    ticket.meter.add_round(step, part)
+                    ticket.meter.add_round(step, part, self._tuner.plan)
             if not split.keys() <= {WARM_UP_SHARD}:
                 self._tune(step)
                 self._totals.add(step)

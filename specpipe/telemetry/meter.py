@@ -23,7 +23,8 @@ class ShardMeter:
         self._k_rows: dict[int, int] = {}
         self._rounds = 0
         self._round_s = 0.0
-        self._occupied_s = 0.0
+        self._occupied_s = self._expected = 0.0
+        self._ruling: SpeculationPlan | None = None
         self._slots = 0
         self._rows = 0
         self._failed = 0
@@ -40,8 +41,8 @@ class ShardMeter:
                 self._seconds[phase] += seconds * (share.prefill if phase == "prefill" else share.round)
         self._slots = step.slots
 
-    def add_round(self, step: StepReport, part: ShardRound) -> None:
-        """Take in what the step's round did for the rows of this shard."""
+    def add_round(self, step: StepReport, part: ShardRound, plan: SpeculationPlan | None = None) -> None:
+        """Take in what the step's round did for the rows of this shard. `plan`: that ruled the round."""
         self._verified += part.verified
         if step.proposer == "ngram":
             self._ngram += part.verified
@@ -57,6 +58,9 @@ class ShardMeter:
         self._rounds += 1
         self._round_s += seconds
         self._occupied_s += seconds * step.running
+        if plan is not None:
+            self._expected += seconds * plan.expected_tokens_per_s(step.running)
+            self._ruling = plan
 
     def add_completion(self, completion: Completion) -> None:
         tokens = len(completion.token_ids)
@@ -88,6 +92,7 @@ class ShardMeter:
         counts = self._verified
         busy = sum(self._seconds.values())
         widest = max(self._k_rows, default=-1)
+        last = self._ruling or plan
         return ShardRecord(
             run_id=run_id,
             shard=shard,
@@ -117,6 +122,9 @@ class ShardMeter:
             queue_depth=plan.queue_depth,
             plan_proposer=plan.proposer,
             plan_reason=plan.reason,
+            last_plan_reason=last.reason,
+            last_plan_k=max(last.ks),
+            expected_tokens_per_s=self._expected / self._round_s if self._round_s else 0.0,
             synthetic=synthetic,
             slots=self._slots,
             mean_occupancy=self._occupied_s / self._round_s if self._round_s else 0.0,

@@ -75,6 +75,12 @@ class ShardRecord:
     """Of the plan that was issued with the shard."""
     plan_proposer: str = "none"
     plan_reason: str = ""
+    last_plan_reason: str = ""
+    """Of the plan that ruled the shard's last round: the worker has learnt since the first one."""
+    last_plan_k: int = 0
+    """Widest K of that plan, whatever the occupancy."""
+    expected_tokens_per_s: float = 0.0
+    """What the ruling plans expected of the whole worker, over the rounds of this shard; 0 where they did not say."""
     synthetic: bool = False
 
     slots: int = 0

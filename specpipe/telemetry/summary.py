@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from specpipe.core import PHASES
+from specpipe.core import PHASES, AcceptanceCounts
 from specpipe.telemetry.sums import acceptance, by_position, histogram, total
 
 
@@ -38,6 +39,10 @@ def covered_seconds(intervals: Iterable[tuple[float, float]]) -> float:
     return total
 
 
+_FEW_DRAFTS = 20
+_USELESS = 0.25  # below it one draft step costs more than it brings even where verification is free
+
+
 def _latency(shards: pa.Table, name: str) -> dict[str, float]:
     merged = histogram(shards, name)
     return {
@@ -61,7 +66,36 @@ def _speculation(shards: pa.Table) -> dict[str, Any]:
         "spec_decode_per_position_conditional_rates": list(counts.conditional),
         "spec_decode_emitted_accepted_tokens": total(shards, "emitted_accepted_tokens"),
         "k_histogram": {str(k): rows for k, rows in enumerate(by_position(shards, "k_histogram")) if rows},
+        **_tuning(shards, counts),
     }
+
+
+def _tuning(shards: pa.Table, counts: AcceptanceCounts) -> dict[str, Any]:
+    """Why K was what it was, and what that was expected to bring."""
+    busy = total(shards, "busy_s")
+    weighted = pc.multiply(shards["expected_tokens_per_s"], shards["busy_s"])
+    latest: dict[str, Any] = {}
+    if shards.num_rows:
+        columns = shards.select(["finished_at", "last_plan_reason", "last_plan_k", "plan_proposer"])
+        latest = columns.sort_by([("finished_at", "descending")]).slice(0, 1).to_pylist()[0]
+    return {
+        "engine_tokens_per_s": total(shards, "output_tokens") / busy if busy else 0.0,
+        "expected_tokens_per_s": (pc.sum(weighted).as_py() or 0.0) / busy if busy else 0.0,
+        "plan_reason": latest.get("last_plan_reason", ""),
+        "useless_draft": _useless(latest, counts),
+    }
+
+
+def _useless(latest: Mapping[str, Any], counts: AcceptanceCounts) -> str:
+    """A sentence where goodput has switched speculation off because drafts were not accepted; else empty."""
+    off = str(latest.get("last_plan_reason", "")).startswith("goodput") and not latest["last_plan_k"]
+    first = counts.conditional[0] if counts.drafts >= _FEW_DRAFTS and counts.conditional else 1.0
+    if not off or first >= _USELESS:
+        return ""
+    return (
+        f"The draft is useless here: the target accepted {first:.0%} of its first tokens, so goodput decodes plainly. "
+        "Name a draft of the target's family, or set speculation.policy: off"
+    )
 
 
 def _per_worker(shards: pa.Table, facts: RunFacts) -> dict[str, dict[str, Any]]:

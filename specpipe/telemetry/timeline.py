@@ -43,11 +43,11 @@ class Sample:
     output_tokens: int
     tokens_per_s: float
     """output_tokens / interval_s."""
-    expected_tokens_per_s: float
+    expected_tokens_per_s: float = 0.0
     """What the ruling plans expected at the occupancies of the interval, weighted by time; 0 where they did not say."""
-    proposer: str
+    proposer: str = "none"
     """That drafted most row-rounds; "none" where nobody did."""
-    plan_reason: str
+    plan_reason: str = ""
     """Of the plan that ruled at the end of the interval."""
 
 

@@ -19,7 +19,7 @@ TIGHT = {"slots": 6, "pages": 22, "page_size": 4, "max_model_len": 96}
 
 
 def watched(engine: Engine, requests: Sequence[Request], *ks: int) -> tuple[list[Completion], list[StepReport]]:
-    engine.submit(requests, plan(*ks))
+    engine.submit(requests, plan(*ks, proposer=engine.config.proposer))
     steps: list[StepReport] = []
     step = engine.step
 

@@ -66,3 +66,26 @@ def test_covered_seconds_is_the_length_of_a_union() -> None:
 def test_the_peak_is_no_less_than_the_mean() -> None:
     assert summarise(shard_table([FIRST]), facts(peak_output_throughput=1.0))["peak_output_throughput"] == 6.0
     assert summarise(shard_table([FIRST]), facts(peak_output_throughput=99.0))["peak_output_throughput"] == 99.0
+
+
+def test_expected_and_realised_speed_and_the_last_reason() -> None:
+    later = dataclasses.replace(RESUMED, last_plan_reason="the last one", expected_tokens_per_s=20.0, busy_s=2.0)
+    summary = summarise(shard_table([later, dataclasses.replace(FIRST, expected_tokens_per_s=70.0)]), facts())
+    assert summary["plan_reason"] == "the last one"
+    assert summary["expected_tokens_per_s"] == pytest.approx((8 * 70 + 2 * 20) / 10)
+    assert summary["engine_tokens_per_s"] == pytest.approx(120 / 10)
+
+
+def test_a_draft_that_goodput_switched_off_for_its_acceptance_is_called_useless() -> None:
+    off = dataclasses.replace(
+        RESUMED, last_plan_reason="goodput: plain at 4 rows", last_plan_k=0, accepted_per_position=(1, 0, 0)
+    )
+
+    def says(*shards: ShardRecord) -> str:
+        return str(summarise(shard_table(shards), facts())["useless_draft"])
+
+    assert "accepted 5% of its first tokens" in says(off)
+    assert says(dataclasses.replace(off, last_plan_k=2)) == ""
+    assert says(dataclasses.replace(off, accepted_per_position=(15, 2, 0))) == "", "off for another reason"
+    assert says(dataclasses.replace(off, last_plan_reason="off")) == ""
+    assert says() == ""
