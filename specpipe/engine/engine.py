@@ -172,7 +172,7 @@ class Engine:
     def rehearse_round(self) -> None:
         """Runs the widest greedy round, eagerly and for the dummy slot alone: it changes nothing that rows see."""
         slots = self._state.upload([self._state.dummy] * self.config.slots)
-        proposer = next(iter(self._proposers), "none")  # a draft model comes first, and takes most
+        proposer: ProposerName = next(iter(self._proposers), "none")  # a draft model comes first, and takes most
         self._round(slots, self._key(SamplingParams(), proposer, self.config.max_k))
 
     def rehearse_prefill(self) -> None:
