@@ -18,17 +18,22 @@ def measure(*arguments: object) -> dict[str, float]:
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    print(*arguments[:2], done.stdout.strip())
+    print(*arguments, done.stdout.strip())
     return json.loads(done.stdout)
 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_shards_fit_into_a_gigabyte_and_two_thousand_a_second_go_out() -> None:
-    small, medium, large = (measure("drive", count) for count in (1_000, 10_000, 100_000))
+    small, medium, large = (measure("drive", count, "queue_threshold") for count in (1_000, 10_000, 100_000))
     assert large["peak_mib"] < 1000
     assert large["running_mib"] - medium["running_mib"] < 250
     assert large["per_cpu_s"] > 2000
     assert large["per_cpu_s"] > 0.5 * small["per_cpu_s"]  # constant work a shard
+
+
+@pytest.mark.slow
+def test_plans_of_goodput_do_not_hold_up_a_thousand_workers() -> None:
+    assert measure("drive", 10_000, "goodput")["per_cpu_s"] > 1000
 
 
 @pytest.mark.slow

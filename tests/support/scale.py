@@ -1,7 +1,9 @@
-"""What a run of many shards costs the driver, `python -m support.scale drive|scan COUNT [FOLDER]`: one line of JSON.
+"""What a run of many shards costs the driver, as a line of JSON: `python -m support.scale drive COUNT POLICY`, or
+`scan COUNT FOLDER`.
 
-`drive`: 1,000 workers that do nothing but report, with telemetry as a worker's. `scan`: the ledger of that many parts,
-which are made in FOLDER first unless they are there. Each needs a process of its own: memory is the process's peak.
+`drive`: 1,000 workers that do nothing but report, with telemetry as a worker's, and under goodput with costs. `scan`:
+the ledger of that many parts, which are made in FOLDER first unless they are there. Each needs a process of its own:
+memory is the process's peak.
 """
 
 from __future__ import annotations
@@ -55,17 +57,18 @@ def peak_mib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
-def drive(count: int) -> dict[str, float]:
+def drive(count: int, policy_name: str) -> dict[str, float]:
     records = [pickle.dumps(a_record(shard).to_dict()) for shard in range(256)]
 
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
         shard = order.shard.index
         told = {**pickle.loads(records[shard % 256]), "shard": shard, "tokens_per_s": 1.1 * shard}
-        return dataclasses.replace(report(order, worker.name), telemetry=told, evidence=EVIDENCE)
+        return dataclasses.replace(report(order, worker.name), telemetry=told, evidence=evidence)
 
     pool, log = FakePool(behave, threads=2), ShardLog()  # two: reports come out of order
     pool.orders = _Forgetful()
-    policy = make_policy("goodput", k=4, max_running=8, proposers=("draft", "ngram"))
+    evidence = EVIDENCE if policy_name == "goodput" else Evidence()
+    policy = make_policy(policy_name, k=4, max_running=8, proposers=("draft", "ngram"))
     observers = Observers(published=lambda report: log.add(report.telemetry))
     learner = Observer(slots=64, proposers=("draft", "ngram"))
     config = DriverConfig(workers=WORKERS, slots=64)
@@ -110,4 +113,4 @@ def scan(count: int, path: Path) -> dict[str, float]:
 
 if __name__ == "__main__":
     what, count = sys.argv[1], int(sys.argv[2])
-    print(json.dumps(drive(count) if what == "drive" else scan(count, Path(sys.argv[3]))))
+    print(json.dumps(drive(count, sys.argv[3]) if what == "drive" else scan(count, Path(sys.argv[3]))))
