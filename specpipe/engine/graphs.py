@@ -109,7 +109,7 @@ class GraphedRounds:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             # Compiles kernels and sets up libraries, on the stream that captures.
-            packed = self._round(slots, key)
+            packed = self._round(slots, key).clone()  # a normal tensor: the round's own is one of inference mode
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # A Ray actor has other CUDA threads: only this one's unsafe calls may void a capture.
