@@ -10,6 +10,9 @@ from torch import Size, Tensor
 Method = Literal["standard", "block", "invariant", "synthetic"]
 METHODS: tuple[Method, ...] = ("standard", "block", "invariant", "synthetic")
 
+CHUNK = 2048
+"""Vocabulary entries of a chunk, which a draw takes first. Part of the random streams, not of how kernels are cut."""
+
 
 class Purpose(IntEnum):
     """Salt of a random stream: draws for different purposes are independent, whatever else they share."""

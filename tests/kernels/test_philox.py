@@ -57,6 +57,12 @@ def _gumbel_kernel(seed, position, index, purpose, start, out, BLOCK: tl.constex
     tl.store(out + tl.arange(0, BLOCK), g)
 
 
+@triton.jit
+def _chunk_gumbel_kernel(seed, position, index, purpose, out, BLOCK: tl.constexpr):
+    chunk = tl.arange(0, BLOCK)
+    tl.store(out + chunk, device.chunk_gumbel(tl.load(seed), tl.load(position), index, purpose, chunk))
+
+
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
 def test_known_answers(counter: tuple[int, ...], key: tuple[int, int], words: tuple[int, ...]) -> None:
     c = tuple(torch.tensor(x) for x in counter)
@@ -142,3 +148,22 @@ def test_streams_differ_in_every_part_of_their_key() -> None:
     base = (11, 22, 3, 1)
     neighbours = [base, (12, 22, 3, 1), (11, 23, 3, 1), (11, 22, 4, 1), (11, 22, 3, 2), (11 + 2**32, 22, 3, 1)]
     assert len({first(*key) for key in neighbours}) == len(neighbours)
+
+
+@pytest.mark.parametrize("backend", DEVICE)
+def test_chunks_have_a_stream_beside_the_tokens(backend: Backend) -> None:
+    seed, position = 0x7A0938225EF31D05, 2**31 + 77
+    expected = torch.from_numpy(oracle.chunk_gumbel(seed, position, 2, 3, 16)).float()
+    key = torch.tensor([seed]), torch.tensor([position])
+    torch.testing.assert_close(reference.chunk_gumbel(*key, 2, 3, 16)[0], expected, rtol=1e-5, atol=1e-5)
+    out = torch.zeros(16, device=backend.device)
+    _chunk_gumbel_kernel[(1,)](*(to(x, backend.device) for x in key), 2, 3, out, BLOCK=16)
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-5, atol=1e-5)
+    assert not torch.isin(expected, reference.gumbel(*key, 2, 3, 4096)).any()
+
+
+def test_noise_can_start_inside_the_vocabulary() -> None:
+    key = torch.tensor([5, 6]), torch.tensor([7, 8])
+    whole = reference.gumbel(*key, 2, 3, 100)
+    part = reference.gumbel(*key, 2, 3, 30, first=torch.tensor([8, 64]))
+    assert torch.equal(part, torch.stack([whole[0, 8:38], whole[1, 64:94]]))

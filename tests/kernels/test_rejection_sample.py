@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.sampling_cases import BACKENDS, HEAVY, Backend, Round, emitted, random_round
+from support.sampling_cases import BACKENDS, HEAVY, Backend, Round, cut_small, emitted, random_round
 
 from specpipe_kernels import METHODS, rejection_sample
-from specpipe_kernels.triton_ops import rows as triton_rows
 
 
 def check(backend: Backend, case: Round, **hints: bool) -> None:
@@ -18,8 +17,8 @@ def check(backend: Backend, case: Round, **hints: bool) -> None:
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several tiles even for small vocabularies."""
-    monkeypatch.setattr(triton_rows, "MAX_TILE", 32)
+    """Several tiles and chunks even for small vocabularies."""
+    cut_small(monkeypatch, 32)
 
 
 @pytest.mark.usefixtures("small_tiles")

@@ -50,8 +50,8 @@ def test_keyed_noise_is_the_recovered_stream(backend: Backend, one_hot: bool) ->
         backend, sample_recovered_tokens, p, q, torch.zeros(4).long(), seeds=seeds, positions=positions, indices=indices
     )
     keys = zip(seeds.tolist(), positions.tolist(), indices.tolist(), strict=True)
-    noise = [oracle.gumbel(*key, oracle.RECOVERED, 100) for key in keys]
-    drawn = [oracle.draw(r, g) for r, g in zip(residuals(p, q, torch.zeros(4).long()), noise, strict=True)]
+    left = residuals(p, q, torch.zeros(4).long())
+    drawn = [oracle.draw_keyed(r, *key, oracle.RECOVERED) for r, key in zip(left, keys, strict=True)]
     assert out.tolist() == drawn
 
 

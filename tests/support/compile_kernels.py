@@ -103,7 +103,8 @@ def launch(
         synthetic_rates=torch.ones(k) if method == "synthetic" else None,
     )
     probs = torch.zeros(rows, vocab)
-    sample_recovered_tokens(probs, None if one_hot else probs, long, seeds=long, positions=long)
+    for noise in ({"seeds": long, "positions": long}, {"inverse_noise": probs}):
+        sample_recovered_tokens(probs, None if one_hot else probs, long, **noise)
 
 
 def launch_layers() -> None:

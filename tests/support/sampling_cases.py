@@ -13,8 +13,9 @@ import torch
 from support import sampling_oracle as oracle
 from torch import Tensor
 
-from specpipe_kernels import Purpose, RejectionOutput, SamplingTensors, rejection_sample
+from specpipe_kernels import Purpose, RejectionOutput, SamplingTensors, rejection_sample, types
 from specpipe_kernels.backend import VARIABLE
+from specpipe_kernels.triton_ops import rows as triton_rows
 
 
 class Backend(NamedTuple):
@@ -73,6 +74,14 @@ def sampling(rows: Sequence[oracle.Row], **hints: bool) -> SamplingTensors:
         seed=torch.tensor([r.seed for r in rows], dtype=torch.int64),
         **hints,
     )
+
+
+def cut_small(patch: pytest.MonkeyPatch, size: int, *, programs: int = triton_rows.PROGRAMS) -> None:
+    """Tiles, and chunks of the vocabulary, of `size` entries; with 1 program a row, that one takes all its chunks."""
+    patch.setattr(triton_rows, "MAX_TILE", size)
+    patch.setattr(triton_rows, "PROGRAMS", programs)
+    for module in (types, oracle):
+        patch.setattr(module, "CHUNK", size)
 
 
 def same_rows(count: int, seed: int = 0, **fields: Any) -> SamplingTensors:

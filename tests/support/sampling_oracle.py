@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 DRAFT, ACCEPT, RECOVERED, BONUS, INVARIANT, BLOCK = range(1, 7)
+CHUNK = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,12 @@ def uniforms(seed: int, position: int, index: int, purpose: int, vocab: int) -> 
 
 def gumbel(seed: int, position: int, index: int, purpose: int, vocab: int) -> Array:
     return -np.log(-np.log1p(-uniforms(seed, position, index, purpose, vocab)))
+
+
+def chunk_gumbel(seed: int, position: int, index: int, purpose: int, chunks: int) -> Array:
+    key = (seed & 0xFFFFFFFF, seed >> 32)
+    words = [philox((2**30 + c, position & 0xFFFFFFFF, index, purpose), key)[0] for c in range(chunks)]
+    return -np.log(-np.log1p(-(np.array(words, dtype=np.float64) + 0.5) / 2.0**32))
 
 
 def point(size: int, at: int) -> Array:
@@ -82,6 +89,17 @@ def draw(p: Array, noise: Array) -> int:
         return int(np.argmax(np.log(p) + noise))
 
 
+def draw_keyed(p: Array, seed: int, position: int, index: int, purpose: int) -> int:
+    """A chunk by its mass, then a token of it; INVARIANT takes the token at once."""
+    noise = gumbel(seed, position, index, purpose, len(p))
+    if purpose == INVARIANT:
+        return draw(p, noise)
+    starts = range(0, len(p), CHUNK)
+    masses = np.array([p[start : start + CHUNK].sum() for start in starts])
+    start = starts[draw(masses, chunk_gumbel(seed, position, index, purpose, len(starts)))]
+    return start + draw(p[start : start + CHUNK], noise[start : start + CHUNK])
+
+
 def sample(logits: Array, row: Row, purpose: int, index: int) -> tuple[int, float, int]:
     """Token, log-sum-exp of the kept logits over temperature (0 for greedy rows), status."""
     status = status_of(logits)
@@ -92,7 +110,7 @@ def sample(logits: Array, row: Row, purpose: int, index: int) -> tuple[int, floa
         return int(np.argmax(logits)), 0.0, 0
     best = int(np.argmax(logits))
     index = 0 if purpose == INVARIANT else index
-    token = draw(p, gumbel(row.seed, row.position, index, purpose, len(logits)))
+    token = draw_keyed(p, row.seed, row.position, index, purpose)
     return token, float(logits[best] / row.temperature - np.log(p[best])), 0
 
 
@@ -140,8 +158,8 @@ def _proposals(q_logits: Array | None, drafts: list[int], row: Row, vocab: int) 
 def _verify_invariant(p: list[Array], p_logits: Array, drafts: list[int], row: Row) -> tuple[list[int], int]:
     emitted: list[int] = []
     for i in range(len(drafts) + 1):
-        noise = gumbel(row.seed, row.position + i, 0, INVARIANT, len(p[i]))
-        emitted.append(int(np.argmax(p_logits[i])) if row.temperature == 0 else draw(p[i], noise))
+        drawn = draw_keyed(p[i], row.seed, row.position + i, 0, INVARIANT)
+        emitted.append(int(np.argmax(p_logits[i])) if row.temperature == 0 else drawn)
         if i == len(drafts) or drafts[i] != emitted[i]:
             break
     return emitted, len(emitted) - 1
@@ -188,5 +206,5 @@ def _finish(
             last = residual / residual.sum()
     if row.temperature == 0:
         last = p[accepted]
-    noise = gumbel(row.seed, row.position + accepted, accepted, purpose, len(last))
-    return [*drafts[:accepted], draw(last, noise)], accepted
+    drawn = draw_keyed(last, row.seed, row.position + accepted, accepted, purpose)
+    return [*drafts[:accepted], drawn], accepted

@@ -1,7 +1,8 @@
 """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) in int64 torch operations.
 
 The key is a row's 64-bit seed, the counter (vocabulary index // 4, position, index in the round, purpose), and the word
-vocabulary index % 4: one call serves four vocabulary entries. Stateless, so a draw depends on nothing but its name.
+vocabulary index % 4: one call serves four vocabulary entries. Chunks of the vocabulary have counters of their own, from
+2**30 on. Stateless, so a draw depends on nothing but its name.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
 _BELOW_ONE = 1.0 - 2.0**-24
+_CHUNK_COUNTERS = 2**30  # above every token id // 4
 _SERIES_BELOW = 0.0625  # u**6 / 7, the first term left out of the series there, is below fp32's resolution
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -58,15 +60,42 @@ def uniform(seed: Tensor, position: Tensor, index: Tensor | int, purpose: Tensor
     return uniform_of(_words(torch.zeros_like(position), seed, position, index, purpose)[0])
 
 
-def exponential(seed: Tensor, position: Tensor, index: Tensor | int, purpose: Tensor | int, vocab: int) -> Tensor:
-    """[N, vocab] fp32 unit exponentials; seed and position (index, purpose) are [N] int64."""
-    chunks = torch.arange(-(-vocab // 4), device=seed.device)
-    columns = [x[:, None] if isinstance(x, Tensor) else x for x in (index, purpose)]
-    words = _words(chunks, seed[:, None], position[:, None], *columns)
+def exponential(
+    seed: Tensor,
+    position: Tensor,
+    index: Tensor | int,
+    purpose: Tensor | int,
+    vocab: int,
+    *,
+    first: Tensor | int = 0,
+) -> Tensor:
+    """[N, vocab] fp32 unit exponentials; seed and position (index, purpose, first) are [N] int64.
+
+    first: the token id of the first one, a multiple of 4.
+    """
+    index, purpose, first = (x[:, None] if isinstance(x, Tensor) else x for x in (index, purpose, first))
+    counters = first // 4 + torch.arange(-(-vocab // 4), device=seed.device)
+    words = _words(counters, seed[:, None], position[:, None], index, purpose)
     uniforms = torch.stack([uniform_of(w) for w in words], dim=-1).flatten(1)[:, :vocab]
     return exponential_of(uniforms)
 
 
-def gumbel(seed: Tensor, position: Tensor, index: Tensor | int, purpose: Tensor | int, vocab: int) -> Tensor:
+def gumbel(
+    seed: Tensor,
+    position: Tensor,
+    index: Tensor | int,
+    purpose: Tensor | int,
+    vocab: int,
+    *,
+    first: Tensor | int = 0,
+) -> Tensor:
     """[N, vocab] fp32 standard Gumbel noise: argmax(log p + noise) is a draw from p."""
-    return exponential(seed, position, index, purpose, vocab).log_().neg_()
+    return exponential(seed, position, index, purpose, vocab, first=first).log_().neg_()
+
+
+def chunk_gumbel(seed: Tensor, position: Tensor, index: Tensor | int, purpose: Tensor | int, chunks: int) -> Tensor:
+    """[N, chunks] fp32 standard Gumbel noise of the vocabulary's chunks; seed and position (index, purpose) are [N]."""
+    counters = _CHUNK_COUNTERS + torch.arange(chunks, device=seed.device)
+    index, purpose = (x[:, None] if isinstance(x, Tensor) else x for x in (index, purpose))
+    words = _words(counters, seed[:, None], position[:, None], index, purpose)
+    return exponential_of(uniform_of(words[0])).log_().neg_()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specpipe_kernels.reference import acceptance
 from specpipe_kernels.reference.acceptance import Accepted
+from specpipe_kernels.reference.draw import draw
 from specpipe_kernels.reference.kept_logits import kept_logits, select_rows, status_of
 from specpipe_kernels.reference.philox import gumbel
 from specpipe_kernels.types import Method, Purpose, RejectionOutput, SamplingTensors
@@ -268,5 +269,4 @@ def _draw(r: _Round, accepted: Accepted, kept: Tensor, log_p: Tensor | None, log
         usable = rejected & (residual.amax(-1) > -torch.inf)
         scores = torch.where(usable[:, None], residual, scores)
     purpose = torch.where(rejected, Purpose.RECOVERED, Purpose.BONUS)
-    noise = gumbel(r.sampling.seed, r.positions + count, count, purpose, vocab)
-    return noise.add_(scores).argmax(-1)
+    return draw(scores, r.sampling.seed, r.positions + count, count, purpose)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specpipe_kernels.reference.draw import draw
 from specpipe_kernels.reference.kept_logits import kept_logits, status_of
 from specpipe_kernels.reference.philox import gumbel
 from specpipe_kernels.types import Purpose, Sampled, SamplingTensors
@@ -30,8 +31,10 @@ def sample(
         random = sampling.temperature > 0
         kept = kept_logits(logits, sampling)
         lse = torch.where(random, kept.logsumexp(-1), lse)
-        index = 0 if purpose == Purpose.INVARIANT else index
-        noise = gumbel(sampling.seed, positions, index, purpose, logits.shape[1])
-        tokens = torch.where(random, noise.add_(kept).argmax(-1), tokens)
+        if purpose == Purpose.INVARIANT:
+            drawn = gumbel(sampling.seed, positions, 0, purpose, logits.shape[1]).add_(kept).argmax(-1)
+        else:
+            drawn = draw(kept, sampling.seed, positions, index, purpose)
+        tokens = torch.where(random, drawn, tokens)
     tokens = tokens.masked_fill(status != 0, -1)
     return Sampled(tokens if out is None else out.copy_(tokens), lse, status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specpipe_kernels.reference.philox import exponential
+from specpipe_kernels.reference.draw import draw
 from specpipe_kernels.types import Purpose
 
 
@@ -28,13 +28,12 @@ def sample_recovered_tokens(
         assert draft_token_ids is not None
         token = torch.arange(vocab, device=p.device)
         residual = p.masked_fill(token == draft_token_ids[:, None], 0.0)
+    empty = residual.amax(-1, keepdim=True) == 0
+    weights = torch.where(empty, p, residual)
     if inverse_noise is not None:
         noise = inverse_noise if noise_rows is None else inverse_noise[noise_rows.long()]
+        drawn = (weights * noise).argmax(-1)
     else:
         assert seeds is not None and positions is not None
-        noise = exponential(seeds, positions, 0 if indices is None else indices, Purpose.RECOVERED, vocab).reciprocal_()
-    empty = residual.amax(-1, keepdim=True) == 0
-    scores = torch.where(empty, p, residual).mul_(noise)
-    best = scores.argmax(-1, keepdim=True)
-    sound = (scores.gather(-1, best) > 0)[:, 0]
-    return torch.where(sound, best[:, 0], -1)
+        drawn = draw(weights.log(), seeds, positions, 0 if indices is None else indices, Purpose.RECOVERED)
+    return torch.where(weights.amax(-1) > 0, drawn, -1)

@@ -1,7 +1,7 @@
 """The token after the accepted drafts: the recovered or the bonus one, of the one row that a random request ended at.
 
-A program takes a span of that row; the last one of a request combines them. Requests go backwards, because the rows
-that verification read last are the ones still in L2.
+A program takes some chunks of that row; the last one of a request combines them. Requests go backwards, because the
+rows that verification read last are the ones still in L2.
 """
 
 from __future__ import annotations
@@ -10,44 +10,40 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specpipe_kernels.triton_ops.chunks import chunk_cut, draw_from_chunk, load_log_masses, pick_chunk, store_masses
 from specpipe_kernels.triton_ops.emit import add_counts, emit
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
-from specpipe_kernels.triton_ops.philox import gumbel_tile
+from specpipe_kernels.triton_ops.residual import draw_from_residual, store_residual_masses
 from specpipe_kernels.triton_ops.rows import (
-    NOWHERE,
     arrivals,
-    best_of,
     count_drafts,
-    cut_of,
     floats,
     int32s,
     inverse_temperature,
-    is_kept,
     is_last,
     load_part,
-    load_tile,
     row_pointer,
 )
-from specpipe_kernels.triton_ops.sides import Side, flags, log_residual, tile_log_probs
-from specpipe_kernels.triton_ops.tiles import draw_from_span, span_of, status_of
+from specpipe_kernels.triton_ops.sides import Side, flags
+from specpipe_kernels.triton_ops.tiles import span_of, status_of
 from specpipe_kernels.triton_ops.verify import Verified
 from specpipe_kernels.types import Purpose, RejectionOutput, SamplingTensors
 
-# Few entries a thread and few registers: enough warps to hide the noise's arithmetic.
-TILE, WARPS, MAX_REGISTERS = 1024, 8, 64
+MAX_REGISTERS = 64  # more would leave too few warps to hide the memory's latency
 _RECOVERED = tl.constexpr(int(Purpose.RECOVERED))
 _BONUS = tl.constexpr(int(Purpose.BONUS))
 
 
-@triton.jit(do_not_specialize=["k", "stride_draft", "parts", "steps", "requests"])
+@triton.jit(do_not_specialize=["k", "stride_draft", "parts", "per", "requests"])
 def _draw_kernel(
     p_logits, p_map, p_bound_logit, p_bound_token, q_logits, q_map, q_bound_logit, q_bound_token,
     draft_tokens, num_drafts, temperature, seeds, positions, p_lse, q_lse, weight,
-    part_top, part_score, part_token, counters, out_tokens, out_emitted, out_accepted, out_status, counts,
+    part_top, part_reference, part_token, chunk_mass, counters,
+    out_tokens, out_emitted, out_accepted, out_status, counts,
     p_stride_group, p_stride_row, q_stride_group, q_stride_row, stride_draft,
-    p_vocab, q_vocab, parts, steps, k, requests,
+    p_vocab, q_vocab, chunks, parts, per, k, requests,
     P_MAP: tl.constexpr, Q_MAP: tl.constexpr, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, K_PAD: tl.constexpr,
-    WEIGHTED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+    WEIGHTED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(PDL)
     request = requests - 1 - tl.program_id(0) // parts
@@ -61,63 +57,88 @@ def _draw_kernel(
     if (temp == 0.0) | (status != 0):
         return
     rejected = i < count
+    purpose = tl.where(rejected, _RECOVERED, _BONUS)
     inverse = inverse_temperature(temp)
-    begin, end = span_of(part, steps, p_vocab, BLOCK)
+    begin, end = span_of(part, per, p_vocab, BLOCK)
+    wide = request.to(tl.int64)
     item = request * (k + 1) + i
+    q_item = request * k + i
     row = row_pointer(p_logits, p_map, request, i, p_stride_group, p_stride_row, P_MAP)
-    partial = request.to(tl.int64) * parts + part
+    q_row = row_pointer(q_logits, q_map, request, i, q_stride_group, q_stride_row, Q_MAP)
+    masses = chunk_mass + wide * chunks
+    partial = wide * parts + part
+    # Of the residual; a bonus row has no such values.
+    p_shift = tl.load(p_lse + item, mask=rejected, other=0.0)
+    if WEIGHTED:
+        p_shift -= tl.log(tl.load(weight + item, mask=rejected, other=1.0))
+    q_shift = tl.load(q_lse + item, mask=rejected, other=0.0)
+    draft = tl.load(draft_tokens + wide * stride_draft + i, mask=rejected, other=-1)
     if rejected:
-        shift = tl.load(p_lse + item)
-        if WEIGHTED:
-            shift -= tl.log(tl.load(weight + item))
-        draft = tl.load(draft_tokens + request.to(tl.int64) * stride_draft + i)
-        q_shift = 0.0
-        if not ONE_HOT:
-            q_shift = tl.load(q_lse + item)
-        best = tl.full([BLOCK], float("-inf"), tl.float32)
-        tokens = begin + tl.arange(0, BLOCK)
-        for start in range(begin, end, BLOCK):
-            offsets = start + tl.arange(0, BLOCK)
-            x = load_tile(row, offsets, p_vocab)
-            kept = is_kept(x, offsets, p_bound_logit, p_bound_token, item, TRUNCATED)
-            scores = tl.where(kept, x * inverse - shift, float("-inf"))
-            if ONE_HOT:
-                scores = tl.where(offsets == draft, float("-inf"), scores)
-            else:
-                _, log_q = tile_log_probs(
-                    q_logits, q_map, q_bound_logit, q_bound_token, q_stride_group, q_stride_row, q_vocab, q_shift,
-                    request, i, request * k + i, offsets, inverse, Q_MAP, TRUNCATED,
-                )  # fmt: skip
-                scores = log_residual(scores, log_q)
-            scores += gumbel_tile(seed, position, i, _RECOVERED, start, BLOCK)
-            tokens = tl.where(scores > best, offsets, tokens)
-            best = tl.maximum(best, scores)
-        score, token = best_of(best, tokens)
+        if per == 1:
+            mass, token = draw_from_residual(
+                row, q_row, begin, p_vocab, q_vocab, seed, position, i, draft, inverse,
+                p_shift, p_bound_logit, p_bound_token, item, q_shift, q_bound_logit, q_bound_token, q_item,
+                ONE_HOT, TRUNCATED, BLOCK,
+            )  # fmt: skip
+            tl.store(masses + part, mass)
+            tl.store(part_token + partial, token)
+        else:
+            store_residual_masses(
+                row, q_row, begin, end, p_vocab, q_vocab, masses, draft, inverse,
+                p_shift, p_bound_logit, p_bound_token, item, q_shift, q_bound_logit, q_bound_token, q_item,
+                ONE_HOT, TRUNCATED, BLOCK,
+            )  # fmt: skip
     else:
-        score, token, top = draw_from_span(
-            row, begin, end, p_vocab, inverse, p_bound_logit, p_bound_token, item, seed, position, i, _BONUS,
-            TRUNCATED, BLOCK,
-        )  # fmt: skip
+        if per == 1:
+            top, mass, reference, _, token = draw_from_chunk(
+                row, begin, p_vocab, inverse, p_bound_logit, p_bound_token, item, seed, position, i, _BONUS,
+                TRUNCATED, BLOCK,
+            )  # fmt: skip
+            tl.store(masses + part, mass)
+            tl.store(part_token + partial, token)
+        else:
+            top, reference = store_masses(
+                row, begin, end, p_vocab, inverse, p_bound_logit, p_bound_token, item, masses, TRUNCATED, BLOCK
+            )
         tl.store(part_top + partial, top)
-    tl.store(part_score + partial, score)
-    tl.store(part_token + partial, token)
+        tl.store(part_reference + partial, reference)
     let_next_start(PDL)
     if ~is_last(counters, request, parts):
         return
-    lane = tl.arange(0, PARTS)
-    used = lane < parts
-    at = request.to(tl.int64) * parts + lane
-    best, last = best_of(load_part(part_score + at, used, float("-inf")), load_part(part_token + at, used, NOWHERE))
+    lane = tl.arange(0, CHUNKS)
+    tokens = load_part(part_token + wide * parts + lane, lane < parts, 0)
+    left = rejected  # whether p - q leaves anything
     if rejected:
-        if best == float("-inf"):
+        log_masses = tl.log(load_part(masses + lane, lane < chunks, 0.0))
+        left = tl.max(log_masses) > float("-inf")
+        if ~left:
             # p = q up to rounding: this program alone draws from p.
-            _, last, _ = draw_from_span(
-                row, 0, p_vocab, p_vocab, inverse, p_bound_logit, p_bound_token, item, seed, position, i, _RECOVERED,
+            store_masses(
+                row, 0, p_vocab, p_vocab, inverse, p_bound_logit, p_bound_token, item, masses, TRUNCATED, BLOCK
+            )
+            tl.debug_barrier()
+            log_masses = tl.log(load_part(masses + lane, lane < chunks, 0.0))
+    else:
+        tops = load_part(part_top + wide * parts + lane, lane < parts, float("-inf"))
+        status, largest = status_of(tops, 0)
+        log_masses = load_log_masses(chunk_mass, part_reference, request, largest, inverse, chunks, parts, per, CHUNKS)
+    chunk = pick_chunk(log_masses, seed, position, i, purpose, chunks, CHUNKS)
+    last = tl.sum(tl.where(lane == chunk, tokens, 0))
+    if (per > 1) | (rejected & ~left):
+        if left:
+            _, last = draw_from_residual(
+                row, q_row, chunk * BLOCK, p_vocab, q_vocab, seed, position, i, draft, inverse,
+                p_shift, p_bound_logit, p_bound_token, item, q_shift, q_bound_logit, q_bound_token, q_item,
+                ONE_HOT, TRUNCATED, BLOCK,
+            )  # fmt: skip
+        else:
+            _, _, _, _, last = draw_from_chunk(
+                row, chunk * BLOCK, p_vocab, inverse, p_bound_logit, p_bound_token, item, seed, position, i, purpose,
                 TRUNCATED, BLOCK,
             )  # fmt: skip
+    if rejected:
         tl.store(out_tokens + item, last.to(tl.int64))
     else:
-        status, _ = status_of(load_part(part_top + at, used, float("-inf")), 0)
         emit(
             out_tokens, out_emitted, out_accepted, out_status, draft_tokens, stride_draft, request, k,
             i, last, status, K_PAD,
@@ -138,14 +159,14 @@ def draw_last(
     """Complete `out` with the recovered or bonus token of every sound random request."""
     rows, q_rows = p.rows, q.rows if q else p.rows
     like, requests = rows.logits, rows.requests
-    cut = cut_of(rows.vocab, requests, tile=TILE)
+    cut = chunk_cut(rows.vocab, requests)
     _draw_kernel[(requests * cut.parts,)](
         *p.tensors, *(q or p).tensors, rows.draft_tokens, rows.num_drafts,
         sampling.temperature, sampling.seed, positions, verified.p_lse, verified.q_lse, verified.weight,
         floats(like, requests, cut.parts), floats(like, requests, cut.parts), int32s(like, requests, cut.parts),
-        arrivals(like, requests), *out, counts, *p.strides, *(q or p).strides, rows.stride_draft,
-        rows.vocab, q_rows.vocab, cut.parts, cut.steps, rows.width - 1, requests,
+        floats(like, requests, cut.chunks), arrivals(like, requests), *out, counts,
+        *p.strides, *(q or p).strides, rows.stride_draft,
+        rows.vocab, q_rows.vocab, cut.chunks, cut.parts, cut.per, rows.width - 1, requests,
         **flags(p, q), WEIGHTED=verified.weight is not None, COUNTED=counts is not None,
-        BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=min(WARPS, 4 * cut.warps), maxnreg=MAX_REGISTERS,
-        **launch_options(like),
+        BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps, maxnreg=MAX_REGISTERS, **launch_options(like),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from triton.runtime.jit import JITFunction
 BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 INV_2_32 = tl.constexpr(2.0**-32)
 SERIES_BELOW = tl.constexpr(0.0625)
+CHUNK_COUNTERS = tl.constexpr(2**30)  # above every token id // 4
 _M0, _M1 = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)
 _W0, _W1 = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
 _LN_2 = tl.constexpr(0.6931471805599453)
@@ -86,3 +87,10 @@ def exponential_tile(seed, position, index, purpose, start, BLOCK: tl.constexpr)
 def gumbel_tile(seed, position, index, purpose, start, BLOCK: tl.constexpr):
     """[BLOCK] standard Gumbel draws of the vocabulary entries from `start`, a multiple of 4."""
     return -fast_log(exponential_tile(seed, position, index, purpose, start, BLOCK))
+
+
+@triton.jit
+def chunk_gumbel(seed, position, index, purpose, chunk):
+    """One standard Gumbel draw for every chunk of the vocabulary named in `chunk`, a tensor."""
+    w0, _, _, _ = _words(chunk + CHUNK_COUNTERS, seed, position, index, purpose)
+    return -fast_log(exponential_of(uniform_of(w0)))

@@ -1,7 +1,7 @@
 """Draw one token a row with Triton: one launch, after the passes that truncation needs.
 
-A span of the vocabulary is a program, which reads it for the log-sum-exp and again, from cache, for the draw; the last
-program of a row combines its spans.
+A program takes some chunks of a row: their masses, and the draw inside a chunk that is alone. The last program of a row
+combines them. INVARIANT draws in one level: an argmax over all entries, which every program takes over its own.
 """
 
 from __future__ import annotations
@@ -11,37 +11,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specpipe_kernels.triton_ops.chunks import chunk_cut, draw_from_chunk, load_log_masses, pick_chunk, store_masses
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.triton_ops.rows import (
     Rows,
     arrivals,
-    cut_of,
+    best_of,
     floats,
     int32s,
     inverse_temperature,
     is_last,
+    load_part,
     row_pointer,
 )
-from specpipe_kernels.triton_ops.tiles import (
-    best_tokens,
-    draw_from_span,
-    largest_of_span,
-    mass_of_span,
-    row_lse,
-    span_of,
-)
+from specpipe_kernels.triton_ops.tiles import draw_from_span, largest_of_span, span_of, status_of
 from specpipe_kernels.triton_ops.truncation_bounds import truncation_bounds
 from specpipe_kernels.types import Purpose, Sampled, SamplingTensors
 
+MAX_REGISTERS = 64  # more would leave too few warps to hide the memory's latency
+_INVARIANT = tl.constexpr(int(Purpose.INVARIANT))
 
-@triton.jit(do_not_specialize=["index", "parts", "steps", "stride_out"])
+
+@triton.jit(do_not_specialize=["index", "parts", "per", "stride_out"])
 def _sample_kernel(
     logits, row_map, temperature, seeds, positions, bound_logit, bound_token,
-    part_top, part_mass, part_reference, part_score, part_token, counters,
+    part_top, part_reference, part_score, part_token, chunk_mass, counters,
     out_token, out_lse, out_status, out_emitted, out_accepted,
-    stride_row, stride_out, vocab, parts, steps, index, purpose: tl.constexpr,
+    stride_row, stride_out, vocab, chunks, parts, per, index, purpose: tl.constexpr,
     HAS_MAP: tl.constexpr, TRUNCATED: tl.constexpr, ALL_GREEDY: tl.constexpr,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(PDL)
     item = tl.program_id(0) // parts
@@ -51,38 +49,68 @@ def _sample_kernel(
     position = tl.load(positions + item)
     inverse = inverse_temperature(temp)
     row = row_pointer(logits, row_map, item, tl.zeros([], tl.int32), stride_row, stride_row, HAS_MAP)
-    begin, end = span_of(part, steps, vocab, BLOCK)
-    partial = item.to(tl.int64) * parts + part
+    begin, end = span_of(part, per, vocab, BLOCK)
+    wide = item.to(tl.int64)
+    partial = wide * parts + part
+    masses = chunk_mass + wide * chunks
     if ALL_GREEDY:
         temp = temp * 0.0
     if temp > 0.0:
-        top, mass, reference = mass_of_span(
-            row, begin, end, vocab, inverse, bound_logit, bound_token, item, TRUNCATED, BLOCK
-        )
-        tl.store(part_mass + partial, mass)
+        if per == 1:
+            top, mass, reference, score, token = draw_from_chunk(
+                row, begin, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
+                TRUNCATED, BLOCK,
+            )  # fmt: skip
+            tl.store(masses + part, mass)
+            tl.store(part_score + partial, score)
+            tl.store(part_token + partial, token)
+        else:
+            top, reference = store_masses(
+                row, begin, end, vocab, inverse, bound_logit, bound_token, item, masses, TRUNCATED, BLOCK
+            )
+            if purpose == _INVARIANT:
+                score, token, _ = draw_from_span(
+                    row, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
+                    TRUNCATED, BLOCK,
+                )  # fmt: skip
+                tl.store(part_score + partial, score)
+                tl.store(part_token + partial, token)
         tl.store(part_reference + partial, reference)
-        score, token, _ = draw_from_span(
-            row, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
-            TRUNCATED, BLOCK,
-        )  # fmt: skip
     else:
         top, token = largest_of_span(row, begin, end, vocab, BLOCK)
-        score = top
+        tl.store(part_score + partial, top)
+        tl.store(part_token + partial, token)
     tl.store(part_top + partial, top)
-    tl.store(part_score + partial, score)
-    tl.store(part_token + partial, token)
     let_next_start(PDL)
-    if is_last(counters, item, parts):
-        items = item + tl.arange(0, 1)
-        mask = items == item
-        status, lse = row_lse(part_top, part_mass, part_reference, items, inverse, parts, mask, PARTS)
-        drawn = best_tokens(part_score, part_token, items, parts, mask, PARTS)
-        tl.store(out_token + items.to(tl.int64) * stride_out, tl.where(status == 0, drawn, -1).to(tl.int64))
-        tl.store(out_lse + items, tl.where(temp > 0.0, lse, 0.0))
-        tl.store(out_status + items, status)
-        if out_emitted is not None:
-            tl.store(out_emitted + items, (status == 0).to(tl.int32))
-            tl.store(out_accepted + items, tl.zeros_like(status))
+    if ~is_last(counters, item, parts):
+        return
+    lane = tl.arange(0, CHUNKS)
+    used = lane < parts
+    status, largest = status_of(load_part(part_top + wide * parts + lane, used, float("-inf")), 0)
+    tokens = load_part(part_token + wide * parts + lane, used, 0)
+    scores = load_part(part_score + wide * parts + lane, used, float("-inf"))
+    lse = 0.0
+    if temp > 0.0:
+        log_masses = load_log_masses(chunk_mass, part_reference, item, largest, inverse, chunks, parts, per, CHUNKS)
+        lse = largest * inverse + tl.log(tl.sum(tl.exp(log_masses)))
+        if purpose == _INVARIANT:
+            _, drawn = best_of(scores, tokens)
+        else:
+            chunk = pick_chunk(log_masses, seed, position, index, purpose, chunks, CHUNKS)
+            drawn = tl.sum(tl.where(lane == chunk, tokens, 0))
+            if per > 1:
+                _, _, _, _, drawn = draw_from_chunk(
+                    row, chunk * BLOCK, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
+                    TRUNCATED, BLOCK,
+                )  # fmt: skip
+    else:
+        _, drawn = best_of(scores, tokens)
+    tl.store(out_token + wide * stride_out, tl.where(status == 0, drawn, -1).to(tl.int64))
+    tl.store(out_lse + item, lse)
+    tl.store(out_status + item, status)
+    if out_emitted is not None:
+        tl.store(out_emitted + item, (status == 0).to(tl.int32))
+        tl.store(out_accepted + item, tl.zeros([], tl.int32))
 
 
 def sample(
@@ -111,14 +139,14 @@ def sample(
         return drawn
     rows = Rows(logits, row_map, logits.stride(0), logits.stride(0), vocab, count, 1)
     bounds = truncation_bounds(rows, sampling) if sampling.truncated and not sampling.all_greedy else None
-    cut = cut_of(vocab, count)
-    values = [floats(logits, count, cut.parts) for _ in range(4)]
+    cut = chunk_cut(vocab, count)
+    values = [floats(logits, count, cut.parts) for _ in range(3)]
     _sample_kernel[(count * cut.parts,)](
         logits, row_map, sampling.temperature, sampling.seed, positions, *(bounds or (None, None)),
-        *values, int32s(logits, count, cut.parts), arrivals(logits, count), *drawn, emitted, accepted,
-        logits.stride(0), tokens.stride(0), vocab, cut.parts, cut.steps,
+        *values, int32s(logits, count, cut.parts), floats(logits, count, cut.chunks), arrivals(logits, count),
+        *drawn, emitted, accepted, logits.stride(0), tokens.stride(0), vocab, cut.chunks, cut.parts, cut.per,
         0 if purpose == Purpose.INVARIANT else index, int(purpose),
         HAS_MAP=row_map is not None, TRUNCATED=bounds is not None, ALL_GREEDY=sampling.all_greedy,
-        BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=cut.warps, **launch_options(logits),
+        BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps, maxnreg=MAX_REGISTERS, **launch_options(logits),
     )  # fmt: skip
     return drawn

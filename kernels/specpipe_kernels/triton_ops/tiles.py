@@ -20,9 +20,22 @@ def span_of(part, steps, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _next_tile(row, start, end, vocab, BLOCK: tl.constexpr):
+def next_tile(row, start, end, vocab, BLOCK: tl.constexpr):
     # Not masked by `end` lane by lane: only the vocabulary is known to be aligned, and keeps loads wide.
     return load_tile(row, start + tl.arange(0, BLOCK), tl.where(start < end, vocab, 0))
+
+
+@triton.jit
+def larger(x, top):
+    """The larger of two logits, NaN if one is."""
+    return tl.maximum(x, top, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def sound_top(tops, largest):
+    """`largest` of `tops`, but NaN if one of them is NaN or +inf."""
+    unsound = (tl.max(tl.where(tops != tops, 1, 0)) == 1) | (largest == float("inf"))
+    return tl.where(unsound, float("nan"), largest)
 
 
 @triton.jit
@@ -32,19 +45,17 @@ def largest_of_span(row, begin, end, vocab, BLOCK: tl.constexpr):
     x = load_tile(row, begin + lane, vocab)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     token = begin + lane
-    bad = tl.zeros([BLOCK], tl.int32)
     for start in range(begin, end, BLOCK):
-        following = _next_tile(row, start + BLOCK, end, vocab, BLOCK)
-        bad = tl.where((x != x) | (x == float("inf")), 1, bad)
+        following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
         token = tl.where(x > top, start + lane, token)
-        top = tl.maximum(x, top)
+        top = larger(x, top)
         x = following
     largest, at = best_of(top, token)
-    return tl.where(tl.max(bad) == 1, float("nan"), largest), at
+    return sound_top(top, largest), at
 
 
 @triton.jit
-def _mass(x, offsets, top, inverse, bound_logit, bound_token, item, TRUNCATED: tl.constexpr):
+def mass_of_tile(x, offsets, top, inverse, bound_logit, bound_token, item, TRUNCATED: tl.constexpr):
     kept = is_kept(x, offsets, bound_logit, bound_token, item, TRUNCATED)
     return tl.where(kept, tl.exp((x - top) * inverse), 0.0)
 
@@ -57,7 +68,7 @@ def _mass_below(
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(begin, end, BLOCK):
         x = load_tile(row, start + lane, vocab)
-        total += _mass(x, start + lane, top, inverse, bound_logit, bound_token, item, TRUNCATED)
+        total += mass_of_tile(x, start + lane, top, inverse, bound_logit, bound_token, item, TRUNCATED)
     return tl.sum(total)
 
 
@@ -67,8 +78,8 @@ def mass_of_span(
 ):  # fmt: skip
     """→ largest logit of a span (NaN as above), the mass of what is kept of it over that of `reference`, `reference`.
 
-    The reference is the first tile's largest logit: it needs no pass of its own. Where a later one is so much larger
-    that the mass overflows, a second pass refers to the largest of all.
+    The reference is the first tile's largest logit: it needs no pass of its own. Where that is -inf, or a later one so
+    much larger that the mass overflows, a second pass refers to the largest of all.
     """
     lane = tl.arange(0, BLOCK)
     x = load_tile(row, begin + lane, vocab)
@@ -76,20 +87,18 @@ def mass_of_span(
     reference = tl.where((first > float("-inf")) & (first < float("inf")), first, 0.0)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
-    bad = tl.zeros([BLOCK], tl.int32)
     for start in range(begin, end, BLOCK):
-        following = _next_tile(row, start + BLOCK, end, vocab, BLOCK)
-        bad = tl.where(x != x, 1, bad)
-        top = tl.maximum(x, top)
-        total += _mass(x, start + lane, reference, inverse, bound_logit, bound_token, item, TRUNCATED)
+        following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
+        top = larger(x, top)
+        total += mass_of_tile(x, start + lane, reference, inverse, bound_logit, bound_token, item, TRUNCATED)
         x = following
     largest = tl.max(top)
     mass = tl.sum(total)
-    if (mass == float("inf")) & (largest < float("inf")):
+    helpless = (mass == float("inf")) | (first == float("-inf"))
+    if helpless & (largest > float("-inf")) & (largest < float("inf")):
         reference = largest
         mass = _mass_below(row, begin, end, vocab, reference, inverse, bound_logit, bound_token, item, TRUNCATED, BLOCK)
-    unsound = (tl.max(bad) == 1) | (largest == float("inf"))
-    return tl.where(unsound, float("nan"), largest), mass, reference
+    return sound_top(top, largest), mass, reference
 
 
 @triton.jit
@@ -103,11 +112,9 @@ def draw_from_span(
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     token = begin + lane
-    bad = tl.zeros([BLOCK], tl.int32)
     for start in range(begin, end, BLOCK):
-        following = _next_tile(row, start + BLOCK, end, vocab, BLOCK)
-        bad = tl.where(x != x, 1, bad)
-        top = tl.maximum(x, top)
+        following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
+        top = larger(x, top)
         kept = is_kept(x, start + lane, bound_logit, bound_token, item, TRUNCATED)
         noise = gumbel_tile(seed, position, index, purpose, start, BLOCK)
         score = tl.where(kept, x * inverse + noise, float("-inf"))
@@ -115,9 +122,7 @@ def draw_from_span(
         best = tl.maximum(score, best)
         x = following
     score, drawn = best_of(best, token)
-    largest = tl.max(top)
-    unsound = (tl.max(bad) == 1) | (largest == float("inf"))
-    return score, drawn, tl.where(unsound, float("nan"), largest)
+    return score, drawn, sound_top(top, tl.max(top))
 
 
 @triton.jit
