@@ -121,6 +121,7 @@ def engine(
             draft=draft,
             device=where,
             dtype="bfloat16" if where == "cuda" else "float32",
+            draft_fp8=draft_dtype == "fp8",
             batches=(slots,),
             ks=jobs.ks,
             rates=rates_for((1.0,), max(jobs.ks)),

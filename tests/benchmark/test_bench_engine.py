@@ -42,7 +42,7 @@ def test_what_cannot_be_measured_is_refused(options: str, message: str) -> None:
     assert message in result.output
 
 
-JOBS = "--device cpu --target small --draft small --slots 4 --rows 14 --shard-rows 5 --longest 40 --json"
+JOBS = "--device cpu --target small --draft small --slots 4 --rows 8 --shard-rows 3 --longest 33 --json"
 
 
 def jobs(options: str) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def test_windows_around_a_switch() -> None:
 
 def test_speculation_goes_off_and_on_while_rows_wait() -> None:
     engine = build(Bench(target="small", draft="small", device="cpu", dtype="float32", batches=(3,), ks=(0, 2)))
-    rows = requests([(5, 60)] * 60, 512)
-    found = switch_windows(engine, rows, k=2, period_s=0.3, window_s=0.1)
+    rows = requests([(5, 60)] * 40, 512)
+    found = switch_windows(engine, rows, k=2, period_s=0.15, window_s=0.05)
     assert [switch.to for switch in found][:2] == ["off", "on"]
     assert all(0 < switch.worst <= 1.01 * max(switch.before, switch.after) for switch in found)

@@ -49,6 +49,13 @@ def shards(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def test_goodput_changes_no_token(tmp_path: Path) -> None:
+    for name, settings in {"off": ("speculation.policy=off",), "goodput": TUNED}.items():
+        run_tiny(tmp_path / name, *settings, rows=6)
+    assert tokens(tmp_path / "goodput") == tokens(tmp_path / "off")
+
+
+@pytest.mark.slow
 def test_no_policy_no_proposer_and_no_number_of_workers_changes_a_token(tmp_path: Path) -> None:
     run_tiny(tmp_path / "off", "speculation.policy=off")
     variants = {
@@ -65,7 +72,7 @@ def test_no_policy_no_proposer_and_no_number_of_workers_changes_a_token(tmp_path
 
 def test_a_run_tells_why_and_leaves_what_rounds_took(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    first = run_tiny(out, *TUNED)
+    first = run_tiny(out, *TUNED, rows=6)
     assert first.exit_code == 0
     records = shards(out)
     assert all(record["plan_reason"].startswith("goodput: ") for record in records)
@@ -92,15 +99,15 @@ def test_nothing_of_the_profile_is_in_outputs_or_telemetry(tmp_path: Path) -> No
     assert summary["total_output_tokens"] <= emitted
 
 
-def test_a_later_run_begins_with_what_an_earlier_one_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_run_learnt_is_kept_and_what_is_broken_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPECPIPE_CACHE", str(tmp_path / "cache"))
     run_tiny(tmp_path / "one", *TUNED, rows=3)
     (kept,) = (tmp_path / "cache/costs").glob("*.json")
-    cells = len(json.loads(kept.read_text())["cells"])
-    run_tiny(tmp_path / "two", *TUNED, rows=3)
-    assert len(json.loads(kept.read_text())["cells"]) >= cells
+    assert json.loads(kept.read_text())["cells"]
     kept.write_text("{")
-    assert run_tiny(tmp_path / "three", *TUNED, rows=3).state == "complete"
+    assert run_tiny(tmp_path / "two", *TUNED, rows=3).state == "complete"
     assert len(json.loads(kept.read_text())["cells"]) > 0, "mended"
 
 
