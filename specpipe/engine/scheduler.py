@@ -165,16 +165,20 @@ class Scheduler:
         return [Chunk(row.slot, row.target_done, row.context - 1) for row in self.rows.values() if not row.prefilled]
 
     def draft_chunks(self) -> list[Chunk]:
-        """Tokens that the draft is behind by, for rows that have drafts to gain; those nearest to drafting first.
+        """Tokens that the draft is behind by, for rows that have drafts to gain.
 
-        A round in flight may commit one more token, which a speculating row's first draft step feeds itself.
+        A round in flight may commit one more token, which a speculating row's first draft step feeds itself. Rows that
+        the target is prefilled for come first and in its order: under a fixed K they draft from their first round on,
+        whatever runs beside them, which `standard` and `block` need to draw the same tokens again. Behind them those
+        that fell behind while K was 0, the ones nearest to drafting first.
         """
         chunks = [
-            Chunk(row.slot, row.draft_done, row.length - 1)
+            (row.prefilled, Chunk(row.slot, row.draft_done, row.length - 1))
             for row in self.rows.values()
             if row.draft_done < row.length - 2 and row.limit - row.length > 1
         ]
-        return sorted(chunks, key=lambda chunk: chunk.stop - chunk.start)
+        behind = sorted((c for prefilled, c in chunks if prefilled), key=lambda chunk: chunk.stop - chunk.start)
+        return [c for prefilled, c in chunks if not prefilled] + behind
 
     def check_integrity(self) -> None:
         self.pages.check_integrity()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.engines import drain, make_engine, make_requests, plan
+from support.engines import drain, make_engine, make_requests, plan, run
 
 from specpipe.engine.engine import Engine
 from specpipe.engine.rows import Row
@@ -103,3 +103,12 @@ def test_catching_up_obeys_the_prefill_budget(small_pair) -> None:
     drain(engine)
     hook.remove()
     assert max(fed) <= 8
+
+
+def test_under_a_fixed_k_rows_draft_from_their_first_round(small_pair) -> None:
+    """Long prompts beside short ones, and a small budget: nobody's first round waits for a draft's turn."""
+    pair = small_pair("llama")
+    requests = make_requests(9, vocab_size=pair.vocab_size, temperature=0.8)
+    alone = [run(make_engine(pair.target, pair.draft), [request], 3)[0] for request in requests]
+    together = run(make_engine(pair.target, pair.draft, slots=6, prefill_budget=11), requests, 3)
+    assert [(c.token_ids, c.draft_tokens) for c in together] == [(c.token_ids, c.draft_tokens) for c in alone]
