@@ -12,9 +12,10 @@ from functools import partial
 
 import numpy as np
 
+from specpipe.benchmark.policy_log import RoundLog
 from specpipe.benchmark.policy_scenarios import Scenario
-from specpipe.benchmark.policy_worker import Played, SimulatedWorker, draws
-from specpipe.core import AcceptanceCounts, CostPoint, Evidence, ProposerName
+from specpipe.benchmark.policy_worker import SimulatedWorker, draws
+from specpipe.core import CostPoint, ProposerName
 from specpipe.speculation.cost import CostTable
 from specpipe.speculation.goodput import Goodput
 from specpipe.speculation.observer import WORKER_HALF_LIFE, Beliefs, Observer
@@ -53,54 +54,6 @@ class Outcome:
         return self.policy_s / self.fixed_s - 1
 
 
-class _Log:
-    """Evidence of rounds until it is taken."""
-
-    def __init__(self) -> None:
-        self._verified: dict[ProposerName, AcceptanceCounts] = {}
-        self._rounds: dict[ProposerName, int] = {}
-        self._row_rounds: dict[ProposerName, int] = {}
-        self._costs: dict[tuple[ProposerName, int, int], list[float]] = {}
-        self._ended = [0, 0, 0]
-        self._prefill = [0, 0.0]
-
-    def add(self, played: Played, seconds: float, scenario: Scenario) -> None:
-        """`seconds`: as measured."""
-        if played.k:
-            who = played.proposer
-            self._verified[who] = self._verified.get(who, AcceptanceCounts()) + played.verified
-            self._rounds[who] = self._rounds.get(who, 0) + 1
-            self._row_rounds[who] = self._row_rounds.get(who, 0) + played.running
-        shape = (played.proposer if played.k else "none", played.k, played.running)
-        cell = self._costs.setdefault(shape, [0.0, 0.0, 0.0])
-        for i, value in enumerate((1.0, seconds, played.context)):
-            cell[i] += value
-        self._prefill[0] += played.draft_prefill
-        self._prefill[1] += played.draft_prefill * scenario.machine.draft_prefill
-        ended = played.ended
-        for i, value in enumerate((len(ended), scenario.input[ended].sum(), scenario.output[ended].sum())):
-            self._ended[i] += int(value)
-
-    def take(self) -> Evidence:
-        costs = tuple(
-            CostPoint(proposer=who, k=k, running=n, context=context / rounds, rounds=int(rounds), seconds=seconds)
-            for (who, k, n), (rounds, seconds, context) in self._costs.items()
-        )
-        evidence = Evidence(
-            verified=self._verified,
-            rounds=self._rounds,
-            row_rounds=self._row_rounds,
-            costs=costs,
-            rows=self._ended[0],
-            input_tokens=self._ended[1],
-            output_tokens=self._ended[2],
-            draft_prefill_tokens=int(self._prefill[0]),
-            draft_prefill_s=self._prefill[1],
-        )
-        self.__init__()  # type: ignore[misc]
-        return evidence
-
-
 class PolicyRun:
     """A driver and a worker under a policy, round by round."""
 
@@ -111,7 +64,7 @@ class PolicyRun:
         self._driver = Observer(slots=slots, proposers=names, output_tokens=output)
         self._observer = Observer(slots=slots, proposers=names, half_life=WORKER_HALF_LIFE, output_tokens=output)
         self._observer.lean_on(Beliefs(costs=CostTable(self._profile())))
-        self._recent, self._shard_log = _Log(), _Log()
+        self._recent, self._shard_log = RoundLog(), RoundLog()
         self._shards_in = 0
         self._since = 0
         self.plan = policy.plan(self._observer.situation(queue_depth=worker.queue_depth, plan=None))
@@ -139,7 +92,8 @@ class PolicyRun:
             return False
         if worker.shards_in != self._shards_in:  # the driver hands shards out with what it knows
             self._shards_in = worker.shards_in
-            self._driver.see(self._shard_log.take())
+            self._driver.see(self._shard_log.evidence())
+            self._shard_log = RoundLog()
             self._observer.lean_on(self._driver.beliefs)
             self._replan()
         elif self._since >= REPLAN:
@@ -154,7 +108,8 @@ class PolicyRun:
 
     def _replan(self) -> None:
         self._since = 0
-        self._observer.see(self._recent.take())
+        self._observer.see(self._recent.evidence())
+        self._recent = RoundLog()
         self.plan = self._policy.plan(self._observer.situation(queue_depth=self.worker.queue_depth, plan=self.plan))
 
 

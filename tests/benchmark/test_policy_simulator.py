@@ -37,7 +37,8 @@ def test_there_are_two_hundred_scenarios_and_more() -> None:
 
 
 def test_goodput_holds_its_goals_on_some() -> None:
-    outcomes = [simulate(members[0]) for _, members in families(SCENARIOS)]
+    some = ("draining queue", "shifting shards", "useless draft", "draft or n-grams")
+    outcomes = [simulate(scenario(family)) for family in some]
     hold(outcomes)
     assert min(outcome.rounds for outcome in outcomes) >= 500
 
