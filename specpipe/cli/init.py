@@ -54,7 +54,7 @@ sampling:
   # defaults: model               # for keys left out here: the model's generation_config.json
 
 speculation:
-  policy: queue_threshold         # speculate, but not while more than max_running rows share a worker
+  policy: goodput                 # as many tokens as pay at the number of rows that run, up to:
   num_speculative_tokens: 3
   # policy: "off"                 # plain decoding, to compare with
   # proposer: ngram               # drafts from the row's own words, without a draft model

@@ -149,7 +149,7 @@ class SamplingSection(Section):
 class SpeculationSection(Section):
     """How many tokens are drafted, when, by whom, and how they are verified."""
 
-    policy: Annotated[PolicyName, OffIsAWord] = "queue_threshold"
+    policy: Annotated[PolicyName, OffIsAWord] = "goodput"
     """`off`: plain decoding, the draft is not loaded. `fixed`: always num_speculative_tokens. `queue_threshold`:
     num_speculative_tokens, but none while more than max_running rows are running. `goodput`: whatever is expected to
     generate the most tokens per second, from 0 to num_speculative_tokens, as it learns (docs/speculation.md)."""

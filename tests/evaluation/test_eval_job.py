@@ -35,7 +35,7 @@ def test_two_runs_over_one_recording(tmp_path: Path) -> None:
         str(tmp_path / "out/plain"),
         str(tmp_path / "out/speculative"),
     ]
-    assert (job.plain.speculation.policy, job.speculative.speculation.policy) == ("off", "queue_threshold")
+    assert (job.plain.speculation.policy, job.speculative.speculation.policy) == ("off", "goodput")
     assert job.plain.seed == job.speculative.seed == 4 and job.speculative.name == "nightly"
     found = parse_flags(job.evaluation.arguments()).prompts
     assert (found["tasks"], found["num_fewshot"], found["limit"]) == (["tiny_word_problems"], 2, 7.0)

@@ -48,7 +48,7 @@ def test_a_job_is_frozen_and_hashable() -> None:
     [
         ("speculation: {policy: off}", "speculation.policy", "off"),
         ("speculation: {policy: 'off'}", "speculation.policy", "off"),
-        ("speculation:\n  # policy: off", "speculation.policy", "queue_threshold"),
+        ("speculation:\n  # policy: off", "speculation.policy", "goodput"),
         ("sampling: {temperature: 1e-1}", "sampling.temperature", 0.1),
         ("sampling: {stop: END}", "sampling.stop", ("END",)),
         ("sampling: {stop_token_ids: 7}", "sampling.stop_token_ids", (7,)),
