@@ -31,11 +31,11 @@ def show(ctx: click.Context, run: str, follow: bool, page: str | None, as_json: 
     if os.path.isfile(run):
         _show_history(run, as_json=as_json)
         return
-    code = _follow(run, as_json=as_json) if follow else 0
+    code, state = _follow(run, as_json=as_json) if follow else (0, None)
     if page is not None:
         _write_page(run, page)
     elif not (follow and as_json):
-        _print(run, as_json=as_json)
+        _print(run, state, as_json=as_json)
     ctx.exit(code)
 
 
@@ -52,8 +52,8 @@ def _show_history(path: str, *, as_json: bool) -> None:
         print_history(path, table)
 
 
-def _follow(run: str, *, as_json: bool) -> int:
-    """→ the run's exit code, or that of an interrupted command."""
+def _follow(run: str, *, as_json: bool) -> tuple[int, str | None]:
+    """→ the run's exit code, or that of an interrupted command, and how the run said that it ended."""
     import json
 
     from specpipe.cli.display import RunDisplay
@@ -65,10 +65,11 @@ def _follow(run: str, *, as_json: bool) -> int:
             end = follow(run, (lambda now: click.echo(json.dumps(now.to_dict()))) if as_json else display.show)
     except KeyboardInterrupt:
         click.echo("Not followed any more; a run that goes on is not touched.", err=True)
-        return EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED, None
     if end.state == DIED:
         click.echo("The run has stopped and not said why: its driver is gone. Start it again to go on.", err=True)
-    return end.exit_code
+        return end.exit_code, None
+    return end.exit_code, end.state
 
 
 def _write_page(run: str, page: str) -> None:
@@ -86,13 +87,15 @@ def _write_page(run: str, page: str) -> None:
     click.echo(str(path))
 
 
-def _print(run: str, *, as_json: bool) -> None:
+def _print(run: str, state: str | None, *, as_json: bool) -> None:
+    """`state`: how the run said that it ended; it may hold its lock a little longer, while Ray stops."""
     import json
 
     from specpipe.cli.summary_table import print_summary
     from specpipe.pipeline.inspect import inspect
 
     summary = inspect(run)
+    summary["state"] = state or summary["state"]
     if as_json:
         click.echo(json.dumps(summary, indent=1, ensure_ascii=False))
     else:

@@ -144,6 +144,12 @@ def test_the_command(tmp_path: Path) -> None:
     execute(make_job(tmp_path), backend=InProcessBackend())
     shown = CliRunner().invoke(main, ["show", str(tmp_path / "out"), "--follow"])
     assert (shown.exit_code, "24 of 24, 1 failed" in shown.stdout) == (3, True)
+    with RunFolder.at(str(tmp_path / "out")).lock():  # Ray stops after the run has said how it ended
+        ProgressLog(RunFolder.at(str(tmp_path / "out")), 1).end("complete", 3)
+        follower = threading.Timer(0.6, lambda: ProgressLog(RunFolder.at(str(tmp_path / "out")), 2).end("complete", 3))
+        follower.start()
+        shown = CliRunner().invoke(main, ["show", str(tmp_path / "out"), "--follow"])
+    assert (shown.exit_code, shown.stdout.split()[1]) == (3, "complete")
     ProgressLog(RunFolder.at(str(tmp_path / "out")), 2).add(snapshot(11))
     shown = CliRunner().invoke(main, ["show", str(tmp_path / "out"), "--follow", "--json"])
     assert shown.exit_code == 1
