@@ -16,7 +16,7 @@ from specpipe.benchmark.policy_log import RoundLog
 from specpipe.benchmark.policy_scenarios import Scenario
 from specpipe.benchmark.policy_worker import SimulatedWorker, draws
 from specpipe.core import CostPoint, ProposerName
-from specpipe.speculation.cost import CostTable
+from specpipe.speculation.cost import CostTable, points_to_time
 from specpipe.speculation.goodput import Goodput
 from specpipe.speculation.observer import WORKER_HALF_LIFE, Beliefs, Observer
 from specpipe.speculation.policy import Policy
@@ -70,15 +70,12 @@ class PolicyRun:
         self.plan = policy.plan(self._observer.situation(queue_depth=worker.queue_depth, plan=None))
 
     def _profile(self) -> tuple[CostPoint, ...]:
-        """The three points of a worker's start: short rows, few rounds."""
+        """The points of a worker's start: short rows, few rounds."""
         scenario = self._scenario
         out = []
-        who = scenario.proposers[0]
-        for k, rows in ((0, 1), (0, scenario.slots), (2, scenario.slots)):
+        for rows, who, k in points_to_time(scenario.slots, scenario.max_k, scenario.proposers):
             seconds = 5 * self._measured(scenario.machine.seconds(who, k, rows, 16.0))
-            out.append(
-                CostPoint(proposer=who if k else "none", k=k, running=rows, context=16.0, rounds=5, seconds=seconds)
-            )
+            out.append(CostPoint(proposer=who, k=k, running=rows, context=16.0, rounds=5, seconds=seconds))
         return tuple(out)
 
     def _measured(self, seconds: float) -> float:

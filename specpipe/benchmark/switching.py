@@ -56,7 +56,7 @@ def switch_windows(
             engine.submit([], plan)
             switches.append((now, "on" if plan.max_k else "off"))
             next_switch = now + period_s
-    ends = [at for at, _ in switches[1:]] + [full_until]
+    ends = ([at for at, _ in switches] + [full_until])[1:]
     return [
         measured
         for (at, to), end in zip(switches, ends, strict=True)

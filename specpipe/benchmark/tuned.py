@@ -17,6 +17,7 @@ from specpipe.benchmark.job import JobResult, TunedEngine
 from specpipe.benchmark.switching import switch_windows
 from specpipe.core import Request, SamplingParams
 from specpipe.engine.engine import Engine
+from specpipe.speculation.cost import points_to_time
 from specpipe.speculation.fixed import Fixed
 from specpipe.speculation.make import make_policy
 
@@ -66,7 +67,8 @@ def compare(engine: Engine, what: Comparison) -> Iterator[dict[str, Any]]:
     """One result after the other, ready for JSON: every job, then what they come to. The engine is fresh."""
     rows = mixed_rows(what, engine.target.vocab_size)
     engine.prepare(SamplingParams(), [(p, k) for k in range(max(what.ks) + 1) for p in (*engine.proposers, "none")])
-    profile = engine.profile(SamplingParams(), within_s=2.0)
+    shapes = points_to_time(engine.config.slots, max(what.ks), engine.proposers)
+    profile = engine.profile(SamplingParams(), shapes, within_s=2.0)
     yield {"profile": [asdict(point) for point in profile]}
     runs = _Runs(engine, what, rows, profile)
     runs.warm_up()

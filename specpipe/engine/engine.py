@@ -137,15 +137,14 @@ class Engine:
         keys = [self._key(sampling, proposer, k, held=h) for proposer, k in choices for h in held]
         self._rounds.prepare(keys, within_s=within_s)
 
-    def profile(self, sampling: SamplingParams, *, within_s: float) -> tuple[CostPoint, ...]:
-        """What rounds of such rows take: one row and all slots decoding plainly, and all slots speculating.
+    def profile(
+        self, sampling: SamplingParams, shapes: Iterable[tuple[int, ProposerName, int]], *, within_s: float
+    ) -> tuple[CostPoint, ...]:
+        """What rounds of such rows take; shapes: (rows, proposer, K), in the order in which they are timed.
 
         Call it before the first row; it leaves no trace. Points that do not fit into `within_s` seconds are missing.
         """
         assert not self._scheduler.rows, "rows are running"
-        full, k = self.config.slots, min(2, self.config.max_k)
-        shapes: list[tuple[int, ProposerName, int]] = [(1, "none", 0), (full, "none", 0)]
-        shapes += [(full, proposer, k) for proposer in self._proposers if k]
         # On a CPU a round reads as much KV as its block table covers.
         width = self.config.pages_per_row if self._device.type != "cpu" else 1
         points = [Point(n, self._key(sampling, proposer, k)._replace(width=width)) for n, proposer, k in shapes]

@@ -24,6 +24,7 @@ from specpipe.pipeline.engine_loop import Engine
 from specpipe.pipeline.failures import is_out_of_memory
 from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.prepare import find_model
+from specpipe.speculation.cost import points_to_time
 
 if TYPE_CHECKING:
     from specpipe.engine.engine import Engine as RealEngine
@@ -119,7 +120,8 @@ def assemble(config: WorkerConfig) -> Assembly:
 def _profile(engine: RealEngine, job: JobSpec) -> tuple[CostPoint, ...]:
     """A policy without it begins with what real rounds show: no reason to end a worker."""
     try:
-        return engine.profile(job.sampling_params(), within_s=_PROFILE_S)
+        shapes = points_to_time(engine.config.slots, engine.config.max_k, engine.proposers)
+        return engine.profile(job.sampling_params(), shapes, within_s=_PROFILE_S)
     except Exception as error:
         if is_out_of_memory(error):
             raise

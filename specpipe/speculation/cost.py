@@ -54,6 +54,19 @@ class _Fitted(NamedTuple):
     """log(measured / model)."""
 
 
+def points_to_time(slots: int, k: int, proposers: Iterable[ProposerName]) -> list[tuple[int, ProposerName, int]]:
+    """→ (rows, proposer, K) of the rounds worth timing before the first row, the most telling first.
+
+    One row, all slots, and their geometric mean, plain and with two draft tokens (fewer if K is less): with all slots
+    alone, what a draft step costs in itself and by the row cannot be told apart.
+    """
+    names: list[ProposerName] = ["none", *(name for name in proposers if name != "none" and k)]
+    ends, between = list(dict.fromkeys((1, slots))), round(slots**0.5)
+    rows = [(n, name) for name in names for n in ends]
+    rows += [(between, name) for name in names if between not in ends]
+    return [(n, name, min(2, k) if name != "none" else 0) for n, name in rows]
+
+
 class CostTable:
     """Seconds of a round by proposer, K, rows and context. Immutable: `with_points` makes a new one."""
 

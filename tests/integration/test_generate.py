@@ -17,6 +17,11 @@ PAIR: dict[str, Any] = {"model": "builtin:tiny", "draft": "builtin:tiny"}
 SHORT: dict[str, Any] = {"sampling": {"max_new_tokens": 8}, "workers": {"shard_tokens": 40}}
 
 
+def identity(table: pa.Table) -> pa.Table:
+    """What is the same however the run was tuned."""
+    return table.drop_columns(["draft_tokens", "accepted_tokens"])
+
+
 def test_the_package_alone_imports_nothing_heavy() -> None:
     code = "import sys, specpipe\nassert not {'torch', 'ray', 'pyarrow', 'pydantic'} & set(sys.modules)\n"
     subprocess.run([sys.executable, "-c", code + "assert callable(specpipe.generate)"], check=True, timeout=60)
@@ -52,7 +57,7 @@ def test_rows_in_a_table_out_and_the_same_call_resumes(tmp_path: Path) -> None:
     parts[0].unlink()
     before = {part: part.stat().st_mtime_ns for part in parts[1:]}
     again = generate(rows, out=tmp_path / "run", keep_columns=["tag"], **PAIR, **SHORT)
-    assert again.equals(table)
+    assert identity(again).equals(identity(table))
     assert {part: part.stat().st_mtime_ns for part in parts[1:]} == before
     with pytest.raises(OutputError, match=r"input .*rows-.* is gone"):
         generate(["another"], out=tmp_path / "run", keep_columns=["tag"], **PAIR, **SHORT)
@@ -76,12 +81,12 @@ def test_datasets_and_tables_and_files_give_the_same(tmp_path: Path) -> None:
     expected = generate(table, **settings)
     assert expected["tag"].to_pylist() == list(range(30))
     pq.write_table(table, tmp_path / "rows.parquet")
-    assert generate(tmp_path / "rows.parquet", **settings).equals(expected)
+    assert identity(generate(tmp_path / "rows.parquet", **settings)).equals(identity(expected))
     for out in (None, tmp_path / "run"):
         dataset = generate(ray.data.from_arrow(table), out=out, **settings)
         assert isinstance(dataset, ray.data.Dataset)
         got = pa.Table.from_pylist(dataset.take_all(), schema=expected.schema).sort_by("tag")
-        assert got.equals(expected)
+        assert identity(got).equals(identity(expected))
 
 
 @pytest.mark.slow
