@@ -74,7 +74,7 @@ BAD_LINES: dict[str, tuple[bytes, str]] = {
     "chat as text that is not JSON": (of(messages="hi"), "column messages: text that is not JSON"),
     "unknown speaker": (of(conversations=[{"from": "alien", "value": "x"}]), "column conversations: begins with alien"),
     "no answer": (of(conversations=[{"from": "human", "value": "x"}]), "column conversations: 1 turn(s); expected"),
-    "several answers": (of(body={"prompt": "hi", "n": 2}), "column body.n: 2; expected what sampling.n of the job is, 1"),
+    "several answers": (of(body={"prompt": "hi", "n": 2}), "column body.n: 2; expected what sampling.n"),
     "fraction as id": (hi(id=1.5), "column id: 1.5; expected text or a whole number"),
     "list as id": (hi(request_id=["a"]), "column request_id: ['a']; expected text or a whole number"),
 }  # fmt: skip
