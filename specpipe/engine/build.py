@@ -36,7 +36,7 @@ class EngineSpec:
 
     target: ModelSource
     draft: ModelSource | None
-    """None unless the proposer is a draft model."""
+    """None where no draft model drafts."""
     device: DeviceName
     dtype: DtypeName
     draft_dtype: DraftDtypeName = "auto"

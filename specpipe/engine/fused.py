@@ -1,8 +1,8 @@
 """The decoder stack of a Llama-like model as a chain of fused kernels, in place of transformers' own.
 
-Six kernels a layer instead of about fifteen: projections read concatenated weights, norms ride on the products around
-them, rotation stores keys and values. The embedding, the head and everything around the stack stay transformers', and
-so does any model that is not listed here.
+Five kernels a layer (docs/design.md) instead of about fifteen: projections read concatenated weights, norms ride on
+the products around them, rotation stores keys and values. The embedding, the head and everything around the stack stay
+transformers', and so does any model that is not listed here.
 """
 
 from __future__ import annotations
