@@ -1,4 +1,4 @@
-"""The words that the sampling kernels and their callers share."""
+"""The words that the kernels and their callers share."""
 
 from __future__ import annotations
 

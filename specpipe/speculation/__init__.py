@@ -1,1 +1,1 @@
-"""Policies: which K to speculate with, from queue depth and acceptance. Imports core only."""
+"""Policies: which K to speculate with, from queue depth, acceptance and what rounds take. Imports core only."""
