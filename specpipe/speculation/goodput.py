@@ -20,12 +20,12 @@ from specpipe.speculation.policy import Situation
 from specpipe.speculation.reason import say
 
 Array = npt.NDArray[np.float64]
-HYSTERESIS = 0.03
+HYSTERESIS = 0.02
 """What is in force is left only for something expected to be this much faster."""
 EXPLORE_SHARE = 0.01
 """Of all rounds, and of all seconds, at most so much is spent on a K or a proposer that the plan would not take."""
 EARLY_ROUNDS = 64
-EARLY_SHARE = 1 / 16
+EARLY_SHARE = 1 / 32
 """In a worker's first rounds the share is larger: what is learnt then pays longest."""
 HOPEFUL_ROUNDS = 32
 """A worker's first rounds take what may be best for all that is known: rows are new, the draft is not behind."""

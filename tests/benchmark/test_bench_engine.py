@@ -113,3 +113,8 @@ def test_speculation_goes_off_and_on_while_rows_wait() -> None:
     found = switch_windows(engine, rows, k=2, period_s=0.15, window_s=0.05)
     assert [switch.to for switch in found][:2] == ["off", "on"]
     assert all(0 < switch.worst <= 1.01 * max(switch.before, switch.after) for switch in found)
+
+
+def test_rows_that_end_before_a_switch_show_none() -> None:
+    engine = build(Bench(target="small", draft="small", device="cpu", dtype="float32", batches=(2,), ks=(0, 2)))
+    assert switch_windows(engine, requests([(5, 4)] * 2, 512), k=2, period_s=60) == []
