@@ -1,10 +1,10 @@
 """A proposer: the last token again and again. Silly, and lossless all the same, since the target verifies."""
 
 import torch
-from torch import Tensor
 
 from specpipe.core import EngineConfig
-from specpipe.engine.proposers import Proposal, RoundRows
+from specpipe.engine.forward import RoundRows
+from specpipe.engine.proposers import Proposal
 from specpipe.engine.slots import NO_TOKEN, SlotState
 
 
@@ -19,7 +19,4 @@ class Repeat:
         last = state.tokens[rows.slots, (rows.lengths - 1).clamp(min=0)]
         within = torch.arange(k, device=state.device) < rows.room[:, None]
         tokens = torch.where(within, last[:, None], NO_TOKEN)
-        return Proposal(tokens, rows.room, None)
-
-    def commit(self, state: SlotState, rows: RoundRows, k: int, accepted: Tensor) -> None:
-        """It remembers nothing."""
+        return Proposal(tokens, rows.room)
