@@ -26,8 +26,8 @@ NOTHING_WENT_WRONG = {f"ray_specpipe_{name}_total" for name in ("shard_retries",
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    with RayCluster.started(tmp_path_factory.mktemp("ray")) as started:
+def cluster() -> Iterator[RayCluster]:
+    with RayCluster.started() as started:
         yield started
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ class RayCluster:
     """Two raylets; `submit` goes through the job server, as from another machine."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._said = folder, folder / "ray_start.log"
         self.gcs, dashboard, head, second, *rest = free_ports(6)
         self.metrics = (head, second)
         self.dashboard = f"http://127.0.0.1:{dashboard}"
@@ -53,25 +54,28 @@ class RayCluster:
 
     @classmethod
     @contextmanager
-    def started(cls, folder: Path) -> Iterator[RayCluster]:
-        cluster = cls(folder)
-        try:
-            yield cluster
-        finally:
-            cluster.stop()
+    def started(cls) -> Iterator[RayCluster]:
+        # not below pytest's folder: the paths of Ray's sockets there are over the 107 bytes that Linux allows
+        with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+            cluster = cls(Path(folder))
+            try:
+                yield cluster
+            finally:
+                cluster.stop()
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [_BIN / "ray", "start", *arguments],
-            env=self.env,
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-        )
+        with open(self._said, "ab") as said:
+            return subprocess.Popen(
+                [_BIN / "ray", "start", *arguments],
+                env=self.env,
+                start_new_session=True,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
 
     def _wait_for(self, port: int) -> None:
         def listens() -> bool:
-            assert self._nodes[0].poll() is None, "ray start has ended"
+            assert self._nodes[0].poll() is None, f"ray start has ended: {self._said.read_text()[-2000:]}"
             with socket.socket() as knock:
                 return knock.connect_ex(("127.0.0.1", port)) == 0
 
