@@ -44,11 +44,11 @@ class TunedEngine:
 
     def __init__(self, engine: Engine, policy: Policy, profile: Sequence[CostPoint]) -> None:
         """`profile`: what the engine says of its rounds before the first row."""
-        slots = engine.config.slots
+        slots, budget = engine.config.slots, engine.config.prefill_budget
         self._engine, self._policy = engine, policy
-        self._learning = Learning(slots=slots, proposers=engine.proposers)
+        self._learning = Learning(slots=slots, proposers=engine.proposers, prefill_budget=budget)
         self._learning.admit(_WORKER, "this machine", profile)
-        self._tuner = Tuner(policy, slots=slots, proposers=engine.proposers)
+        self._tuner = Tuner(policy, slots=slots, proposers=engine.proposers, prefill_budget=budget)
 
     def run(self, rows: Sequence[Request], shard_rows: int) -> JobResult:
         """All rows, in shards of `shard_rows`."""

@@ -45,7 +45,11 @@ def learning_of(job: JobSpec, done: pa.Table, cache: CostCache | None) -> Learni
     one, rows of the shard table, have shown."""
     known = {"known": cache.load} if cache is not None else {}
     learning = Learning(
-        slots=job.workers.slots, proposers=job.proposers, output_tokens=float(job.sampling.max_new_tokens), **known
+        slots=job.workers.slots,
+        proposers=job.proposers,
+        prefill_budget=job.workers.prefill_budget,
+        output_tokens=float(job.sampling.max_new_tokens),
+        **known,
     )
     if done.num_rows:
         latest = done.sort_by([("finished_at", "descending")]).slice(0, _LATEST)
@@ -58,5 +62,6 @@ def tuner_of(job: JobSpec) -> Tuner:
         policy_of(job),
         slots=job.workers.slots,
         proposers=job.proposers,
+        prefill_budget=job.workers.prefill_budget,
         output_tokens=float(job.sampling.max_new_tokens),
     )

@@ -19,12 +19,15 @@ class Learning:
         *,
         slots: int,
         proposers: Sequence[ProposerName],
+        prefill_budget: int = 2048,
         output_tokens: float = 256.0,
         known: Callable[[str], CostTable] = lambda hardware: CostTable(),
     ) -> None:
         """`known`: what rounds took on some hardware in earlier runs. `output_tokens`: expected of a row before one has
         ended."""
-        self._observer = Observer(slots=slots, proposers=proposers, output_tokens=output_tokens)
+        self._observer = Observer(
+            slots=slots, proposers=proposers, output_tokens=output_tokens, prefill_budget=prefill_budget
+        )
         self._hardware: dict[str, str] = {}
         """By worker."""
         self._known = known

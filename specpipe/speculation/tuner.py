@@ -18,12 +18,22 @@ class Tuner:
     """Follows an engine's steps and says which plan is to rule. One owner, no lock."""
 
     def __init__(
-        self, policy: Policy, *, slots: int, proposers: Sequence[ProposerName], output_tokens: float = 256.0
+        self,
+        policy: Policy,
+        *,
+        slots: int,
+        proposers: Sequence[ProposerName],
+        prefill_budget: int = 2048,
+        output_tokens: float = 256.0,
     ) -> None:
         """`proposers`: those that the engine has. `output_tokens`: expected of a row before one has ended."""
         self._policy = policy
         self._observer = Observer(
-            slots=slots, proposers=proposers, half_life=WORKER_HALF_LIFE, output_tokens=output_tokens
+            slots=slots,
+            proposers=proposers,
+            half_life=WORKER_HALF_LIFE,
+            output_tokens=output_tokens,
+            prefill_budget=prefill_budget,
         )
         self._recent, self._unsent = EvidenceLog(), EvidenceLog()
         self._since = 0
