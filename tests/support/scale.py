@@ -27,8 +27,8 @@ from specpipe.pipeline.driver import Driver, DriverConfig, Observers
 from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.handles import ShardOrder
 from specpipe.pipeline.ledger import read_ledger
+from specpipe.speculation.learning import Learning
 from specpipe.speculation.make import make_policy
-from specpipe.speculation.observer import Observer
 from specpipe.telemetry.record import shard_schema
 from specpipe.telemetry.shard_log import ShardLog
 from specpipe.telemetry.summary import RunFacts, summarise
@@ -70,9 +70,9 @@ def drive(count: int, policy_name: str) -> dict[str, float]:
     evidence = EVIDENCE if policy_name == "goodput" else Evidence()
     policy = make_policy(policy_name, k=4, max_running=8, proposers=("draft", "ngram"))
     observers = Observers(published=lambda report: log.add(report.telemetry))
-    learner = Observer(slots=64, proposers=("draft", "ngram"))
+    learning = Learning(slots=64, proposers=("draft", "ngram"))
     config = DriverConfig(workers=WORKERS, slots=64)
-    driver = Driver(shards(count), pool, policy, config, observers=observers, observer=learner)
+    driver = Driver(shards(count), pool, policy, config, observers=observers, learning=learning)
     began, used = time.perf_counter(), time.process_time()
     driver.run()
     seconds, cpu, before = time.perf_counter() - began, time.process_time() - used, peak_mib()
