@@ -19,7 +19,7 @@ from specpipe.engine.engine import Engine
 from specpipe.errors import MachineError
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
-from specpipe.models.tiny.corpus import sample
+from specpipe.models.tiny.corpus import first_questions, sample
 from specpipe.models.tokenizer import load_tokenizer
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]
@@ -84,7 +84,7 @@ def _check_same(name: str, tokens: list[list[int]], expected: list[list[int]]) -
 
 def _prompts(count: int) -> list[list[int]]:
     tokenizer = load_tokenizer(resolve("builtin:tiny", "target"))
-    asked = [next(t["value"] for t in row["conversations"] if t["from"] == "human") for row in sample()]  # type: ignore[attr-defined]
+    asked = first_questions(sample())
     return [
         list(
             tokenizer.apply_chat_template(

@@ -111,7 +111,7 @@ class CostTable:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CostTable) and self.to_json() == other.to_json()
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # equal by content: no key of a dict
 
     @property
     def draft_token_s(self) -> float:

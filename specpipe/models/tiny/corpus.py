@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -130,6 +131,12 @@ def sample(n: int = 64, seed: int = 2024) -> list[Conversation]:
         extra = {"category": category, "answer": None if answer is None else str(answer)}
         rows.append(sharegpt(f"sample-{i:03d}", talked) | extra)
     return rows
+
+
+def first_questions(rows: Sequence[Conversation]) -> list[str]:
+    """What the human says first in each conversation."""
+    turns = (cast(list[dict[str, str]], row["conversations"]) for row in rows)
+    return [next(turn["value"] for turn in said if turn["from"] == "human") for said in turns]
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoTokenizer
 
 from specpipe.models.tiny import TARGET
-from specpipe.models.tiny.corpus import sample
+from specpipe.models.tiny.corpus import first_questions, sample
 from specpipe.models.tiny.network import load, parameters
 from specpipe.models.tiny.problems import Problem, final_answer, problems
 
@@ -82,7 +82,7 @@ def report(folder: Path, *, count: int = 512, new_tokens: int = 300, k: int = 3,
     target, draft = load(folder / "target", device), load(folder / "draft", device)
     found = problems("heldout", count)
     rows = sample()
-    prompts = [next(t["value"] for t in row["conversations"] if t["from"] == "human") for row in rows]  # type: ignore[attr-defined]
+    prompts = first_questions(rows)
     ids, mask = generate(target, tokenizer, prompts, new_tokens)
     agrees = agreement(draft, ids, mask, new_tokens)
     by_category = {
