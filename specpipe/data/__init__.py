@@ -2,9 +2,10 @@
 
 from specpipe.data.files import InputFile, list_files, require_unchanged
 from specpipe.data.output import output_schema, to_table
+from specpipe.data.part import PartFooter, publish_part, read_part_footer
 from specpipe.data.planner import plan_shards
 from specpipe.data.preflight import kept_schema, require_prompt
-from specpipe.data.publish import PartFooter, publish_bytes, publish_part, read_part_footer
+from specpipe.data.publish import publish_bytes
 from specpipe.data.requests import PromptEncoder, RequestBuilder, expected_identity, input_columns, row_seed
 from specpipe.data.rows import Row, RowHasher, hash_rows, read_kept, read_rows
 from specpipe.data.samples import repeat_rows, samples_of

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from specpipe.core import Shard
 from specpipe.data.locations import locate
-from specpipe.data.publish import PartFooter, read_part_footer
+from specpipe.data.part import PartFooter, read_part_footer
 from specpipe.pipeline.folder import RunFolder
 from specpipe.telemetry.record import ShardRecord, parse_records, shard_schema
 from specpipe.telemetry.shard_log import ShardLog
@@ -57,6 +57,6 @@ def _done(folder: RunFolder, run_id: str, shards: Sequence[Shard]) -> pa.Table:
 def _footer(folder: RunFolder, shard: Shard) -> PartFooter | None:
     try:
         footer = read_part_footer(folder.file(folder.part_name(shard.index)))
-    except OSError:  # thrift that does not parse, or no file: to run it again costs time, to trust it costs rows
+    except OSError:  # it cannot be read: to run it again costs time, to trust it costs rows
         return None
     return footer if footer is not None and footer.rows == shard.rows and footer.shard_hash else None

@@ -23,6 +23,7 @@ from support.records import a_record
 
 from specpipe.core import CostPoint, Evidence, Shard, ShardReport
 from specpipe.data import output_schema, publish_part
+from specpipe.data.part import seal
 from specpipe.pipeline.driver import Driver, DriverConfig, Observers
 from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.handles import ShardOrder
@@ -94,7 +95,9 @@ def make_parts(folder: RunFolder, count: int) -> None:
     (outputs / "template").unlink()
     for shard in range(count):
         name = folder.part_name(shard)
-        (Path(folder.path) / name).write_bytes(template.replace(str(_NUMBER).encode(), b"%7d" % shard))
+        part = bytearray(template.replace(str(_NUMBER).encode(), b"%7d" % shard))
+        seal(memoryview(part))
+        (Path(folder.path) / name).write_bytes(part)
 
 
 def scan(count: int, path: Path) -> dict[str, float]:
