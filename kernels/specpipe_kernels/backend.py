@@ -1,5 +1,8 @@
 """Which implementation runs: Triton for CUDA tensors, plain torch for the rest.
 
+Tensors of torch's `meta` device, which have no memory, stand for those of the current GPU: with them kernels are found
+and compiled ahead of time (`specpipe_kernels.compile_ahead`).
+
 The environment variable SPECPIPE_KERNELS=reference|triton forces one for every call. With TRITON_INTERPRET=1, set
 before triton is first imported, `triton` runs on CPU tensors too (slowly: for tests).
 """
@@ -22,10 +25,17 @@ def backend_for(tensor: torch.Tensor) -> str:
     """ "reference" or "triton". Raises ValueError for a value of SPECPIPE_KERNELS that names neither."""
     forced = os.environ.get(VARIABLE, "")
     if not forced:
-        return "triton" if tensor.is_cuda else "reference"
+        return "triton" if tensor.is_cuda or tensor.is_meta else "reference"
     if forced not in _PACKAGES:
         raise ValueError(f"{VARIABLE}={forced!r}; expected 'reference', 'triton' or nothing (choose by device)")
     return forced
+
+
+def gpu_of(device: torch.device) -> torch.device | None:
+    """The GPU whose properties decide how kernels are launched for tensors of `device`; None: there is none."""
+    if device.type == "meta" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device if device.type == "cuda" else None
 
 
 @cache

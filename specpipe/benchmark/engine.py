@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +16,14 @@ import numpy as np
 import torch
 
 from specpipe.benchmark.rounds_profile import RoundProfile, profile_rounds
-from specpipe.benchmark.shapes import random_model
-from specpipe.core import EngineConfig, Phase, Request, SamplingParams, SpeculationPlan, StepReport
+from specpipe.benchmark.shapes import config_of, random_model
+from specpipe.core import EngineConfig, Phase, ProposerName, Request, SamplingParams, SpeculationPlan, StepReport
+from specpipe.engine.ahead import KernelsAhead
 from specpipe.engine.attention import register
-from specpipe.engine.build import sized_engine
+from specpipe.engine.build import PREPARE_S, sized_engine
 from specpipe.engine.engine import Engine
 from specpipe.engine.runner import ModelRunner
+from specpipe.models.loader import outline_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +44,15 @@ class Bench:
     prefill_budget: int = 8192
     profiled_rounds: int = 0
     """Rounds of each batch size and K that are run once more, under the profiler."""
+
+    @property
+    def pair(self) -> tuple[tuple[str, bool], tuple[str, bool]]:
+        """Target and draft: shape, and whether in 8 bits."""
+        return (self.target, False), (self.draft, self.draft_fp8)
+
+    @property
+    def choices(self) -> list[tuple[ProposerName, int]]:
+        return [("draft", k) for k in self.ks]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,9 +78,9 @@ class StartUp:
     import_s: float
     """torch and specpipe."""
     build_s: float
-    """Weights, made at random on the device, and KV memory."""
+    """Weights, made at random on the device, KV memory, and meanwhile compiling kernels that no cache holds."""
     prepare_s: float
-    """Graphs of every batch size and K: capturing, and compiling kernels that no cache holds."""
+    """Capturing graphs, the largest batches first, for at most `PREPARE_S` seconds."""
     first_token_s: float
     """Of one row, prefill included."""
     total_s: float
@@ -97,23 +109,32 @@ def build(bench: Bench) -> Engine:
         synthetic_rates=bench.rates[: max(bench.ks)] if max(bench.ks) else (1.0,),
         prefill_budget=bench.prefill_budget,
     )
-    runners = []
-    for seed, (shape, fp8) in enumerate(((bench.target, False), (bench.draft, bench.draft_fp8))):
-        model = random_model(shape, device, dtype, seed=seed)
-        length = config.pages_per_row * config.page_size
-        vocab_size = model.config.vocab_size
-        runners.append(
-            ModelRunner(model, vocab_size=vocab_size, context_length=length, page_size=config.page_size, fp8=fp8)
-        )
+    with _kernels_ahead(bench, config, dtype) if device.type == "cuda" else nullcontext():
+        models = [random_model(shape, device, dtype, seed=seed) for seed, (shape, _) in enumerate(bench.pair)]
+        runners = [_runner(model, config, fp8=fp8) for model, (_, fp8) in zip(models, bench.pair, strict=True)]
     return sized_engine(runners, config, _NoText(), ())
 
 
+def _kernels_ahead(bench: Bench, config: EngineConfig, dtype: torch.dtype) -> KernelsAhead:
+    def outlines() -> list[ModelRunner]:
+        return [_runner(outline_of(config_of(shape), dtype), config, fp8=fp8) for shape, fp8 in bench.pair]
+
+    return KernelsAhead(outlines, config, _NoText(), (), sampling=SamplingParams(), choices=bench.choices)
+
+
+def _runner(model: Any, config: EngineConfig, *, fp8: bool) -> ModelRunner:
+    length = config.pages_per_row * config.page_size
+    return ModelRunner(
+        model, vocab_size=model.config.vocab_size, context_length=length, page_size=config.page_size, fp8=fp8
+    )
+
+
 def start(bench: Bench, began: float) -> tuple[Engine, StartUp]:
-    """A prepared engine, and where the seconds since `began` (`time.perf_counter`) went."""
+    """An engine, and where the seconds since `began` (`time.perf_counter`) went."""
     marks = [began, time.perf_counter()]
     engine = build(bench)
     marks.append(time.perf_counter())
-    engine.prepare(SamplingParams(), [("draft", k) for k in bench.ks])
+    engine.prepare(SamplingParams(), bench.choices, within_s=PREPARE_S)
     marks.append(time.perf_counter())
     run(engine, requests([(bench.prompt_tokens, 1)], engine.target.vocab_size), bench.ks[0])
     marks.append(time.perf_counter())
@@ -201,7 +222,8 @@ def _profile(engine: Engine, bench: Bench, batch: int, k: int) -> RoundProfile:
 
 
 def sweep(engine: Engine, bench: Bench) -> Iterator[Measured]:
-    """Every batch size and K."""
+    """Every batch size and K, once all graphs are captured."""
+    engine.prepare(SamplingParams(), bench.choices)
     for batch in bench.batches:
         for k in bench.ks:
             yield measure(engine, bench, batch, k)

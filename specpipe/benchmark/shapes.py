@@ -31,14 +31,21 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def random_model(shape: str, device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> Any:
-    """A causal LM of that shape, weights drawn on the device. Raises ModelError for an unknown shape."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
+def config_of(shape: str) -> Any:
+    """A new transformers configuration. Raises ModelError for an unknown shape."""
+    from transformers import LlamaConfig
 
     if shape not in SHAPES:
         raise ModelError(f"there is no shape {shape!r}; expected one of {', '.join(SHAPES)}")
+    return LlamaConfig(**SHAPES[shape])
+
+
+def random_model(shape: str, device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> Any:
+    """A causal LM of that shape, weights drawn on the device. Raises ModelError for an unknown shape."""
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(shape)
     torch.manual_seed(seed)
     with device:
-        config = LlamaConfig(**SHAPES[shape])
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="specpipe")
     return model.eval().requires_grad_(False)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 
-from specpipe.core import EngineConfig
+from specpipe.core import EngineConfig, ProposerName, SamplingParams
+from specpipe.engine.ahead import KernelsAhead
 from specpipe.engine.attention import register
 from specpipe.engine.decoder import TokenizerDecoder
 from specpipe.engine.engine import Engine
 from specpipe.engine.rows import TextDecoder
 from specpipe.engine.runner import ModelRunner
 from specpipe.errors import MachineError
-from specpipe.models.loader import load_config, load_model
+from specpipe.models.loader import load_config, load_model, outline_of
 from specpipe.models.source import ModelSource
 from specpipe.models.support import check_pair, check_support, context_length
 from specpipe.models.tokenizer import eos_token_ids, load_tokenizer
@@ -27,6 +29,7 @@ DraftDtypeName = Literal["auto", "fp8"]
 
 CPU_MEMORY_SHARE = 0.25  # of the machine, for KV pages: weights, activations and the user's own work need the rest
 GPU_MEMORY_SHARE = 0.95  # of what is free beside activations; the rest is what CUDA takes for the graphs themselves
+PREPARE_S = 5.0  # of capturing graphs before the first row; those that are missing then are captured when needed
 ALLOCATOR_SLACK = 1.25  # bytes that torch reserves for activations over those in use at once
 
 
@@ -44,6 +47,10 @@ class EngineSpec:
     config: EngineConfig
     """A max_model_len of 0 becomes what both models allow."""
     trust_remote_code: bool = False
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """What rows ask for as a rule."""
+    choices: tuple[tuple[ProposerName, int], ...] = ()
+    """Proposers and K of the rounds to come: on a GPU their kernels are compiled while the weights are loaded."""
 
     @property
     def sources(self) -> tuple[ModelSource, ...]:
@@ -58,11 +65,28 @@ def build_engine(spec: EngineSpec) -> Engine:
     if spec.draft is not None:
         draft_tokenizer = load_tokenizer(spec.draft, trust_remote_code=spec.trust_remote_code)
         check_pair(tokenizer, draft_tokenizer, target_name=spec.target.name, draft_name=spec.draft.name)
-    runners = [
-        _load(source, spec, config.page_size, fp8=source is spec.draft and spec.draft_dtype == "fp8")
-        for source in spec.sources
-    ]
-    return sized_engine(runners, config, TokenizerDecoder(tokenizer), eos_token_ids(spec.target, tokenizer))
+    decoder, eos_ids = TokenizerDecoder(tokenizer), eos_token_ids(spec.target, tokenizer)
+    dtype, trust = getattr(torch, spec.dtype), spec.trust_remote_code
+    with _kernels_ahead(spec, config, decoder, eos_ids) if spec.device == "cuda" else nullcontext():
+        runners = [
+            _runner(load_model(source, spec.device, dtype, trust_remote_code=trust), source, spec, config)
+            for source in spec.sources
+        ]
+    return sized_engine(runners, config, decoder, eos_ids)
+
+
+def _kernels_ahead(
+    spec: EngineSpec, config: EngineConfig, decoder: TextDecoder, eos_ids: Sequence[int]
+) -> KernelsAhead:
+    def outline(source: ModelSource) -> ModelRunner:
+        trust, dtype = spec.trust_remote_code, getattr(torch, spec.dtype)
+        model = outline_of(load_config(source, trust_remote_code=trust), dtype, trust_remote_code=trust)
+        return _runner(model, source, spec, config)
+
+    return KernelsAhead(
+        lambda: [outline(source) for source in spec.sources], config, decoder, eos_ids,
+        sampling=spec.sampling, choices=spec.choices,
+    )  # fmt: skip
 
 
 def sized_engine(
@@ -89,15 +113,13 @@ def _checked_config(spec: EngineSpec) -> EngineConfig:
     return replace(spec.config, max_model_len=max_model_len)
 
 
-def _load(source: ModelSource, spec: EngineSpec, page_size: int, *, fp8: bool) -> ModelRunner:
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    model = load_model(source, spec.device, dtype, trust_remote_code=spec.trust_remote_code)
+def _runner(model: Any, source: ModelSource, spec: EngineSpec, config: EngineConfig) -> ModelRunner:
     return ModelRunner(
         model,
         vocab_size=model.config.vocab_size,
         context_length=context_length(model.config),
-        page_size=page_size,
-        fp8=fp8,
+        page_size=config.page_size,
+        fp8=source is spec.draft and spec.draft_dtype == "fp8",
     )
 
 

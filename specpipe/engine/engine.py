@@ -33,6 +33,7 @@ from specpipe.engine.pages import TRASH_PAGE, PageAllocator
 from specpipe.engine.prefill import Chunk, cut_chunks, prefill, total_tokens
 from specpipe.engine.profile import Point, profile_rounds
 from specpipe.engine.proposers import DraftModelProposer, NGramProposer, Proposer
+from specpipe.engine.rehearsal import Rehearsal
 from specpipe.engine.round import Round, RoundKey
 from specpipe.engine.rows import Row, TextDecoder
 from specpipe.engine.runner import ModelRunner
@@ -59,9 +60,9 @@ class Engine:
         on a GPU and 0 on a CPU, which has nothing to overlap."""
         self.config = config
         self.target, self.draft = target, draft
-        for runner in (target, draft):
-            if runner is not None:
-                runner.allocate_pages(num_pages)
+        runners = [target] if draft is None else [target, draft]
+        for runner in runners:
+            runner.allocate_pages(num_pages)
         self._device = target.device
         self._behind = rounds_behind if rounds_behind is not None else int(self._device.type == "cuda")
         # A round writes at most max_k + 1 tokens, and so did each that the host has not read.
@@ -83,6 +84,7 @@ class Engine:
             synthetic_rates=self._synthetic,
             clock=self._clock,
         )
+        self._rehearsal = Rehearsal(self._round, runners, config)
         self._rounds: Rounds = EagerRounds(self._round)
         if self._device.type == "cuda":
             self._rounds = GraphedRounds(self._round, slots=config.slots, device=self._device)
@@ -132,10 +134,13 @@ class Engine:
     ) -> None:
         """Does ahead of time what the first rounds of such rows with these proposers and K would have to do: capturing
         graphs, in this order. What `within_s` seconds do not suffice for is captured when it is needed."""
-        held = (False, True) if sampling.min_tokens else (False,)
-        choices = dict.fromkeys((proposer if k else "none", k) for proposer, k in choices)
-        keys = [self._key(sampling, proposer, k, held=h) for proposer, k in choices for h in held]
-        self._rounds.prepare(keys, within_s=within_s)
+        self._rounds.prepare(self._keys(sampling, choices), within_s=within_s)
+
+    def rehearse(self, sampling: SamplingParams, choices: Iterable[tuple[ProposerName, int]]) -> None:
+        """Runs all that `prepare` would capture, prefills of many shapes, and what the other rehearsals do."""
+        self._rehearsal.everything(self._keys(sampling, choices))
+        self.rehearse_round()
+        self.rehearse_prefill()
 
     def profile(
         self, sampling: SamplingParams, shapes: Iterable[tuple[int, ProposerName, int]], *, within_s: float
@@ -155,6 +160,11 @@ class Engine:
         assert self._synthetic is not None and len(rates) == len(self._synthetic)
         self._synthetic.copy_(torch.tensor(rates))  # in place: captured graphs read it
 
+    def _keys(self, sampling: SamplingParams, choices: Iterable[tuple[ProposerName, int]]) -> list[RoundKey]:
+        held = (False, True) if sampling.min_tokens else (False,)
+        choices = dict.fromkeys((proposer if k else "none", k) for proposer, k in choices)
+        return [self._key(sampling, proposer, k, held=h) for proposer, k in choices for h in held]
+
     def _key(self, sampling: SamplingParams, proposer: ProposerName, k: int, *, held: bool = False) -> RoundKey:
         k = k if proposer != "none" else 0
         return RoundKey(
@@ -169,20 +179,13 @@ class Engine:
         )
 
     def rehearse_round(self) -> None:
-        """Runs the widest greedy round, eagerly and for the dummy slot alone: it changes nothing that rows see."""
-        slots = self._state.upload([self._state.dummy] * self.config.slots)
+        """Runs the widest greedy round."""
         proposer: ProposerName = next(iter(self._proposers), "none")  # a draft model comes first, and takes most
-        self._round(slots, self._key(SamplingParams(), proposer, self.config.max_k))
+        self._rehearsal.round(self.config.slots, self._key(SamplingParams(), proposer, self.config.max_k))
 
     def rehearse_prefill(self) -> None:
-        """Likewise: one prefill of a whole budget by each model."""
-        config, chunks, left = self.config, [], self.config.prefill_budget
-        while left > 0:
-            chunks.append(Chunk(self._state.dummy, 0, min(left, config.max_model_len)))
-            left -= chunks[-1].stop
-        for runner in (self.target, self.draft):
-            if runner is not None:
-                prefill(runner, self._state, chunks, page_size=config.page_size)
+        """Runs a prefill of a whole budget by each model."""
+        self._rehearsal.widest_prefill()
 
     def step(self) -> StepReport | None:
         """At most one prefill chunk and one round, then the results of the oldest round in flight.

@@ -89,8 +89,9 @@ class GraphedRounds:
 
     def prepare(self, keys: Iterable[RoundKey], *, within_s: float) -> None:
         began = time.perf_counter()
-        for key in keys:
-            for size in reversed(self._buckets):  # largest first: the others then fit into the pool that it made
+        keys = list(keys)
+        for size in reversed(self._buckets):  # largest first: the others then fit into the pool that it made
+            for key in keys:
                 if time.perf_counter() - began > within_s:
                     return
                 self._captured(size, key)

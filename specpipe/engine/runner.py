@@ -42,7 +42,7 @@ class ModelRunner:
             check_fp8(self.device)
             round_to_fp8(model)
         self._attention: dict[nn.Module, AttentionFacts] = probe_attention(model, self.device)
-        wanted = self.device.type == "cuda" if fused is None else fused
+        wanted = self.device.type != "cpu" if fused is None else fused
         self.fused = wanted and fuse(model, self._attention, positions=context_length, fp8=fp8)
 
     @property

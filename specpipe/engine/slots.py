@@ -80,7 +80,9 @@ class SlotState:
     def upload(self, values: object, dtype: torch.dtype = torch.int64) -> Tensor:
         """A host array on the device, without waiting for the device."""
         host = torch.as_tensor(np.asarray(values), dtype=dtype)
-        return host if self.device.type == "cpu" else host.pin_memory().to(self.device, non_blocking=True)
+        return (
+            host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host.to(self.device)
+        )
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """Writes the rows' whole state. They stay inactive until their prompt is prefilled."""

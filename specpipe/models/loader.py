@@ -75,6 +75,25 @@ def load_model(
     return result
 
 
+def outline_of(config: Any, dtype: torch.dtype, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """A model without weights, on torch's `meta` device, with as few layers as there are kinds of them (at least a
+    first and a last one). config: becomes that of the outline."""
+    from transformers import AutoModelForCausalLM
+
+    kinds = list(getattr(config, "layer_types", None) or ())
+    layers = max([2, *(kinds.index(kind) + 1 for kind in kinds)])
+    if layers < config.num_hidden_layers:
+        config.num_hidden_layers = layers
+        if kinds:
+            config.layer_types = kinds[:layers]
+    config.pad_token_id = None
+    with _ONE_AT_A_TIME, torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation="specpipe", trust_remote_code=trust_remote_code
+        )
+    return model.eval().requires_grad_(False)
+
+
 def _check_complete(source: ModelSource, info: dict[str, Any]) -> None:
     """transformers fills what a checkpoint lacks with random numbers and only warns."""
     missing = sorted(map(str, info.get("missing_keys") or ()))

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 DeviceName = Literal["cpu", "cuda"]
 _PROFILE_S = 2.0
-_PREPARE_S = 20.0  # of capturing graphs; those that are missing then are captured when they are needed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +75,7 @@ def assemble(config: WorkerConfig) -> Assembly:
     """Load the pair onto this worker's device. Raises ModelError or MachineError."""
     import torch
 
-    from specpipe.engine.build import EngineSpec, build_engine
+    from specpipe.engine.build import PREPARE_S, EngineSpec, build_engine
     from specpipe.models.tokenizer import PromptEncoder, load_tokenizer
 
     began = time.perf_counter()
@@ -97,6 +96,7 @@ def assemble(config: WorkerConfig) -> Assembly:
         name=target.name,
     )
     dtype = model.dtype if model.dtype != "auto" else ("bfloat16" if config.device == "cuda" else "float32")
+    sampling, choices = config.job.sampling_params(), _choices(config.job)
     engine = build_engine(
         EngineSpec(
             target=target,
@@ -106,9 +106,11 @@ def assemble(config: WorkerConfig) -> Assembly:
             draft_dtype=model.draft_dtype,
             config=config.job.engine_config(model.max_model_len or 0),
             trust_remote_code=trust,
+            sampling=sampling,
+            choices=choices,
         )
     )
-    engine.prepare(config.job.sampling_params(), _choices(config.job), within_s=_PREPARE_S)
+    engine.prepare(sampling, choices, within_s=PREPARE_S)
     max_model_len = engine.config.max_model_len
     builder = make_builder(config.job, encoder, max_model_len=max_model_len, vocab_size=engine.target.vocab_size)
     name = torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {config.threads} threads"
@@ -129,11 +131,11 @@ def _profile(engine: RealEngine, job: JobSpec) -> tuple[CostPoint, ...]:
         return ()
 
 
-def _choices(job: JobSpec) -> list[tuple[ProposerName, int]]:
+def _choices(job: JobSpec) -> tuple[tuple[ProposerName, int], ...]:
     """Rounds that plans of the job may ask for."""
     widest = job.speculation.max_k
     ks = range(1, widest + 1) if job.speculation.policy == "goodput" else (widest,)
-    return [("none", 0), *((proposer, k) for proposer in job.proposers for k in ks)]
+    return ("none", 0), *((proposer, k) for proposer in job.proposers for k in ks)
 
 
 def make_builder(job: JobSpec, encoder: Encoder, *, max_model_len: int, vocab_size: int) -> RequestBuilder:

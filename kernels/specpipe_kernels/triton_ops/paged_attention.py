@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specpipe_kernels.backend import gpu_of
 from specpipe_kernels.triton_ops.pdl import arrival_counters, launch_options, let_next_start, wait_for_inputs
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -188,7 +189,8 @@ class _Launch(NamedTuple):
 @cache
 def _processors(device: torch.device) -> int:
     """Streaming multiprocessors; where there is no GPU (the interpreter), as many as make small cases split."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
+    gpu = gpu_of(device)
+    return 16 if gpu is None else torch.cuda.get_device_properties(gpu).multi_processor_count
 
 
 def _plan(query: Tensor, k_pages: Tensor, v_pages: Tensor, rows: int, width: int, max_queries: int) -> _Launch:

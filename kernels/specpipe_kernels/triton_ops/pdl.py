@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from specpipe_kernels.backend import gpu_of
+
 
 @triton.jit
 def wait_for_inputs(PDL: tl.constexpr):
@@ -50,6 +52,7 @@ def arrival_counters(device: torch.device) -> Tensor:
 
 def launch_options(tensor: Tensor) -> dict[str, bool]:
     """Keywords for the launch of a kernel with a PDL argument: {"PDL": …, "launch_pdl": …}."""
-    if tensor.device.type != "cuda" or not _has_pdl(tensor.device):
+    gpu = gpu_of(tensor.device)
+    if gpu is None or not _has_pdl(gpu):
         return {"PDL": False}
     return {"PDL": True, "launch_pdl": True}

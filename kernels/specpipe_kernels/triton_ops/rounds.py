@@ -66,7 +66,10 @@ def open_rows(state: SlotTensors, slots: Tensor, *, k: int, width: int) -> Opene
     return out
 
 
-@triton.jit(do_not_specialize=["shift", "width", "last", "drafts_per_row", "stride_draft", "stride_tokens"])
+@triton.jit(
+    do_not_specialize=["shift", "width", "last", "drafts_per_row", "stride_draft", "stride_tokens"],
+    do_not_specialize_on_alignment=["drafts"],  # a column of the draft tokens so far
+)
 def _feed_rows_kernel(
     tokens, slots, lengths, drafts, out_tokens, out_positions, out_starts, out_next,
     shift, width, last, drafts_per_row, stride_draft, stride_tokens, T_PAD: tl.constexpr, PDL: tl.constexpr,

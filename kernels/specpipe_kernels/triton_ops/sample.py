@@ -32,7 +32,10 @@ MAX_REGISTERS = 64  # more would leave too few warps to hide the memory's latenc
 _INVARIANT = tl.constexpr(int(Purpose.INVARIANT))
 
 
-@triton.jit(do_not_specialize=["index", "parts", "per", "stride_out"])
+@triton.jit(
+    do_not_specialize=["index", "parts", "per", "stride_out"],
+    do_not_specialize_on_alignment=["out_token"],  # a column of the draft tokens
+)
 def _sample_kernel(
     logits, row_map, temperature, seeds, positions, bound_logit, bound_token,
     part_top, part_reference, part_score, part_token, chunk_mass, counters,

@@ -10,16 +10,16 @@ from torch import Tensor
 BLOCK = 128
 
 
-@triton.jit(do_not_specialize=["num_tokens", "rows", "width"])
+@triton.jit(do_not_specialize=["num_tokens", "rows", "width", "steps"])
 def _write_index_kernel(
-    tables, cu_queries, starts, out, num_tokens, rows, width, stride_table,
-    PAGE_SIZE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    tables, cu_queries, starts, out, num_tokens, rows, width, steps, stride_table,
+    PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = token < num_tokens
     low = tl.zeros([BLOCK], tl.int32)
     high = low + rows
-    for _ in tl.static_range(STEPS):  # bisect: the first row that ends beyond the token
+    for _ in range(steps):  # bisect: the first row that ends beyond the token
         middle = (low + high) // 2
         open_ = low < high
         end = tl.load(cu_queries + 1 + middle, mask=open_, other=0)
@@ -42,7 +42,7 @@ def write_index(block_tables: Tensor, cu_queries: Tensor, starts: Tensor, num_to
     out = torch.empty(num_tokens, dtype=torch.int64, device=block_tables.device)
     grid = (triton.cdiv(num_tokens, BLOCK),)
     _write_index_kernel[grid](
-        block_tables, cu_queries, starts, out, num_tokens, rows, width, block_tables.stride(0),
-        PAGE_SIZE=page_size, STEPS=rows.bit_length(), BLOCK=BLOCK,
+        block_tables, cu_queries, starts, out, num_tokens, rows, width, rows.bit_length(), block_tables.stride(0),
+        PAGE_SIZE=page_size, BLOCK=BLOCK,
     )  # fmt: skip
     return out

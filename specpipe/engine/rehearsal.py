@@ -1,0 +1,49 @@
+"""Rounds and prefills of the dummy slot alone: they cost what real ones cost and change nothing that rows see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from specpipe.core import EngineConfig
+from specpipe.engine.graphs import buckets
+from specpipe.engine.prefill import Chunk, prefill
+from specpipe.engine.round import Round, RoundKey
+from specpipe.engine.runner import ModelRunner
+
+
+class Rehearsal:
+    """Runs an engine's operations eagerly."""
+
+    def __init__(self, round_: Round, runners: Sequence[ModelRunner], config: EngineConfig) -> None:
+        self._round, self._runners, self._config = round_, runners, config
+
+    def round(self, rows: int, key: RoundKey) -> None:
+        state = self._round.state
+        self._round(state.upload([state.dummy] * rows), key)
+
+    def prefill(self, lengths: Iterable[int]) -> None:
+        """Prompts of these many tokens, through every model, in one packed forward each."""
+        state = self._round.state
+        chunks = [Chunk(state.dummy, 0, length) for length in lengths]
+        for runner in self._runners:
+            prefill(runner, state, chunks, page_size=self._config.page_size)
+
+    def widest_prefill(self) -> None:
+        """A whole budget."""
+        full, rest = divmod(self._config.prefill_budget, self._config.max_model_len)
+        self.prefill([self._config.max_model_len] * full + [rest] * (rest > 0))
+
+    def everything(self, keys: Iterable[RoundKey]) -> None:
+        """Rounds of every batch size, and prefills of few and many, short and long prompts."""
+        for key in keys:
+            for rows in reversed(buckets(self._config.slots)):
+                self.round(rows, key)
+        budget = self._config.prefill_budget
+        for tokens in _powers_of_2(min(self._config.max_model_len, budget)):
+            for rows in _powers_of_2(min(self._config.slots, budget // tokens)):
+                self.prefill([tokens] * rows)
+
+
+def _powers_of_2(limit: int) -> list[int]:
+    """1, 2, 4, … below limit, and limit itself."""
+    return [*(2**i for i in range(limit.bit_length()) if 2**i < limit), limit]
