@@ -10,15 +10,16 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.triton_ops.emit import emit
+from specpipe_kernels.triton_ops.fast_math import fast_exp
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.triton_ops.philox import uniform
 from specpipe_kernels.triton_ops.rows import (
     arrivals,
-    count_drafts,
     cut_of,
     floats,
     inverse_temperature,
     is_last,
+    load_drafts,
     load_part,
 )
 from specpipe_kernels.triton_ops.sides import Side, flags, tile_log_probs
@@ -70,13 +71,13 @@ def _block_mass_kernel(
                     q_logits, q_map, q_bound_logit, q_bound_token, q_stride_group, q_stride_row, q_vocab, lse_q,
                     request, position, request * k + i, offsets, inverse, Q_MAP, TRUNCATED,
                 )  # fmt: skip
-                mass += tl.maximum(scale * tl.exp(p) - tl.exp(q), 0.0)
+                mass += tl.maximum(scale * fast_exp(p) - fast_exp(q), 0.0)
             tl.store(part_mass + item.to(tl.int64) * parts + part, tl.sum(mass))
     let_next_start(PDL)
     if ~is_last(counters, request, parts):
         return
     i = tl.arange(0, K_PAD)
-    count = count_drafts(draft_tokens, stride_draft, num_drafts, request, K_PAD)
+    count, drafts = load_drafts(draft_tokens, stride_draft, num_drafts, request, k, K_PAD)
     lane = tl.arange(0, PARTS)
     item = request * (k + 1) + i + 1
     known = (i < k) & (((bits >> i.to(tl.int64)) & 1) == 1)
@@ -87,7 +88,7 @@ def _block_mass_kernel(
     accepted = block_length(p, mass, eta, count, K_PAD)
     last = tl.zeros([], tl.int32) - 1
     emit(
-        out_tokens, out_emitted, out_accepted, out_status, draft_tokens, stride_draft, request, k,
+        out_tokens, out_emitted, out_accepted, out_status, drafts, request, k,
         accepted, last, tl.zeros([], tl.int32), K_PAD,
     )  # fmt: skip
 

@@ -13,9 +13,19 @@ import triton.language as tl
 
 from specpipe_kernels import types
 from specpipe_kernels.triton_ops import rows
-from specpipe_kernels.triton_ops.philox import chunk_gumbel, gumbel_tile
-from specpipe_kernels.triton_ops.rows import best_of, is_kept, load_part, load_tile
-from specpipe_kernels.triton_ops.tiles import larger, mass_of_tile, next_tile, sound_top
+from specpipe_kernels.triton_ops.philox import gumbel_tile
+from specpipe_kernels.triton_ops.rows import is_kept, load_part, load_tile
+from specpipe_kernels.triton_ops.tiles import (
+    finite_or_zero,
+    is_helpless,
+    larger,
+    largest_of_span,
+    mass_of_tile,
+    next_tile,
+    status_of_masses,
+)
+
+LANES = 8  # entries of a chunk that a thread takes
 
 
 class ChunkCut(NamedTuple):
@@ -30,17 +40,15 @@ class ChunkCut(NamedTuple):
     parts: int
     """Programs of a row."""
     chunks_pad: int
-
-    @property
-    def warps(self) -> int:
-        return max(1, self.block // 256)
+    warps: int
 
 
 def chunk_cut(vocab: int, requests: int) -> ChunkCut:
     chunks = triton.cdiv(vocab, types.CHUNK)
     per = triton.cdiv(chunks, min(chunks, max(1, rows.PROGRAMS // requests)))
     block = max(16, min(types.CHUNK, int(triton.next_power_of_2(vocab))))
-    return ChunkCut(block, chunks, per, triton.cdiv(chunks, per), int(triton.next_power_of_2(chunks)))
+    warps = max(1, block // (32 * LANES))
+    return ChunkCut(block, chunks, per, triton.cdiv(chunks, per), int(triton.next_power_of_2(chunks)), warps)
 
 
 @triton.jit
@@ -48,18 +56,17 @@ def draw_from_chunk(
     row, begin, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
     TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """→ a chunk's largest logit, NaN if one is NaN or +inf; its mass over that of the reference, the reference; the
-    score and the token of its draw."""
+    """→ a chunk's mass over that of the reference, NaN or inf if a logit is; the reference; the score and the token of
+    its draw."""
     offsets = begin + tl.arange(0, BLOCK)
     x = load_tile(row, offsets, vocab)
     # Needs nothing of x, so it is computed while x is on its way.
     noise = gumbel_tile(seed, position, index, purpose, begin, BLOCK)
-    kept = is_kept(x, offsets, bound_logit, bound_token, item, TRUNCATED)
-    top = tl.max(x)
-    reference = tl.where((top > float("-inf")) & (top < float("inf")), top, 0.0)
+    reference = finite_or_zero(tl.max(x))
     mass = tl.sum(mass_of_tile(x, offsets, reference, inverse, bound_logit, bound_token, item, TRUNCATED))
-    score, token = best_of(tl.where(kept, x * inverse + noise, float("-inf")), offsets)
-    return sound_top(x, top), mass, reference, score, token
+    kept = is_kept(x, offsets, bound_logit, bound_token, item, TRUNCATED)
+    score, at = tl.max(tl.where(kept, x * inverse + noise, float("-inf")), 0, return_indices=True)
+    return mass, reference, score, begin + at
 
 
 @triton.jit
@@ -67,50 +74,45 @@ def store_masses(
     row, begin, end, vocab, inverse, bound_logit, bound_token, item, masses,
     TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store the mass over that of `reference` of each chunk of a span; → largest logit (NaN as above), `reference`.
+    """Store the mass over that of `reference` of each chunk of a span, NaN or inf if a logit is; → `reference`.
 
-    The reference is the first chunk's largest logit, or, where that is no help, the span's in a second pass.
+    It is the first chunk's largest logit, or, where that is no help, the span's, found in further passes.
     """
     lane = tl.arange(0, BLOCK)
     x = load_tile(row, begin + lane, vocab)
     first = tl.max(x)
-    reference = tl.where((first > float("-inf")) & (first < float("inf")), first, 0.0)
-    top = tl.full([BLOCK], float("-inf"), tl.float32)
+    reference = finite_or_zero(first)
     heaviest = 0.0
     for start in range(begin, end, BLOCK):
         following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
-        top = larger(x, top)
         mass = tl.sum(mass_of_tile(x, start + lane, reference, inverse, bound_logit, bound_token, item, TRUNCATED))
         tl.store(masses + start // BLOCK, mass)
-        heaviest = tl.maximum(heaviest, mass)
+        heaviest = larger(mass, heaviest)
         x = following
-    largest = tl.max(top)
-    helpless = (heaviest == float("inf")) | (first == float("-inf"))
-    if helpless & (largest > float("-inf")) & (largest < float("inf")):
-        reference = largest
+    if is_helpless(heaviest, first):
+        largest, _ = largest_of_span(row, load_tile(row, begin + lane, vocab), begin, end, vocab, BLOCK)
+        reference = finite_or_zero(largest)
         for start in range(begin, end, BLOCK):
             x = load_tile(row, start + lane, vocab)
             mass = tl.sum(mass_of_tile(x, start + lane, reference, inverse, bound_logit, bound_token, item, TRUNCATED))
             tl.store(masses + start // BLOCK, mass)
-    return sound_top(top, largest), reference
+    return reference
 
 
 @triton.jit
-def load_log_masses(
-    chunk_mass, part_reference, item, largest, inverse, chunks, parts, per, CHUNKS: tl.constexpr
-):  # fmt: skip
-    """[CHUNKS] logarithms of a row's chunk masses over that of its largest logit; -inf where there is none."""
+def load_log_masses(chunk_mass, part_reference, item, inverse, chunks, parts, per, CHUNKS: tl.constexpr):
+    """→ status of a row, its largest reference, and [CHUNKS] logarithms of its chunks' masses over that of it."""
     lane = tl.arange(0, CHUNKS)
     used = lane < chunks
     wide = item.to(tl.int64)
     mass = load_part(chunk_mass + wide * chunks + lane, used, 0.0)
     reference = load_part(part_reference + wide * parts + lane // per, used, 0.0)
-    return tl.where(mass > 0.0, tl.log(mass) + (reference - largest) * inverse, float("-inf"))
+    status, largest = status_of_masses(mass, reference, 0)
+    return status, largest, tl.where(mass > 0.0, tl.log(mass) + (reference - largest) * inverse, float("-inf"))
 
 
 @triton.jit
-def pick_chunk(log_masses, seed, position, index, purpose, chunks, CHUNKS: tl.constexpr):
+def pick_chunk(log_masses, noise, chunks):
     """→ the chunk that a row's draw is from; any of its chunks if it has no mass or an unsound one."""
-    lane = tl.arange(0, CHUNKS)
-    _, chunk = best_of(log_masses + chunk_gumbel(seed, position, index, purpose, lane), lane)
+    _, chunk = tl.max(log_masses + noise, 0, return_indices=True)
     return tl.minimum(chunk, chunks - 1)

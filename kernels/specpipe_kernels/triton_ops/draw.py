@@ -13,19 +13,20 @@ from torch import Tensor
 from specpipe_kernels.triton_ops.chunks import chunk_cut, draw_from_chunk, load_log_masses, pick_chunk, store_masses
 from specpipe_kernels.triton_ops.emit import add_counts, emit
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.philox import chunk_gumbel
 from specpipe_kernels.triton_ops.residual import draw_from_residual, store_residual_masses
 from specpipe_kernels.triton_ops.rows import (
     arrivals,
-    count_drafts,
     floats,
     int32s,
     inverse_temperature,
     is_last,
+    load_drafts,
     load_part,
     row_pointer,
 )
 from specpipe_kernels.triton_ops.sides import Side, flags
-from specpipe_kernels.triton_ops.tiles import span_of, status_of
+from specpipe_kernels.triton_ops.tiles import span_of
 from specpipe_kernels.triton_ops.verify import Verified
 from specpipe_kernels.types import Purpose, RejectionOutput, SamplingTensors
 
@@ -34,11 +35,18 @@ _RECOVERED = tl.constexpr(int(Purpose.RECOVERED))
 _BONUS = tl.constexpr(int(Purpose.BONUS))
 
 
+@triton.jit
+def _residual_log_masses(masses, chunks, CHUNKS: tl.constexpr):
+    lane = tl.arange(0, CHUNKS)
+    mass = load_part(masses + lane, lane < chunks, 0.0)
+    return tl.where(mass > 0.0, tl.log(mass), float("-inf"))
+
+
 @triton.jit(do_not_specialize=["k", "stride_draft", "parts", "per", "requests"])
 def _draw_kernel(
     p_logits, p_map, p_bound_logit, p_bound_token, q_logits, q_map, q_bound_logit, q_bound_token,
     draft_tokens, num_drafts, temperature, seeds, positions, p_lse, q_lse, weight,
-    part_top, part_reference, part_token, chunk_mass, counters,
+    part_reference, part_token, chunk_mass, counters,
     out_tokens, out_emitted, out_accepted, out_status, counts,
     p_stride_group, p_stride_row, q_stride_group, q_stride_row, stride_draft,
     p_vocab, q_vocab, chunks, parts, per, k, requests,
@@ -53,7 +61,7 @@ def _draw_kernel(
     i = tl.load(out_accepted + request)
     seed = tl.load(seeds + request)
     position = tl.load(positions + request) + i
-    count = count_drafts(draft_tokens, stride_draft, num_drafts, request, K_PAD)
+    count, drafts = load_drafts(draft_tokens, stride_draft, num_drafts, request, k, K_PAD)
     if (temp == 0.0) | (status != 0):
         return
     rejected = i < count
@@ -90,18 +98,19 @@ def _draw_kernel(
             )  # fmt: skip
     else:
         if per == 1:
-            top, mass, reference, _, token = draw_from_chunk(
+            mass, reference, _, token = draw_from_chunk(
                 row, begin, p_vocab, inverse, p_bound_logit, p_bound_token, item, seed, position, i, _BONUS,
                 TRUNCATED, BLOCK,
             )  # fmt: skip
             tl.store(masses + part, mass)
             tl.store(part_token + partial, token)
         else:
-            top, reference = store_masses(
+            reference = store_masses(
                 row, begin, end, p_vocab, inverse, p_bound_logit, p_bound_token, item, masses, TRUNCATED, BLOCK
             )
-        tl.store(part_top + partial, top)
         tl.store(part_reference + partial, reference)
+    # Before this program knows whether it is the last: its wait for the others is no time for arithmetic.
+    noise = chunk_gumbel(seed, position, i, purpose, tl.arange(0, CHUNKS))
     let_next_start(PDL)
     if ~is_last(counters, request, parts):
         return
@@ -109,7 +118,7 @@ def _draw_kernel(
     tokens = load_part(part_token + wide * parts + lane, lane < parts, 0)
     left = rejected  # whether p - q leaves anything
     if rejected:
-        log_masses = tl.log(load_part(masses + lane, lane < chunks, 0.0))
+        log_masses = _residual_log_masses(masses, chunks, CHUNKS)
         left = tl.max(log_masses) > float("-inf")
         if ~left:
             # p = q up to rounding: this program alone draws from p.
@@ -117,12 +126,12 @@ def _draw_kernel(
                 row, 0, p_vocab, p_vocab, inverse, p_bound_logit, p_bound_token, item, masses, TRUNCATED, BLOCK
             )
             tl.debug_barrier()
-            log_masses = tl.log(load_part(masses + lane, lane < chunks, 0.0))
+            log_masses = _residual_log_masses(masses, chunks, CHUNKS)
     else:
-        tops = load_part(part_top + wide * parts + lane, lane < parts, float("-inf"))
-        status, largest = status_of(tops, 0)
-        log_masses = load_log_masses(chunk_mass, part_reference, request, largest, inverse, chunks, parts, per, CHUNKS)
-    chunk = pick_chunk(log_masses, seed, position, i, purpose, chunks, CHUNKS)
+        status, _, log_masses = load_log_masses(
+            chunk_mass, part_reference, request, inverse, chunks, parts, per, CHUNKS
+        )  # fmt: skip
+    chunk = pick_chunk(log_masses, noise, chunks)
     last = tl.sum(tl.where(lane == chunk, tokens, 0))
     if (per > 1) | (rejected & ~left):
         if left:
@@ -132,7 +141,7 @@ def _draw_kernel(
                 ONE_HOT, TRUNCATED, BLOCK,
             )  # fmt: skip
         else:
-            _, _, _, _, last = draw_from_chunk(
+            _, _, _, last = draw_from_chunk(
                 row, chunk * BLOCK, p_vocab, inverse, p_bound_logit, p_bound_token, item, seed, position, i, purpose,
                 TRUNCATED, BLOCK,
             )  # fmt: skip
@@ -140,8 +149,7 @@ def _draw_kernel(
         tl.store(out_tokens + item, last.to(tl.int64))
     else:
         emit(
-            out_tokens, out_emitted, out_accepted, out_status, draft_tokens, stride_draft, request, k,
-            i, last, status, K_PAD,
+            out_tokens, out_emitted, out_accepted, out_status, drafts, request, k, i, last, status, K_PAD,
         )  # fmt: skip
     if COUNTED and status == 0:
         add_counts(counts, k, i, count, K_PAD)
@@ -163,8 +171,8 @@ def draw_last(
     _draw_kernel[(requests * cut.parts,)](
         *p.tensors, *(q or p).tensors, rows.draft_tokens, rows.num_drafts,
         sampling.temperature, sampling.seed, positions, verified.p_lse, verified.q_lse, verified.weight,
-        floats(like, requests, cut.parts), floats(like, requests, cut.parts), int32s(like, requests, cut.parts),
-        floats(like, requests, cut.chunks), arrivals(like, requests), *out, counts,
+        floats(like, requests, cut.parts), int32s(like, requests, cut.parts), floats(like, requests, cut.chunks),
+        arrivals(like, requests), *out, counts,
         *p.strides, *(q or p).strides, rows.stride_draft,
         rows.vocab, q_rows.vocab, cut.chunks, cut.parts, cut.per, rows.width - 1, requests,
         **flags(p, q), WEIGHTED=verified.weight is not None, COUNTED=counts is not None,

@@ -11,14 +11,13 @@ import triton.language as tl
 
 @triton.jit
 def emit(
-    out_tokens, out_emitted, out_accepted, out_status, draft_tokens, stride_draft, request, k, accepted, last, status,
+    out_tokens, out_emitted, out_accepted, out_status, drafts, request, k, accepted, last, status,
     K_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Accepted drafts, then `last` (-1 if it is still to be drawn), then -1; nothing for an unsound row."""
+    """The accepted of `drafts` [K_PAD], `last` (-1 if it is still to be drawn), then -1; nothing for an unsound row."""
     i = tl.arange(0, K_PAD)
     sound = (status == 0).to(tl.int32)
-    token = tl.load(draft_tokens + request.to(tl.int64) * stride_draft + i, mask=i < accepted, other=-1)
-    token = tl.where(i == accepted, last.to(tl.int64), token)
+    token = tl.where(i < accepted, drafts, tl.where(i == accepted, last.to(tl.int64), -1))
     tl.store(out_tokens + request.to(tl.int64) * (k + 1) + i, tl.where(status == 0, token, -1), mask=i <= k)
     tl.store(out_emitted + request, (accepted + 1) * sound)
     tl.store(out_accepted + request, accepted * sound)

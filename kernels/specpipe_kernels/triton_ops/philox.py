@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.runtime.jit import JITFunction
+
+from specpipe_kernels.triton_ops.fast_math import fast_log
 
 BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 INV_2_32 = tl.constexpr(2.0**-32)
@@ -15,7 +16,6 @@ SERIES_BELOW = tl.constexpr(0.0625)
 CHUNK_COUNTERS = tl.constexpr(2**30)  # above every token id // 4
 _M0, _M1 = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)
 _W0, _W1 = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
-_LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -36,22 +36,6 @@ def _words(chunk, seed, position, index, purpose):
         k0 = (k0.to(tl.uint64) + _W0).to(tl.uint32)
         k1 = (k1.to(tl.uint64) + _W1).to(tl.uint32)
     return c0, c1, c2, c3
-
-
-@triton.jit
-def _interpreted_log(x):
-    return tl.log(x)
-
-
-@triton.jit
-def _compiled_log(x):
-    # One instruction for the twenty of tl.log.
-    log2 = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    return log2 * _LN_2
-
-
-# Absolute error below 2e-7, which is less than half a unit in the last place of any score it is added to.
-fast_log = _compiled_log if isinstance(_compiled_log, JITFunction) else _interpreted_log
 
 
 @triton.jit

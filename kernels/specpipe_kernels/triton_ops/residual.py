@@ -8,8 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specpipe_kernels.triton_ops.fast_math import fast_exp
 from specpipe_kernels.triton_ops.philox import gumbel_tile
-from specpipe_kernels.triton_ops.rows import best_of, is_kept, load_tile
+from specpipe_kernels.triton_ops.rows import is_kept, load_tile
 from specpipe_kernels.triton_ops.sides import log_residual
 from specpipe_kernels.triton_ops.tiles import next_tile
 from specpipe_kernels.types import Purpose
@@ -23,20 +24,25 @@ def _log_probs(
     q_shift, q_bound_logit, q_bound_token, q_item, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
     """log p and log q of logits x and y; a one-hot q is above every p at its token."""
-    kept = is_kept(x, offsets, p_bound_logit, p_bound_token, p_item, TRUNCATED)
-    log_p = tl.where(kept, x * inverse - p_shift, float("-inf"))
+    log_p = x * inverse - p_shift
+    if TRUNCATED:
+        log_p = tl.where(is_kept(x, offsets, p_bound_logit, p_bound_token, p_item, TRUNCATED), log_p, float("-inf"))
     if ONE_HOT:
         log_q = tl.where(offsets == draft, float("inf"), float("-inf"))
     else:
-        kept = is_kept(y, offsets, q_bound_logit, q_bound_token, q_item, TRUNCATED)
-        log_q = tl.where(kept, y * inverse - q_shift, float("-inf"))
+        log_q = y * inverse - q_shift
+        if TRUNCATED:
+            log_q = tl.where(is_kept(y, offsets, q_bound_logit, q_bound_token, q_item, TRUNCATED), log_q, float("-inf"))
     return log_p, log_q
 
 
 @triton.jit
-def _mass(log_p, log_q):
+def _mass(log_p, log_q, ONE_HOT: tl.constexpr):
     # Nothing but what `log_residual` gives a score: a chunk with mass has a token.
-    return tl.sum(tl.where(log_p > log_q, tl.exp(log_p) - tl.exp(log_q), 0.0))
+    mass = fast_exp(log_p)
+    if not ONE_HOT:
+        mass -= fast_exp(log_q)
+    return tl.sum(tl.where(log_p > log_q, mass, 0.0))
 
 
 @triton.jit
@@ -60,7 +66,7 @@ def store_residual_masses(
             x, y, start + lane, draft, inverse, p_shift, p_bound_logit, p_bound_token, p_item,
             q_shift, q_bound_logit, q_bound_token, q_item, ONE_HOT, TRUNCATED,
         )  # fmt: skip
-        tl.store(masses + start // BLOCK, _mass(log_p, log_q))
+        tl.store(masses + start // BLOCK, _mass(log_p, log_q, ONE_HOT))
         x = x_next
         y = y_next
 
@@ -82,5 +88,6 @@ def draw_from_residual(
         x, y, offsets, draft, inverse, p_shift, p_bound_logit, p_bound_token, p_item,
         q_shift, q_bound_logit, q_bound_token, q_item, ONE_HOT, TRUNCATED,
     )  # fmt: skip
-    _, token = best_of(log_residual(log_p, log_q) + noise, offsets)
-    return _mass(log_p, log_q), token
+    mass = _mass(log_p, log_q, ONE_HOT)
+    _, at = tl.max(log_residual(log_p, log_q) + noise, 0, return_indices=True)
+    return mass, begin + at

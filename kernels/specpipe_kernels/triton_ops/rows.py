@@ -17,6 +17,7 @@ NOWHERE = tl.constexpr(2**31 - 1)  # above every token id
 MAX_INVERSE = tl.constexpr(1e30)
 # Measured on an H200 (docs/performance.md): what a program costs is spread over long spans, once all are occupied.
 MAX_TILE = 2048
+LANES = 8  # entries of a tile that a thread takes: 16 bytes of bf16
 PROGRAMS = 528
 MAX_PARTS = 64
 
@@ -65,13 +66,14 @@ class Cut(NamedTuple):
     warps: int
 
 
-def cut_of(vocab: int, rows: int, *, tile: int = 0) -> Cut:
-    """tile: entries at once; MAX_TILE if not given."""
-    tile = max(16, min(tile or MAX_TILE, MAX_TILE, int(triton.next_power_of_2(vocab))))
+def cut_of(vocab: int, rows: int, *, noise: bool = False) -> Cut:
+    """noise: every entry gets some. A thread then takes the four of one Philox call, and threads exchange nothing."""
+    lanes = 4 if noise else LANES
+    tile = max(16, min(MAX_TILE * lanes // LANES, int(triton.next_power_of_2(vocab))))
     most = min(MAX_PARTS, triton.cdiv(vocab, tile))
     steps = triton.cdiv(triton.cdiv(vocab, min(most, max(1, PROGRAMS // rows))), tile)
     parts = triton.cdiv(vocab, steps * tile)
-    return Cut(tile, steps, parts, int(triton.next_power_of_2(most)), max(1, tile // 256))
+    return Cut(tile, steps, parts, int(triton.next_power_of_2(most)), max(1, tile // (32 * lanes)))
 
 
 def tile_of(vocab: int) -> int:
@@ -105,23 +107,24 @@ def int64s(like: Tensor, *shape: int) -> Tensor:
 
 
 @triton.jit
-def count_drafts(draft_tokens, stride_draft, num_drafts, request, K_PAD: tl.constexpr):
-    """Drafts of a request before its first placeholder."""
+def load_drafts(draft_tokens, stride_draft, num_drafts, request, k, K_PAD: tl.constexpr):
+    """→ drafts of a request before its first placeholder; tokens [K_PAD] of all K, -1 behind."""
     i = tl.arange(0, K_PAD)
     count = tl.load(num_drafts + request).to(tl.int32)
-    tokens = tl.load(draft_tokens + request.to(tl.int64) * stride_draft + i, mask=i < count, other=0)
-    return tl.minimum(count, tl.min(tl.where(tokens < 0, i, K_PAD)))
+    token = tl.load(draft_tokens + request.to(tl.int64) * stride_draft + i, mask=i < k, other=-1)
+    return tl.minimum(count, tl.min(tl.where(token < 0, i, K_PAD))), token
 
 
 @triton.jit
-def count_positions(draft_tokens, stride_draft, num_drafts, request, K_PAD: tl.constexpr, BONUS: tl.constexpr):
-    """Positions of a request that are in use; 1 where nothing is drafted (K_PAD 0)."""
+def count_positions(draft_tokens, stride_draft, num_drafts, request, width, K_PAD: tl.constexpr, BONUS: tl.constexpr):
+    """Positions of a request, `width` at most, that are in use; 1 where nothing is drafted (K_PAD 0)."""
     if K_PAD == 0:
         count = 1
+    elif BONUS:
+        count, _ = load_drafts(draft_tokens, stride_draft, num_drafts, request, width - 1, K_PAD)
+        count += 1
     else:
-        count = count_drafts(draft_tokens, stride_draft, num_drafts, request, K_PAD)
-        if BONUS:
-            count += 1
+        count, _ = load_drafts(draft_tokens, stride_draft, num_drafts, request, width, K_PAD)
     return count
 
 

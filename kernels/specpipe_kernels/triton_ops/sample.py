@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specpipe_kernels.triton_ops.chunks import chunk_cut, draw_from_chunk, load_log_masses, pick_chunk, store_masses
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.philox import chunk_gumbel
 from specpipe_kernels.triton_ops.rows import (
     Rows,
     arrivals,
@@ -22,6 +23,7 @@ from specpipe_kernels.triton_ops.rows import (
     inverse_temperature,
     is_last,
     load_part,
+    load_tile,
     row_pointer,
 )
 from specpipe_kernels.triton_ops.tiles import draw_from_span, largest_of_span, span_of, status_of
@@ -38,7 +40,7 @@ _INVARIANT = tl.constexpr(int(Purpose.INVARIANT))
 )
 def _sample_kernel(
     logits, row_map, temperature, seeds, positions, bound_logit, bound_token,
-    part_top, part_reference, part_score, part_token, chunk_mass, counters,
+    part_reference, part_score, part_token, chunk_mass, counters,
     out_token, out_lse, out_status, out_emitted, out_accepted,
     stride_row, stride_out, vocab, chunks, parts, per, index, purpose: tl.constexpr,
     HAS_MAP: tl.constexpr, TRUNCATED: tl.constexpr, ALL_GREEDY: tl.constexpr,
@@ -60,7 +62,7 @@ def _sample_kernel(
         temp = temp * 0.0
     if temp > 0.0:
         if per == 1:
-            top, mass, reference, score, token = draw_from_chunk(
+            mass, reference, score, token = draw_from_chunk(
                 row, begin, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
                 TRUNCATED, BLOCK,
             )  # fmt: skip
@@ -68,45 +70,50 @@ def _sample_kernel(
             tl.store(part_score + partial, score)
             tl.store(part_token + partial, token)
         else:
-            top, reference = store_masses(
+            reference = store_masses(
                 row, begin, end, vocab, inverse, bound_logit, bound_token, item, masses, TRUNCATED, BLOCK
             )
             if purpose == _INVARIANT:
-                score, token, _ = draw_from_span(
-                    row, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
+                x = load_tile(row, begin + tl.arange(0, BLOCK), vocab)
+                score, token = draw_from_span(
+                    row, x, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
                     TRUNCATED, BLOCK,
                 )  # fmt: skip
                 tl.store(part_score + partial, score)
                 tl.store(part_token + partial, token)
         tl.store(part_reference + partial, reference)
     else:
-        top, token = largest_of_span(row, begin, end, vocab, BLOCK)
+        x = load_tile(row, begin + tl.arange(0, BLOCK), vocab)
+        top, token = largest_of_span(row, x, begin, end, vocab, BLOCK)
         tl.store(part_score + partial, top)
         tl.store(part_token + partial, token)
-    tl.store(part_top + partial, top)
+    # Before this program knows whether it is the last: its wait for the others is no time for arithmetic.
+    lane = tl.arange(0, CHUNKS)
+    noise = chunk_gumbel(seed, position, index, purpose, lane)
     let_next_start(PDL)
     if ~is_last(counters, item, parts):
         return
-    lane = tl.arange(0, CHUNKS)
     used = lane < parts
-    status, largest = status_of(load_part(part_top + wide * parts + lane, used, float("-inf")), 0)
     tokens = load_part(part_token + wide * parts + lane, used, 0)
     scores = load_part(part_score + wide * parts + lane, used, float("-inf"))
     lse = 0.0
     if temp > 0.0:
-        log_masses = load_log_masses(chunk_mass, part_reference, item, largest, inverse, chunks, parts, per, CHUNKS)
+        status, largest, log_masses = load_log_masses(
+            chunk_mass, part_reference, item, inverse, chunks, parts, per, CHUNKS
+        )  # fmt: skip
         lse = largest * inverse + tl.log(tl.sum(tl.exp(log_masses)))
         if purpose == _INVARIANT:
             _, drawn = best_of(scores, tokens)
         else:
-            chunk = pick_chunk(log_masses, seed, position, index, purpose, chunks, CHUNKS)
+            chunk = pick_chunk(log_masses, noise, chunks)
             drawn = tl.sum(tl.where(lane == chunk, tokens, 0))
             if per > 1:
-                _, _, _, _, drawn = draw_from_chunk(
+                _, _, _, drawn = draw_from_chunk(
                     row, chunk * BLOCK, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
                     TRUNCATED, BLOCK,
                 )  # fmt: skip
     else:
+        status = status_of(scores, 0)
         _, drawn = best_of(scores, tokens)
     tl.store(out_token + wide * stride_out, tl.where(status == 0, drawn, -1).to(tl.int64))
     tl.store(out_lse + item, lse)
@@ -143,7 +150,7 @@ def sample(
     rows = Rows(logits, row_map, logits.stride(0), logits.stride(0), vocab, count, 1)
     bounds = truncation_bounds(rows, sampling) if sampling.truncated and not sampling.all_greedy else None
     cut = chunk_cut(vocab, count)
-    values = [floats(logits, count, cut.parts) for _ in range(3)]
+    values = [floats(logits, count, cut.parts) for _ in range(2)]
     _sample_kernel[(count * cut.parts,)](
         logits, row_map, sampling.temperature, sampling.seed, positions, *(bounds or (None, None)),
         *values, int32s(logits, count, cut.parts), floats(logits, count, cut.chunks), arrivals(logits, count),

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specpipe_kernels.triton_ops.philox import fast_log
+from specpipe_kernels.triton_ops.fast_math import fast_exp, fast_log
 from specpipe_kernels.triton_ops.rows import Rows, is_kept, load_tile, row_pointer
 from specpipe_kernels.triton_ops.truncation_bounds import Bounds
 
@@ -54,14 +54,19 @@ def tile_log_probs(
 
 
 @triton.jit
-def draft_log_probs(
-    logits, row_map, bound_logit, bound_token, stride_group, stride_row, vocab, lse,
-    request, position, item, token, inverse, mask, HAS_MAP: tl.constexpr, TRUNCATED: tl.constexpr,
+def draft_logits(
+    logits, row_map, stride_group, stride_row, vocab, request, position, token, mask, HAS_MAP: tl.constexpr
 ):  # fmt: skip
-    """log-probability of draft tokens [K_PAD] at their positions; -inf outside mask, vocabulary and truncation."""
-    inside = mask & (token >= 0) & (token < vocab)
+    """Logits of draft tokens [K_PAD] at their positions; -inf outside mask and vocabulary."""
     row = row_pointer(logits, row_map, request, position, stride_group, stride_row, HAS_MAP)
-    x = tl.load(row + token, mask=inside, other=float("-inf")).to(tl.float32)
+    inside = mask & (token >= 0) & (token < vocab)
+    return tl.load(row + token, mask=inside, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def draft_log_probs(x, token, bound_logit, bound_token, item, lse, inverse, TRUNCATED: tl.constexpr):
+    """log-probabilities of draft tokens of logits x; -inf outside truncation."""
+    inside = x > float("-inf")
     if TRUNCATED:
         logit = tl.load(bound_logit + item, mask=inside, other=0.0)
         tied = (x == logit) & (token <= tl.load(bound_token + item, mask=inside, other=0))
@@ -76,5 +81,5 @@ def log_residual(log_p, log_q):
     near = tl.maximum(d, _SERIES_ABOVE)
     series = 1.0 + near * (1 / 5 + near * (1 / 30 + near * (1 / 210)))
     series = -near * (1.0 + near * (1 / 2 + near * (1 / 6 + near * (1 / 24) * series)))
-    complement = tl.where(d > _SERIES_ABOVE, series, 1.0 - tl.exp(d))
+    complement = tl.where(d > _SERIES_ABOVE, series, 1.0 - fast_exp(d))
     return tl.where(d < 0.0, log_p + fast_log(complement), float("-inf"))

@@ -8,8 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specpipe_kernels.triton_ops.fast_math import LOG2_E, fast_exp2
 from specpipe_kernels.triton_ops.philox import gumbel_tile
 from specpipe_kernels.triton_ops.rows import NOWHERE, best_of, is_kept, load_part, load_tile
+
+ENOUGH = tl.constexpr(1e30)  # a mass above overflows where it is added up
 
 
 @triton.jit
@@ -39,10 +42,9 @@ def sound_top(tops, largest):
 
 
 @triton.jit
-def largest_of_span(row, begin, end, vocab, BLOCK: tl.constexpr):
-    """→ largest logit of a span, NaN if one is NaN or +inf, and the lowest token id that has it."""
+def largest_of_span(row, x, begin, end, vocab, BLOCK: tl.constexpr):
+    """→ largest logit of a span, NaN if one is NaN or +inf, and the lowest token id that has it. x: its first tile."""
     lane = tl.arange(0, BLOCK)
-    x = load_tile(row, begin + lane, vocab)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     token = begin + lane
     for start in range(begin, end, BLOCK):
@@ -55,81 +57,93 @@ def largest_of_span(row, begin, end, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def mass_of_tile(x, offsets, top, inverse, bound_logit, bound_token, item, TRUNCATED: tl.constexpr):
-    kept = is_kept(x, offsets, bound_logit, bound_token, item, TRUNCATED)
-    return tl.where(kept, tl.exp((x - top) * inverse), 0.0)
+def finite_or_zero(x):
+    return tl.where((x > float("-inf")) & (x < float("inf")), x, 0.0)
 
 
 @triton.jit
-def _mass_below(
-    row, begin, end, vocab, top, inverse, bound_logit, bound_token, item, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    lane = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(begin, end, BLOCK):
-        x = load_tile(row, start + lane, vocab)
-        total += mass_of_tile(x, start + lane, top, inverse, bound_logit, bound_token, item, TRUNCATED)
-    return tl.sum(total)
+def mass_of_tile(x, offsets, reference, inverse, bound_logit, bound_token, item, TRUNCATED: tl.constexpr):
+    """Masses over that of a logit `reference`; those of NaN are NaN."""
+    mass = fast_exp2((x - reference) * (inverse * LOG2_E))
+    if TRUNCATED:
+        kept = is_kept(x, offsets, bound_logit, bound_token, item, TRUNCATED)
+        mass = tl.where(kept | (x != x), mass, 0.0)
+    return mass
+
+
+@triton.jit
+def is_helpless(mass, first):
+    """Whether a mass says nothing: unsound, or the reference `first`, the first tile's largest logit, was too small."""
+    return ~(mass < ENOUGH) | (first == float("-inf"))
 
 
 @triton.jit
 def mass_of_span(
-    row, begin, end, vocab, inverse, bound_logit, bound_token, item, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr
+    row, x, begin, end, vocab, inverse, bound_logit, bound_token, item, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """→ largest logit of a span (NaN as above), the mass of what is kept of it over that of `reference`, `reference`.
+    """→ the mass of what is kept of a span over that of `reference`, NaN if a logit is NaN or +inf; `reference`.
 
-    The reference is the first tile's largest logit: it needs no pass of its own. Where that is -inf, or a later one so
-    much larger that the mass overflows, a second pass refers to the largest of all.
+    x is the first tile. Its largest logit is the reference: that needs no pass of its own. Where it is no help, further
+    passes refer to the largest of all.
     """
     lane = tl.arange(0, BLOCK)
-    x = load_tile(row, begin + lane, vocab)
     first = tl.max(x)
-    reference = tl.where((first > float("-inf")) & (first < float("inf")), first, 0.0)
-    top = tl.full([BLOCK], float("-inf"), tl.float32)
+    reference = finite_or_zero(first)
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(begin, end, BLOCK):
         following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
-        top = larger(x, top)
         total += mass_of_tile(x, start + lane, reference, inverse, bound_logit, bound_token, item, TRUNCATED)
         x = following
-    largest = tl.max(top)
     mass = tl.sum(total)
-    helpless = (mass == float("inf")) | (first == float("-inf"))
-    if helpless & (largest > float("-inf")) & (largest < float("inf")):
-        reference = largest
-        mass = _mass_below(row, begin, end, vocab, reference, inverse, bound_logit, bound_token, item, TRUNCATED, BLOCK)
-    return sound_top(top, largest), mass, reference
+    if is_helpless(mass, first):
+        reference, _ = largest_of_span(row, load_tile(row, begin + lane, vocab), begin, end, vocab, BLOCK)
+        total = tl.zeros([BLOCK], tl.float32)
+        for start in range(begin, end, BLOCK):
+            x = load_tile(row, start + lane, vocab)
+            total += mass_of_tile(x, start + lane, reference, inverse, bound_logit, bound_token, item, TRUNCATED)
+        # Not from infinities: inf - inf is NaN where nothing is wrong.
+        mass = tl.where(reference == float("-inf"), 0.0, tl.where(reference == reference, tl.sum(total), float("nan")))
+    return mass, reference
 
 
 @triton.jit
 def draw_from_span(
-    row, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
+    row, x, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
     TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """→ largest of logits over temperature plus Gumbel noise, its token, and the largest logit (NaN as above)."""
+    """→ largest of logits over temperature plus Gumbel noise, NaN if a logit is NaN or +inf, and its token.
+
+    x is the first tile.
+    """
     lane = tl.arange(0, BLOCK)
-    x = load_tile(row, begin + lane, vocab)
-    top = tl.full([BLOCK], float("-inf"), tl.float32)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     token = begin + lane
-    for start in range(begin, end, BLOCK):
+    # Two tiles share the key schedule of Philox.
+    for start in tl.range(begin, end, BLOCK, loop_unroll_factor=2):
         following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
-        top = larger(x, top)
-        kept = is_kept(x, start + lane, bound_logit, bound_token, item, TRUNCATED)
-        noise = gumbel_tile(seed, position, index, purpose, start, BLOCK)
-        score = tl.where(kept, x * inverse + noise, float("-inf"))
+        score = x * inverse + gumbel_tile(seed, position, index, purpose, start, BLOCK)
+        if TRUNCATED:
+            kept = is_kept(x, start + lane, bound_logit, bound_token, item, TRUNCATED)
+            score = tl.where(kept | (x != x), score, float("-inf"))
         token = tl.where(score > best, start + lane, token)
-        best = tl.maximum(score, best)
+        best = larger(score, best)
         x = following
     score, drawn = best_of(best, token)
-    return score, drawn, sound_top(top, tl.max(top))
+    return sound_top(best, score), drawn
 
 
 @triton.jit
-def status_of(tops, AXIS: tl.constexpr):
-    """→ the `Status` of rows and their largest logits, from those of their spans."""
-    largest = tl.max(tops, AXIS)
-    unsound = tl.max(tl.where(tops != tops, 1, 0), AXIS)
+def status_of(best, AXIS: tl.constexpr):
+    """The `Status` of rows from their spans' largest logits or scores."""
+    unsound = tl.max(tl.where(best != best, 1, 0), AXIS)
+    return tl.where(unsound == 1, 1, tl.where(tl.max(best, AXIS) == float("-inf"), 2, 0))
+
+
+@triton.jit
+def status_of_masses(mass, reference, AXIS: tl.constexpr):
+    """→ the `Status` of rows from the masses of their parts, and the largest reference that has a mass."""
+    unsound = tl.max(tl.where(mass < float("inf"), 0, 1), AXIS)
+    largest = tl.max(tl.where(mass > 0.0, reference, float("-inf")), AXIS)
     return tl.where(unsound == 1, 1, tl.where(largest == float("-inf"), 2, 0)), largest
 
 
@@ -142,19 +156,20 @@ def load_parts(values, item, parts, mask, other, PARTS: tl.constexpr):
 
 
 @triton.jit
-def row_lse(part_top, part_mass, part_reference, item, inverse, parts, mask, PARTS: tl.constexpr):
+def row_lse(part_mass, part_reference, item, inverse, parts, mask, PARTS: tl.constexpr):
     """→ status and log-sum-exp of the rows `item` [N]."""
-    status, largest = status_of(load_parts(part_top, item, parts, mask, float("-inf"), PARTS), 1)
     masses = load_parts(part_mass, item, parts, mask, 0.0, PARTS)
     references = load_parts(part_reference, item, parts, mask, 0.0, PARTS)
+    status, largest = status_of_masses(masses, references, 1)
     # A span without mass may have any reference.
-    scale = tl.where(masses > 0.0, tl.exp((references - largest[:, None]) * inverse), 0.0)
-    return status, largest * inverse + tl.log(tl.sum(masses * scale, 1))
+    scaled = tl.where(masses > 0.0, masses * tl.exp((references - largest[:, None]) * inverse), 0.0)
+    return status, largest * inverse + tl.log(tl.sum(scaled, 1))
 
 
 @triton.jit
 def best_tokens(part_score, part_token, item, parts, mask, PARTS: tl.constexpr):
-    """→ lowest token id of the largest score of each of the rows `item` [N]."""
+    """→ status, and lowest token id of the largest score, of each of the rows `item` [N]."""
     scores = load_parts(part_score, item, parts, mask, float("-inf"), PARTS)
     tokens = load_parts(part_token, item, parts, mask, NOWHERE, PARTS)
-    return tl.min(tl.where(scores == tl.max(scores, 1)[:, None], tokens, NOWHERE), 1)
+    best = tl.min(tl.where(scores == tl.max(scores, 1)[:, None], tokens, NOWHERE), 1)
+    return status_of(scores, 1), best

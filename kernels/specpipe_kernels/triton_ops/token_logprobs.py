@@ -14,13 +14,13 @@ from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait
 from specpipe_kernels.triton_ops.rows import (
     Rows,
     arrivals,
-    count_drafts,
     cut_of,
     floats,
     int64s,
     inverse_temperature,
     is_kept,
     is_last,
+    load_drafts,
     load_part,
     load_tile,
     row_pointer,
@@ -70,7 +70,7 @@ def _top_of_span(row, begin, end, vocab, TOP: tl.constexpr, BLOCK: tl.constexpr)
 @triton.jit(do_not_specialize=["stride_tokens", "width", "parts", "steps", "n"])
 def _token_logprobs_kernel(
     logits, row_map, out_tokens, num_emitted, temperature, bound_logit, bound_token,
-    part_top, part_mass, part_reference, part_keys, counters, logprobs, top_tokens, top_logprobs,
+    part_mass, part_reference, part_keys, counters, logprobs, top_tokens, top_logprobs,
     stride_group, stride_row, stride_tokens, vocab, width, parts, steps, n,
     HAS_MAP: tl.constexpr, TRUNCATED: tl.constexpr, K_PAD: tl.constexpr, TOP: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
@@ -82,7 +82,8 @@ def _token_logprobs_kernel(
     position = item % width
     lane = tl.arange(0, TOP)
     at_top = item.to(tl.int64) * n + lane
-    if position >= count_drafts(out_tokens, stride_tokens, num_emitted, request, K_PAD):
+    emitted, _ = load_drafts(out_tokens, stride_tokens, num_emitted, request, width, K_PAD)
+    if position >= emitted:
         if part == 0:
             tl.store(logprobs + item, float("nan"))
             tl.store(top_tokens + at_top, tl.full([TOP], -1, tl.int64), mask=lane < n)
@@ -94,15 +95,13 @@ def _token_logprobs_kernel(
     begin, end = span_of(part, steps, vocab, BLOCK)
     partial = item.to(tl.int64) * parts + part
     cut = TRUNCATED & (temp > 0.0)
+    x = load_tile(row, begin + tl.arange(0, BLOCK), vocab)
     if cut:
-        top, mass, reference = mass_of_span(
-            row, begin, end, vocab, inverse, bound_logit, bound_token, item, TRUNCATED, BLOCK
+        mass, reference = mass_of_span(
+            row, x, begin, end, vocab, inverse, bound_logit, bound_token, item, TRUNCATED, BLOCK
         )
     else:
-        top, mass, reference = mass_of_span(
-            row, begin, end, vocab, inverse, bound_logit, bound_token, item, False, BLOCK
-        )
-    tl.store(part_top + partial, top)
+        mass, reference = mass_of_span(row, x, begin, end, vocab, inverse, bound_logit, bound_token, item, False, BLOCK)
     tl.store(part_mass + partial, mass)
     tl.store(part_reference + partial, reference)
     if TOP > 1:
@@ -111,7 +110,7 @@ def _token_logprobs_kernel(
     if ~is_last(counters, item, parts):
         return
     items = item + tl.arange(0, 1)
-    _, lse = row_lse(part_top, part_mass, part_reference, items, inverse, parts, items == item, PARTS)
+    _, lse = row_lse(part_mass, part_reference, items, inverse, parts, items == item, PARTS)
     token = tl.load(out_tokens + request.to(tl.int64) * stride_tokens + position)
     offsets = token + tl.arange(0, 1)
     x = load_tile(row, offsets, vocab)
@@ -156,7 +155,7 @@ def token_logprobs(
     top = max(2, int(triton.next_power_of_2(top_n))) if top_n else 1
     _token_logprobs_kernel[(rows.items * cut.parts,)](
         target_logits, cu_rows, out_tokens, num_emitted, sampling.temperature, *(bounds or (None, None)),
-        *(floats(like, rows.items, cut.parts) for _ in range(3)), int64s(like, rows.items, cut.parts, top),
+        *(floats(like, rows.items, cut.parts) for _ in range(2)), int64s(like, rows.items, cut.parts, top),
         arrivals(like, rows.items), *out, rows.stride_group, stride, rows.stride_draft, rows.vocab, width,
         cut.parts, cut.steps, top_n, HAS_MAP=cu_rows is not None, TRUNCATED=bounds is not None,
         K_PAD=int(triton.next_power_of_2(width)), TOP=top, BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=cut.warps,

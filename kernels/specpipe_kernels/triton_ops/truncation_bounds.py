@@ -132,7 +132,7 @@ def _truncation_bounds_kernel(
     item = tl.program_id(0)
     request = item // width
     position = item % width
-    used = count_positions(draft_tokens, stride_draft, num_drafts, request, K_PAD, BONUS)
+    used = count_positions(draft_tokens, stride_draft, num_drafts, request, width, K_PAD, BONUS)
     temp = tl.load(temperature + request)
     if (position >= used) | (temp == 0.0):
         return

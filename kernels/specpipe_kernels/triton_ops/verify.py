@@ -20,25 +20,24 @@ from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait
 from specpipe_kernels.triton_ops.philox import uniform
 from specpipe_kernels.triton_ops.rows import (
     arrivals,
-    count_drafts,
     cut_of,
     floats,
     int32s,
     int64s,
     inverse_temperature,
     is_last,
+    load_drafts,
+    load_tile,
     row_pointer,
 )
-from specpipe_kernels.triton_ops.sides import Side, draft_log_probs, flags
+from specpipe_kernels.triton_ops.sides import Side, draft_log_probs, draft_logits, flags
 from specpipe_kernels.triton_ops.tiles import (
     best_tokens,
     draw_from_span,
     largest_of_span,
-    load_parts,
     mass_of_span,
     row_lse,
     span_of,
-    status_of,
 )
 from specpipe_kernels.types import Purpose, RejectionOutput, SamplingTensors
 
@@ -79,45 +78,42 @@ def prefix_weights(log_p, log_q, count, K_PAD: tl.constexpr):
 
 @triton.jit
 def _scan_span(
-    row, vocab, part, steps, temp, seed, at, bound_logit, bound_token, item, partial,
-    part_top, part_value, part_reference, part_token,
-    METHOD: tl.constexpr, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
+    row, x, vocab, part, steps, temp, seed, at, bound_logit, bound_token, item, partial,
+    part_value, part_reference, part_token, METHOD: tl.constexpr, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Statistics of a span: the largest logit, and by kind of row its token, its mass, or its best draw."""
+    """Store statistics of a span whose first tile is x: by kind of row its largest logit, best draw, or mass."""
     begin, end = span_of(part, steps, vocab, BLOCK)
     inverse = inverse_temperature(temp)
     if (METHOD == GREEDY) | (temp == 0.0):
-        top, token = largest_of_span(row, begin, end, vocab, BLOCK)
-        tl.store(part_value + partial, top)
+        value, token = largest_of_span(row, x, begin, end, vocab, BLOCK)
         tl.store(part_token + partial, token)
     elif METHOD == INVARIANT:
-        score, token, top = draw_from_span(
-            row, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, at, 0, _INVARIANT, TRUNCATED, BLOCK
-        )
-        tl.store(part_value + partial, score)
+        value, token = draw_from_span(
+            row, x, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, at, 0, _INVARIANT,
+            TRUNCATED, BLOCK,
+        )  # fmt: skip
         tl.store(part_token + partial, token)
     else:
-        top, mass, reference = mass_of_span(
-            row, begin, end, vocab, inverse, bound_logit, bound_token, item, TRUNCATED, BLOCK
+        value, reference = mass_of_span(
+            row, x, begin, end, vocab, inverse, bound_logit, bound_token, item, TRUNCATED, BLOCK
         )
-        tl.store(part_value + partial, mass)
         tl.store(part_reference + partial, reference)
-    tl.store(part_top + partial, top)
+    tl.store(part_value + partial, value)
 
 
 @triton.jit
-def _synthetic(rates, i, k, seed, position):
+def _synthetic_rate(rates, i, k):
+    """Probability that draft i is accepted, given that those before it are."""
     rate = tl.load(rates + i, mask=i < k, other=0.0)
     previous = tl.load(rates + i - 1, mask=(i > 0) & (i < k), other=1.0)
-    conditional = tl.where(previous > 0.0, rate / previous, 0.0)
-    return uniform(seed, position, i, _ACCEPT) < conditional
+    return tl.where(previous > 0.0, rate / previous, 0.0)
 
 
 @triton.jit(do_not_specialize=["k", "stride_draft", "stride_lse", "first", "width", "p_parts", "q_parts", "steps"])
 def _verify_kernel(
     p_logits, p_map, p_bound_logit, p_bound_token, q_logits, q_map, q_bound_logit, q_bound_token, draft_lse,
     draft_tokens, num_drafts, temperature, seeds, positions, rates,
-    part_top, part_value, part_reference, part_token, q_part_top, q_part_value, q_part_reference, counters,
+    part_value, part_reference, part_token, q_part_value, q_part_reference, counters,
     p_lse, q_lse, weight, undecided, out_tokens, out_emitted, out_accepted, out_status, counts,
     p_stride_group, p_stride_row, q_stride_group, q_stride_row, stride_draft, stride_lse,
     p_vocab, q_vocab, p_parts, q_parts, steps, k, first, width,
@@ -137,8 +133,26 @@ def _verify_kernel(
     else:
         request = slot // width
         slot = slot % width
-    count = count_drafts(draft_tokens, stride_draft, num_drafts, request, K_PAD)
+    position = first + slot % width
+    is_q = slot >= width
+    item = request * (k + 1) + position
+    # What does not depend on each other is loaded before anything waits: the first tile shares its latency.
     temp = tl.load(temperature + request)
+    seed = tl.load(seeds + request)
+    at = tl.load(positions + request)
+    row = row_pointer(p_logits, p_map, request, position, p_stride_group, p_stride_row, P_MAP)
+    there = ~is_q & (part < p_parts)
+    if P_MAP:
+        there = there & (position < tl.load(p_map + request + 1) - tl.load(p_map + request))
+    if LAZY:
+        ended = (tl.load(out_accepted + request) != first) | (tl.load(out_status + request) != 0)
+        there = there & ((first == 0) | ~ended)
+    if (METHOD == STANDARD) | (METHOD == BLOCK_WISE) | (METHOD == SYNTHETIC):  # noqa: SIM102  # decided when compiled
+        if position == k:
+            there = there & ~(temp > 0.0)
+    x = load_tile(row, part * steps * BLOCK + tl.arange(0, BLOCK), tl.where(there, p_vocab, 0))
+    i = tl.arange(0, K_PAD)
+    count, drafts = load_drafts(draft_tokens, stride_draft, num_drafts, request, k, K_PAD)
     random = temp > 0.0
     if METHOD == GREEDY:
         random = temp != temp
@@ -147,92 +161,85 @@ def _verify_kernel(
         matched = temp == temp
     end = tl.minimum(first + width, count)  # of the drafts that this launch verifies
     rows = tl.maximum(tl.minimum(first + width, tl.where(matched, count + 1, count)) - first, 0)
-    drafts = tl.maximum(end - first, 0)
+    drafted = (i >= first) & (i < end)
+    verified = drafted & (i < tl.where(random, end, 0))
+    x_p = tl.zeros([K_PAD], tl.float32)
+    x_q = tl.zeros([K_PAD], tl.float32)
+    lse_q = tl.zeros([K_PAD], tl.float32)
+    if (METHOD == STANDARD) | (METHOD == BLOCK_WISE) | (METHOD == SYNTHETIC):
+        x_p = draft_logits(
+            p_logits, p_map, p_stride_group, p_stride_row, p_vocab, request, i, drafts, verified, P_MAP
+        )  # fmt: skip
+        if not ONE_HOT:
+            x_q = draft_logits(
+                q_logits, q_map, q_stride_group, q_stride_row, q_vocab, request, i, drafts, verified, Q_MAP
+            )  # fmt: skip
+            if not SCAN_Q:
+                group = request.to(tl.int64)
+                if Q_MAP:
+                    group = tl.load(q_map + request).to(tl.int64)
+                lse_q = tl.load(draft_lse + group * stride_lse + i, mask=verified, other=0.0)
     idle = False
     if LAZY:
-        before = tl.load(out_accepted + request)
-        idle = (first > 0) & ((before != first) | (tl.load(out_status + request) != 0) | (rows == 0))
-    position = slot % width
-    is_q = slot >= width
+        idle = (first > 0) & (ended | (rows == 0))
     # A request without rows has one program, which decides.
-    used = ((position < rows) & (part < p_parts)) | ((position == 0) & (part == 0))
+    used = ((position - first < rows) & (part < p_parts)) | ((position == first) & (part == 0))
     expected = tl.maximum(rows * p_parts, 1)
     if SCAN_Q:
-        q_rows = tl.where(random, drafts, 0)
-        used = tl.where(is_q, (position < q_rows) & (part < q_parts), used)
+        q_rows = tl.where(random, tl.maximum(end - first, 0), 0)
+        used = tl.where(is_q, (position - first < q_rows) & (part < q_parts), used)
         expected += q_rows * q_parts
     if idle | ~used:
         return
-    position += first
-    item = request * (k + 1) + position
-    seed = tl.load(seeds + request)
-    at = tl.load(positions + request)
+    u = uniform(seed, at + i, i, _BLOCK if METHOD == BLOCK_WISE else _ACCEPT)
     if SCAN_Q and is_q:
         q_item = request * k + position
         q_row = row_pointer(q_logits, q_map, request, position, q_stride_group, q_stride_row, Q_MAP)
+        y = load_tile(q_row, part * steps * BLOCK + tl.arange(0, BLOCK), q_vocab)
         _scan_span(
-            q_row, q_vocab, part, steps, temp, seed, at + position, q_bound_logit, q_bound_token, q_item,
-            q_item.to(tl.int64) * q_parts + part, q_part_top, q_part_value, q_part_reference, part_token,
+            q_row, y, q_vocab, part, steps, temp, seed, at + position, q_bound_logit, q_bound_token, q_item,
+            q_item.to(tl.int64) * q_parts + part, q_part_value, q_part_reference, part_token,
             METHOD, TRUNCATED, BLOCK,
         )  # fmt: skip
     if ~is_q:
-        row = row_pointer(p_logits, p_map, request, position, p_stride_group, p_stride_row, P_MAP)
         _scan_span(
-            row, tl.where(rows > 0, p_vocab, 0), part, steps, temp, seed, at + position, p_bound_logit, p_bound_token,
-            item, item.to(tl.int64) * p_parts + part, part_top, part_value, part_reference, part_token,
-            METHOD, TRUNCATED, BLOCK,
+            row, x, tl.where(rows > 0, p_vocab, 0), part, steps, temp, seed, at + position,
+            p_bound_logit, p_bound_token, item, item.to(tl.int64) * p_parts + part,
+            part_value, part_reference, part_token, METHOD, TRUNCATED, BLOCK,
         )  # fmt: skip
     let_next_start(PDL)
     if ~is_last(counters, request, expected):
         return
 
-    i = tl.arange(0, K_PAD)
     here = (i >= first) & (i < first + rows)
-    drafted = (i >= first) & (i < end)
     items = request * (k + 1) + i
     inverse = inverse_temperature(temp)
-    at += i
-    token = tl.load(draft_tokens + request.to(tl.int64) * stride_draft + i, mask=drafted, other=-1)
     lse = tl.zeros([K_PAD], tl.float32)
     best = tl.full([K_PAD], -1, tl.int32)
     if matched:
-        status, _ = status_of(load_parts(part_top, items, p_parts, here, float("-inf"), PARTS), 1)
-        best = best_tokens(part_value, part_token, items, p_parts, here, PARTS)
+        status, best = best_tokens(part_value, part_token, items, p_parts, here, PARTS)
     else:
-        status, lse = row_lse(part_top, part_value, part_reference, items, inverse, p_parts, here, PARTS)
+        status, lse = row_lse(part_value, part_reference, items, inverse, p_parts, here, PARTS)
     status = tl.where(here, status, 0)
-    accept = token == best
+    accept = drafts == best
     if METHOD == SYNTHETIC:
-        accept = _synthetic(rates, i, k, seed, at)
+        accept = u < _synthetic_rate(rates, i, k)
     if (METHOD == STANDARD) | (METHOD == BLOCK_WISE) | (METHOD == SYNTHETIC):
-        verified = drafted & (i < tl.where(random, end, 0))
         tl.store(p_lse + items, lse, mask=verified)
-        log_p = draft_log_probs(
-            p_logits, p_map, p_bound_logit, p_bound_token, p_stride_group, p_stride_row, p_vocab, lse,
-            request, i, items, token, inverse, verified, P_MAP, TRUNCATED,
-        )  # fmt: skip
+        log_p = draft_log_probs(x_p, drafts, p_bound_logit, p_bound_token, items, lse, inverse, TRUNCATED)
         log_q = tl.zeros([K_PAD], tl.float32)
         if not ONE_HOT:
             q_items = request * k + i
             if SCAN_Q:
-                q_status, lse_q = row_lse(
-                    q_part_top, q_part_value, q_part_reference, q_items, inverse, q_parts, verified, PARTS
-                )
+                q_status, lse_q = row_lse(q_part_value, q_part_reference, q_items, inverse, q_parts, verified, PARTS)
             else:
-                group = request.to(tl.int64)
-                if Q_MAP:
-                    group = tl.load(q_map + request).to(tl.int64)
-                lse_q = tl.load(draft_lse + group * stride_lse + i, mask=verified, other=0.0)
                 q_status = tl.where(lse_q == float("-inf"), 2, tl.where(lse_q < float("inf"), 0, 1))
             tl.store(q_lse + items, lse_q, mask=verified)
             status = tl.where(verified & (status == 0), q_status, status)
-            log_q = draft_log_probs(
-                q_logits, q_map, q_bound_logit, q_bound_token, q_stride_group, q_stride_row, q_vocab, lse_q,
-                request, i, q_items, token, inverse, verified, Q_MAP, TRUNCATED,
-            )  # fmt: skip
+            log_q = draft_log_probs(x_q, drafts, q_bound_logit, q_bound_token, q_items, lse_q, inverse, TRUNCATED)
         if METHOD == STANDARD:
             q = tl.exp(log_q)
-            accept = tl.where(random, (uniform(seed, at, i, _ACCEPT) * q < tl.exp(log_p)) & (q > 0.0), accept)
+            accept = tl.where(random, (u * q < tl.exp(log_p)) & (q > 0.0), accept)
     ok = accept & (status == 0)
     accepted = tl.minimum(tl.min(tl.where(drafted & ~ok, i, K_PAD)), end)
     final_status = tl.sum(tl.where(i == accepted, status, 0))
@@ -242,15 +249,14 @@ def _verify_kernel(
             weights = prefix_weights(log_p, log_q, count, K_PAD)
             tl.store(weight + request * (k + 1), 1.0)
             tl.store(weight + items + 1, weights, mask=drafted)
-            eta = uniform(seed, at, i, _BLOCK)
             mass = tl.zeros([K_PAD], tl.float32)
             if ONE_HOT:
                 after = tl.sum(tl.where(i[None, :] == i[:, None] + 1, tl.exp(log_p)[None, :], 0.0), 1)
                 mass = weights * (1.0 - after)
-            accepted = block_length(weights, mass, eta, count, K_PAD)
+            accepted = block_length(weights, mass, u, count, K_PAD)
             if not ONE_HOT:
                 # h_i <= p_i, so S_i matters only where eta_i <= p_i and no longer prefix is sure.
-                open_ = (i + 1 < count) & (i + 1 > accepted) & (eta <= weights) & (final_status == 0)
+                open_ = (i + 1 < count) & (i + 1 > accepted) & (u <= weights) & (final_status == 0)
                 bits = tl.sum(tl.where(open_, (tl.zeros([K_PAD], tl.int64) + 1) << i.to(tl.int64), 0))
                 tl.store(undecided + request, bits)
         elif not ONE_HOT:
@@ -258,8 +264,7 @@ def _verify_kernel(
     last = tl.sum(tl.where(i == accepted, best, 0))
     last = tl.where(matched, last, -1)
     emit(
-        out_tokens, out_emitted, out_accepted, out_status, draft_tokens, stride_draft, request, k,
-        accepted, last, final_status, K_PAD,
+        out_tokens, out_emitted, out_accepted, out_status, drafts, request, k, accepted, last, final_status, K_PAD,
     )  # fmt: skip
     if COUNTED:
         finished = matched & (final_status == 0) & ((accepted < end) | (first + rows > count))
@@ -284,10 +289,11 @@ def verify(
     rows, q_rows = p.rows, q.rows if q else p.rows
     like, requests, k = rows.logits, rows.requests, rows.width - 1
     scan_q = q is not None and draft_lse is None
-    cut = cut_of(max(rows.vocab, q_rows.vocab), requests * stages[0][1] * (2 if scan_q else 1))
+    noise = method.value == INVARIANT.value
+    cut = cut_of(max(rows.vocab, q_rows.vocab), requests * stages[0][1] * (2 if scan_q else 1), noise=noise)
     p_parts, q_parts = triton.cdiv(rows.vocab, cut.steps * cut.tile), triton.cdiv(q_rows.vocab, cut.steps * cut.tile)
-    values = [floats(like, requests, k + 1, p_parts) for _ in range(3)]
-    q_values = [floats(like, requests, k, q_parts) for _ in range(3)] if scan_q else [None] * 3
+    values = [floats(like, requests, k + 1, p_parts) for _ in range(2)]
+    q_values = [floats(like, requests, k, q_parts) for _ in range(2)] if scan_q else [None] * 2
     by_block = method.value == BLOCK_WISE.value
     done = Verified(
         floats(like, requests, k + 1),
