@@ -8,10 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from specpipe.data.columns import PROMPT_COLUMNS
 from specpipe.data.files import InputFile
 from specpipe.data.locations import locate
+from specpipe.data.requests import input_columns
 from specpipe.data.rows import read_rows
 from specpipe.data.tables import schema_of
 from specpipe.errors import DataError
@@ -21,13 +23,16 @@ _SAMPLE = 20  # JSON lines have no schema: the first rows speak for the file
 
 
 def require_prompt(files: Sequence[InputFile], column: str | None = None) -> None:
-    """Raises DataError for a file that has no prompt column at all, so that a wrong name is not found row by row.
+    """Raises DataError for a file that has no prompt column at all, so that a wrong name is not found row by row, and
+    for one that has a column twice of those that count.
 
     `column` is data.prompt; None expects one of the usual names.
     """
     wanted = PROMPT_COLUMNS if column is None else (column,)
     for file in files:
         names = _column_names(file)
+        for name in input_columns(column):
+            _require_one(file, names, name)
         if not names or any(name in names for name in wanted):
             continue
         has = f"{file.path} has the columns {', '.join(names)}"
@@ -41,8 +46,8 @@ def require_prompt(files: Sequence[InputFile], column: str | None = None) -> Non
 def kept_schema(files: Sequence[InputFile], names: Sequence[str]) -> Any:
     """The pyarrow.Schema of the columns to keep, the same in every file.
 
-    JSON lines have no types: there a kept column is text. Raises DataError for a column that a file lacks or types
-    that differ, before any row is read.
+    JSON lines have no types: there a kept column is text. Raises DataError for a column that a file lacks, types that
+    differ or that Parquet lacks, before any row is read.
     """
     fields: dict[str, Any] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -62,11 +67,25 @@ def _schema(file: InputFile) -> Any:
     return None if file.kind == "jsonl" else schema_of(locate(file.path), file.kind)
 
 
+def _require_one(file: InputFile, names: Sequence[str], name: str) -> None:
+    if names.count(name) > 1:
+        raise DataError(f"{file.path} has {names.count(name)} columns called {name!r}; expected one: rename the others")
+
+
 def _type_in(file: InputFile, schema: Any, name: str) -> Any:
     if name not in schema.names:
         has = ", ".join(schema.names)
         raise DataError(f"output.keep_columns names {name!r}, which {file.path} lacks; it has {has}")
-    return schema.field(name).type
+    _require_one(file, schema.names, name)
+    field = schema.field(name)
+    try:
+        pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+    except (pa.ArrowException, NotImplementedError):
+        raise DataError(
+            f"output.keep_columns names {name!r}, which is {field.type} in {file.path}; outputs are Parquet, which has "
+            "no such type. Leave it out, or write the input with another type"
+        ) from None
+    return field.type
 
 
 def _column_names(file: InputFile) -> list[str]:

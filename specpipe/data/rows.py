@@ -15,6 +15,9 @@ from specpipe.data.files import InputFile
 from specpipe.data.locations import locate
 from specpipe.errors import InputError
 
+_NOT_FOR_PYTHON = (ValueError, NotImplementedError, OverflowError, KeyError)
+"""What pyarrow raises for a value that Python has no object for; KeyError: a time zone that nobody knows."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
@@ -110,12 +113,12 @@ def _python_rows(batch: Any) -> Iterator[tuple[dict[str, object] | None, str]]:
         for values in batch.to_pylist():
             yield values, ""
         return
-    except (ValueError, NotImplementedError, OverflowError):
+    except _NOT_FOR_PYTHON:
         pass
     for i in range(batch.num_rows):
         try:
             yield batch.slice(i, 1).to_pylist()[0], ""
-        except (ValueError, NotImplementedError, OverflowError) as error:
+        except _NOT_FOR_PYTHON as error:
             yield None, f"the row cannot be read: {error}"
 
 

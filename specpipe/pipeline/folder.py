@@ -63,13 +63,15 @@ class RunFolder:
         return f"telemetry/timeline-{epoch:05d}.parquet"
 
     def read(self, name: str) -> bytes | None:
-        """A file's bytes; None where there is none."""
+        """A file's bytes; None where there is none. Raises OutputError for one that cannot be read."""
         location = self._location(name)
         try:
             with location.open_binary() as file:
                 return file.read()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise OutputError(f"{location.text()} cannot be read: {error}. Mend its permissions") from error
 
     def publish(self, name: str, data: bytes) -> None:
         """Write a whole file, over what is there. Raises OutputError when that fails."""
@@ -112,9 +114,14 @@ class RunFolder:
     # the epoch: how often the run was started; a worker of an earlier start must publish nothing more
 
     def epoch(self) -> int:
-        """The latest start's; 0 before the first."""
-        data = self.read(_EPOCH)
-        return int(data) if data else 0
+        """The latest start's; 0 before the first. Raises OutputError where the file holds something else."""
+        data = self.read(_EPOCH) or b"0"
+        if not data.isdigit():
+            raise OutputError(
+                f"{self.file(_EPOCH)} holds {data!r:.40}; expected the number of the latest start. Delete it once no "
+                "worker of this run is alive"
+            )
+        return int(data)
 
     def begin_epoch(self) -> int:
         """Make this start the newest one."""

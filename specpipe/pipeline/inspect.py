@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +9,10 @@ import pyarrow as pa
 
 from specpipe.errors import OutputError
 from specpipe.pipeline.assemble import versions
-from specpipe.pipeline.folder import SUMMARY, RunFolder
+from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.ledger import read_ledger
 from specpipe.pipeline.manifest import Manifest, read_manifest
-from specpipe.pipeline.results import build_summary
+from specpipe.pipeline.results import build_summary, read_summary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +34,7 @@ def inspect(path: str) -> dict[str, Any]:
     """
     folder, manifest = _open(path)
     holder = folder.lock().holder()
-    last = _last_summary(folder)
+    last = read_summary(folder)
     if last.get("complete") and holder is None:
         return {"state": "complete", "holder": None, **last}
     return _look(folder, manifest, holder, last).summary
@@ -44,7 +43,7 @@ def inspect(path: str) -> dict[str, Any]:
 def look(path: str) -> Seen:
     """Everything that the folder says, part by part. Writes nothing; raises OutputError where there is no run."""
     folder, manifest = _open(path)
-    return _look(folder, manifest, folder.lock().holder(), _last_summary(folder))
+    return _look(folder, manifest, folder.lock().holder(), read_summary(folder))
 
 
 def _open(path: str) -> tuple[RunFolder, Manifest]:
@@ -53,12 +52,6 @@ def _open(path: str) -> tuple[RunFolder, Manifest]:
     if manifest is None:
         raise OutputError(f"{folder.path} is no specpipe run: it has no manifest.json")
     return folder, manifest
-
-
-def _last_summary(folder: RunFolder) -> dict[str, Any]:
-    data = folder.read(SUMMARY)
-    last: dict[str, Any] = json.loads(data) if data is not None else {}
-    return last
 
 
 def _look(folder: RunFolder, manifest: Manifest, holder: str | None, last: dict[str, Any]) -> Seen:

@@ -111,8 +111,8 @@ def read_manifest(folder: RunFolder) -> Manifest | None:
         )
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise OutputError(
-            f"{folder.file(MANIFEST)} is not the manifest of a specpipe run ({type(error).__name__}: {error}). Choose "
-            "another output.path; nothing was changed"
+            f"{folder.file(MANIFEST)} is not the manifest of a specpipe run ({type(error).__name__}: {error}). If it "
+            "was, delete it: the same job keeps parts that fit. Else choose another output.path; nothing was changed"
         ) from error
 
 

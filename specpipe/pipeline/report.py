@@ -58,11 +58,14 @@ def _source(
 
 
 def read_costs(folder: RunFolder) -> CostTable | None:
-    """Of the hardware that ran most rounds."""
-    known = json.loads(folder.read(COSTS) or b"{}").values()
-    if not known:
+    """Of the hardware that ran most rounds. None where there is no table that can be read."""
+    try:
+        known = json.loads(folder.read(COSTS) or b"{}").values()
+        most = max(known, key=lambda table: sum(cell["rounds"] for cell in table["cells"]), default=None)
+        return most and CostTable.from_json(most)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        log.warning("%s is no table of costs, and is passed over: %s", folder.file(COSTS), error)
         return None
-    return CostTable.from_json(max(known, key=lambda table: sum(cell["rounds"] for cell in table["cells"])))
 
 
 def _examples(folder: RunFolder, shards: Sequence[int]) -> list[ErrorExample]:

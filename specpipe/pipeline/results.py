@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from specpipe.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INCOMPLETE, EXIT_INTERRUPTED, SpecpipeError
 from specpipe.pipeline.folder import COSTS, SHARDS, SUMMARY, RunFolder
@@ -39,12 +40,22 @@ def build_summary(
     return {"name": manifest.tuning.get("name", "job"), "run_id": manifest.run_id, **summarise(shards, facts)}
 
 
-def has_results(folder: RunFolder) -> bool:
-    """Whether a start wrote the results of all parts; one that was killed after its last part did not."""
+def read_summary(folder: RunFolder) -> dict[str, Any]:
+    """The latest summary; empty where there is none that can be read: the parts say it all again."""
     try:
-        return folder.read(SHARDS) is not None and bool(json.loads(folder.read(SUMMARY) or b"{}").get("complete"))
+        summary = json.loads(folder.read(SUMMARY) or b"{}")
     except ValueError:
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def has_results(folder: RunFolder, shards: int) -> bool:
+    """Whether the results of all `shards` parts are there; a start that was killed after the last part wrote none."""
+    try:
+        there = pq.read_metadata(pa.BufferReader(folder.read(SHARDS) or b"")).num_rows
+    except (pa.ArrowException, OSError):
         return False
+    return there == shards and bool(read_summary(folder).get("complete"))
 
 
 def publish_results(folder: RunFolder, shards: pa.Table, summary: Mapping[str, Any]) -> None:

@@ -155,6 +155,7 @@ def _start(opened: _Opened, placement: Placement, backend: Backend, viewer: View
         shards = prepared.shards(workers=placement.workers, device=placement.device)
         synthetic = job.speculation.method == "synthetic"
         manifest = new_manifest(prepared.identity, prepared.tuning, shards, synthetic=synthetic)
+        opened.done.extend(read_ledger(folder, shards, manifest.run_id).table())  # whose manifest was lost
     else:
         manifest = replace(opened.manifest, tuning=prepared.tuning)
     epoch = folder.begin_epoch()
@@ -294,7 +295,7 @@ def _leave(opened: _Opened, manifest: Manifest, outcome: Outcome, state: Ended |
         workers={name: info.facts for name, info in outcome.workers.items()},
         versions=versions(),
     )
-    if state != "already complete" or not has_results(opened.folder):
+    if state != "already complete" or not has_results(opened.folder, shards.num_rows):
         publish_results(opened.folder, shards, summary)
         shown = state if state in ("interrupted", "failed") else "complete" if summary["complete"] else "incomplete"
         write_report(opened.folder, manifest, shards, summary, shown)

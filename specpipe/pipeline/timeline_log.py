@@ -52,14 +52,14 @@ class TimelineLog:
 
 
 def read_timelines(folder: RunFolder, columns: Sequence[str] | None = None) -> list[pa.Table]:
-    """Every start's segment, in order. Raises OutputError for a file that is no timeline."""
+    """Every start's segment, in order. A damaged one is passed over: it costs curves, and must not hold up a start."""
     tables = []
     for name in folder.names("telemetry"):
         if name.startswith("timeline-") and (data := folder.read(f"telemetry/{name}")) is not None:
             try:
                 tables.append(pq.read_table(pa.BufferReader(data), columns=columns))
             except (pa.ArrowInvalid, KeyError) as error:
-                raise OutputError(f"{folder.file(f'telemetry/{name}')} is no timeline: {error}") from error
+                log.warning("%s is no timeline, and is passed over: %s", folder.file(f"telemetry/{name}"), error)
     return tables
 
 

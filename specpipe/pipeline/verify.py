@@ -152,9 +152,9 @@ def _totals(folder: RunFolder, shards: pa.Table) -> Iterator[Finding]:
         return
     try:
         there = pq.read_table(pa.BufferReader(table))
-        says = json.loads(summary)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        yield _wrong(f"{SHARDS} or {SUMMARY} cannot be read: {error}")
+        says = dict(json.loads(summary))
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        yield _wrong(f"{SHARDS} or {SUMMARY} cannot be read: {error}; start the run again to write them anew")
         return
     if not there.equals(shards):
         yield _wrong(f"{SHARDS} differs from what stands in the parts' footers")

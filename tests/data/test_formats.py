@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from support.tables import write_table
 
 from specpipe.data import InputFile, hash_rows, kept_schema, list_files, read_kept, read_rows, require_prompt
 from specpipe.data.jsonl import STRIDE
@@ -214,4 +215,29 @@ def test_kept_columns_must_be_there_and_of_one_type(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"names 'm', which .*a\.parquet lacks; it has prompt, n"):
         kept_schema(files, ["m"])
     with pytest.raises(DataError, match=r"'n' is string in .*b\.parquet and int64"):
+        kept_schema(files, ["n"])
+
+
+def test_kept_columns_that_parquet_cannot_hold_are_named(tmp_path: Path) -> None:
+    kinds = {
+        "interval": pa.array([(1, 2, 3)], pa.month_day_nano_interval()),
+        "nothing": pa.array([{}], pa.struct([])),
+        "runs": pa.RunEndEncodedArray.from_arrays([1], ["x"]),
+    }
+    write_table(tmp_path / "a.arrow", pa.table({"prompt": ["x"], "fine": [1], **kinds}))
+    files = list_files(str(tmp_path))
+    assert kept_schema(files, ["fine"]).names == ["fine"]
+    for name in kinds:
+        with pytest.raises(DataError, match=rf"names '{name}', which is .*a\.arrow; outputs are Parquet, which"):
+            kept_schema(files, ["fine", name])
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_a_column_that_is_there_twice_is_named(tmp_path: Path, kind: str) -> None:
+    write_table(tmp_path / f"a.{kind}", pa.Table.from_arrays([pa.array(["x"])] * 5, ["n", "n", "m", "m", "prompt"]))
+    files = list_files(str(tmp_path))
+    require_prompt(files)  # nobody reads n and m
+    with pytest.raises(DataError, match=r"has 2 columns called 'm'; expected one: rename the others"):
+        require_prompt(files, "m")
+    with pytest.raises(DataError, match=r"has 2 columns called 'n'"):
         kept_schema(files, ["n"])

@@ -3,15 +3,18 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.fake_workers import make_job, worker_config
+from support.tables import any_tables, write_table
 
 from specpipe.core import AcceptanceCounts, Shard
 from specpipe.data import list_files
 from specpipe.data.requests import input_columns
+from specpipe.data.rows import utf8
 from specpipe.pipeline.handles import ShardOrder
 from specpipe.pipeline.verify_part import PartCheck
 from specpipe.pipeline.worker import Worker
@@ -46,6 +49,7 @@ objects = st.one_of(
 )
 lines = objects.map(lambda value: json.dumps(value).encode()) | anything.map(lambda v: json.dumps(v).encode())
 files = st.lists(lines | st.binary(max_size=12), min_size=1, max_size=6)
+tables = any_tables(input_columns(None), texts.map(utf8))
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +61,33 @@ def worker(tmp_path_factory: pytest.TempPathFactory):
     made.close()
 
 
-def each_row_comes_out_once(worker: Worker, data: list[bytes]) -> None:
-    config = worker._config
-    path = Path(config.folder.path).parent / "any.jsonl"
+def each_line_comes_out_once(worker: Worker, data: list[bytes]) -> None:
+    path = worker_folder(worker) / "any.jsonl"
     data = [b'{"prompt": "first"}', *data]  # a file that begins with [ is refused as a JSON array
     path.write_bytes(b"\n".join(data))
+    each_row_comes_out_once(worker, path, sum(bool(line.strip(b" \t\r")) for line in b"\n".join(data).split(b"\n")))
+
+
+def each_row_of_a_table_comes_out_once(worker: Worker, table: pa.Table) -> None:
+    path = worker_folder(worker) / "any.parquet"
+    try:
+        write_table(path, table)
+    except pa.ArrowException:  # a type that Parquet lacks
+        path = path.with_suffix(".arrow")
+        write_table(path, table)
+    each_row_comes_out_once(worker, path, table.num_rows)
+
+
+def worker_folder(worker: Worker) -> Path:
+    return Path(worker._config.folder.path).parent
+
+
+def each_row_comes_out_once(worker: Worker, path: Path, rows: int) -> None:
+    config = worker._config
     (file,) = list_files(str(path))
-    assert file.rows == sum(bool(line.strip(b" \t\r")) for line in b"\n".join(data).split(b"\n"))
+    assert file.rows == rows
     config.files[file.path] = file  # type: ignore[index]
-    shard = Shard(index=0, file=file.path, start=0, stop=file.rows, first_row=0)
+    shard = Shard(index=0, file=file.path, start=0, stop=rows, first_row=0)
     Path(config.folder.file(config.folder.part_name(0))).unlink(missing_ok=True)  # a whole part would stay
     report = worker.run_shard(ShardOrder(shard=shard, plan=PLAN, attempt=1))
     part = config.folder.file(report.part)
@@ -75,17 +97,25 @@ def each_row_comes_out_once(worker: Worker, data: list[bytes]) -> None:
         assert not error or error.startswith(f"{file.path}, row {row}: ") or error == "a bad row"
 
 
-def property_of(cases: int):
-    return settings(max_examples=cases, deadline=None, suppress_health_check=list(HealthCheck))(
-        given(data=files)(each_row_comes_out_once)
-    )
+def lines_of(cases: int):
+    return any_of(cases)(given(data=files)(each_line_comes_out_once))
 
 
-def test_any_rows(worker: Worker) -> None:
-    property_of(150)(worker)
+def tables_of(cases: int):
+    return any_of(cases)(given(table=tables)(each_row_of_a_table_comes_out_once))
+
+
+def any_of(cases: int) -> settings:
+    return settings(max_examples=cases, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("of", [lines_of, tables_of])
+def test_any_rows(worker: Worker, of) -> None:
+    of(75)(worker)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_ten_thousand_rows_of_any_kind(worker: Worker) -> None:
-    property_of(3_000)(worker)
+@pytest.mark.parametrize("of", [lines_of, tables_of])
+def test_ten_thousand_files_of_any_rows(worker: Worker, of) -> None:
+    of(10_000)(worker)
