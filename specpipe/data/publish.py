@@ -70,7 +70,9 @@ def _publish_local(path: str, data: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(attempt, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # a full disk names no file
+            error.filename = path
         with suppress(OSError):
             os.unlink(attempt)
         raise

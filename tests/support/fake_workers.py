@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -129,6 +129,7 @@ class InProcessBackend:
 
     assemble: Callable[[WorkerConfig], Assembly] = fake_assembly
     workers: int = 1
+    device: Literal["cpu", "cuda"] = "cpu"
     logs: str = ""
     spawned: list[InProcessWorker] = field(default_factory=list)
     config: WorkerConfig | None = None
@@ -136,7 +137,7 @@ class InProcessBackend:
     @contextmanager
     def connect(self, job: JobSpec) -> Iterator[Placement]:
         with ThreadPoolExecutor(32) as self.threads:  # waits for every worker to end
-            yield Placement(workers=self.workers, device="cpu", cpus=1.0, logs=self.logs)
+            yield Placement(workers=self.workers, device=self.device, cpus=1.0, logs=self.logs)
 
     def pool(self, config: WorkerConfig, placement: Placement) -> InProcessBackend:
         import dataclasses
