@@ -14,6 +14,7 @@ from specpipe_kernels.sampling import rejection_sample, sample, sample_recovered
 from specpipe_kernels.timestamp import timestamp
 from specpipe_kernels.types import (
     METHODS,
+    Bounds,
     Fed,
     Fp8Weight,
     Method,
@@ -31,6 +32,7 @@ from specpipe_kernels.types import (
 
 __all__ = [
     "METHODS",
+    "Bounds",
     "Fed",
     "Fp8Weight",
     "Method",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specpipe_kernels.backend import implementation
-from specpipe_kernels.types import METHODS, Method, Purpose, RejectionOutput, Sampled, SamplingTensors
+from specpipe_kernels.types import METHODS, Bounds, Method, Purpose, RejectionOutput, Sampled, SamplingTensors
 
 
 def sample(
@@ -55,7 +55,9 @@ def rejection_sample(
     draft_logits: Tensor | None = None,
     draft_rows: Tensor | None = None,
     draft_lse: Tensor | None = None,
+    draft_bounds: Bounds | None = None,
     cu_rows: Tensor | None = None,
+    bonus_tokens: Tensor | None = None,
     method: Method = "standard",
     synthetic_rates: Tensor | None = None,
     counts: Tensor | None = None,
@@ -74,7 +76,11 @@ def rejection_sample(
         draft_rows: [R] int, the row of draft_logits of each request; None: r.
         draft_lse: [D, K] fp32, the `lse` that `sample` gave with each draft: saves reading draft_logits again, but for
             one row a rejection. None: computed here.
+        draft_bounds: [D, K] each, the `bounds` that `sample` gave with each draft: saves finding them again. None:
+            computed here, where `sampling.truncated`.
         cu_rows: [R+1] int, first row of each request in target_logits [sum(K_i + 1), V].
+        bonus_tokens: [R] int64, what follows where all drafts are accepted: row K_i of a request's logits is then not
+            read. None: drawn here.
         method: standard (arXiv 2211.17192), block (arXiv 2403.10444, Algorithm 2), invariant (arXiv 2408.07978; reads
             no draft_logits) or synthetic (accepts at given rates; its output is not the target's).
         synthetic_rates: [K] fp32, unconditional acceptance rates, non-increasing; exactly with method synthetic.
@@ -94,8 +100,12 @@ def rejection_sample(
         )
     _check_rows(requests, num_draft_tokens=num_draft_tokens, positions=positions, **_tensors(sampling))
     _check_draft(draft_logits, draft_rows, cu_rows, requests, k)
-    if draft_lse is not None and (draft_logits is None or draft_lse.shape != draft_logits.shape[:2]):
-        raise ValueError(f"draft_lse {list(draft_lse.shape)}; expected [D, K], an entry for each row of draft_logits")
+    if bonus_tokens is not None:
+        _check_rows(requests, bonus_tokens=bonus_tokens)
+    for name, given in zip(("logit", "token"), draft_bounds or (), strict=False):
+        _check_of_drafts(f"draft_bounds.{name}", given, draft_logits)
+    if draft_lse is not None:
+        _check_of_drafts("draft_lse", draft_lse, draft_logits)
     if counts is not None and (counts.shape != (4, k + 1) or counts.dtype != torch.int64 or not counts.is_contiguous()):
         raise ValueError(f"counts {list(counts.shape)} {counts.dtype}; expected [4, K+1] = [4, {k + 1}] torch.int64")
     if method not in METHODS:
@@ -113,7 +123,9 @@ def rejection_sample(
         draft_logits=draft_logits,
         draft_rows=draft_rows,
         draft_lse=draft_lse,
+        draft_bounds=draft_bounds,
         cu_rows=cu_rows,
+        bonus_tokens=bonus_tokens,
         method=method,
         synthetic_rates=synthetic_rates,
         counts=counts,
@@ -189,6 +201,11 @@ def _check_rows(rows: int, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.shape != (rows,):
             raise ValueError(f"{name} {list(tensor.shape)}; expected one entry per row: [{rows}]")
+
+
+def _check_of_drafts(name: str, given: Tensor, draft_logits: Tensor | None) -> None:
+    if draft_logits is None or given.shape != draft_logits.shape[:2]:
+        raise ValueError(f"{name} {list(given.shape)}; expected [D, K], an entry for each row of draft_logits")
 
 
 def _check_draft(

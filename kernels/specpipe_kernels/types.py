@@ -71,6 +71,15 @@ class Penalties(NamedTuple):
     """Subtracted once for every occurrence in the output; 0 is off."""
 
 
+class Bounds(NamedTuple):
+    """Where truncation cuts rows: it keeps logits above `logit`, and those equal to it of ids up to `token`."""
+
+    logit: Tensor
+    """fp32, of any shape."""
+    token: Tensor
+    """int32, of the same."""
+
+
 class Sampled(NamedTuple):
     """One token for each of R rows."""
 
@@ -80,6 +89,8 @@ class Sampled(NamedTuple):
     """[R] fp32: log-sum-exp of the kept logits over temperature; 0 for greedy rows."""
     status: Tensor
     """[R] int32, a `Status`."""
+    bounds: Bounds | None
+    """[R] each, undefined for greedy rows; None where the host promised that nothing is truncated, or all greedy."""
 
 
 class SlotTensors(NamedTuple):

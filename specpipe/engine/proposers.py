@@ -17,7 +17,7 @@ from specpipe.engine.min_tokens import hold_open
 from specpipe.engine.penalties import penalise
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.slots import NO_TOKEN, SlotState
-from specpipe_kernels import Purpose, sample
+from specpipe_kernels import Bounds, Purpose, Sampled, sample
 
 
 class Proposal(NamedTuple):
@@ -26,9 +26,11 @@ class Proposal(NamedTuple):
     num_tokens: Tensor
     """[B] int32: K_i."""
     logits: Tensor | None = None
-    """[B, K, V] before temperature; None for one-hot proposals."""
+    """[B, K, V] before temperature; None for one-hot proposals and where verification needs the tokens alone."""
     lse: Tensor | None = None
-    """[B, K] fp32: log-sum-exps that drafting computed; None for one-hot proposals and all-greedy rounds."""
+    """[B, K] fp32: log-sum-exps that drafting computed; None where logits is."""
+    bounds: Bounds | None = None
+    """[B, K] each: where drafting truncated; None where nothing is truncated."""
     by_draft_model: bool = False
     """Its keys and values then reach as far as the drafts are accepted."""
 
@@ -52,7 +54,7 @@ class DraftModelProposer:
     def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal:
         tokens = rows.slots.new_full((rows.slots.shape[0], k), NO_TOKEN)
         logits: list[Tensor] = []
-        sums: list[Tensor] = []
+        drawn: list[Sampled] = []
         for step in range(k):
             given = tokens[:, step - 1 : step] if step else None
             shift, width = (step - 1, 1) if step else (-2, 2)
@@ -61,13 +63,23 @@ class DraftModelProposer:
             if rows.held:
                 hold_open(row_logits, state, rows.slots, at[:, None])
             penalise(row_logits, state, rows, tokens, first=step)
-            drawn = sample(row_logits, rows.sampling, at, purpose=self._purpose, index=step, out=tokens[:, step])
+            drawn.append(sample(row_logits, rows.sampling, at, purpose=self._purpose, index=step, out=tokens[:, step]))
             logits.append(row_logits)
-            sums.append(drawn.lse)
-        if rows.sampling.all_greedy:
+        if rows.sampling.all_greedy or self._purpose == Purpose.INVARIANT:  # verified by tokens alone
             return Proposal(tokens, rows.draft_room, by_draft_model=True)
-        stacked = torch.stack(logits, dim=1)
-        return Proposal(tokens, rows.draft_room, stacked, torch.stack(sums, dim=1), by_draft_model=True)
+        return Proposal(
+            tokens,
+            rows.draft_room,
+            logits=torch.stack(logits, dim=1),
+            lse=torch.stack([x.lse for x in drawn], dim=1),
+            bounds=_stacked([x.bounds for x in drawn if x.bounds is not None]),
+            by_draft_model=True,
+        )
+
+
+def _stacked(bounds: list[Bounds]) -> Bounds | None:
+    """Those of K steps as [B, K] each."""
+    return Bounds(*(torch.stack(x, dim=1) for x in zip(*bounds, strict=True))) if bounds else None
 
 
 class NGramProposer:

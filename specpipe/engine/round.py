@@ -90,6 +90,7 @@ class Round:
                 rows.sampling,
                 draft_logits=proposal.logits,
                 draft_lse=proposal.lse,
+                draft_bounds=proposal.bounds,
                 method=self._method,
                 synthetic_rates=None if self._rates is None else self._rates[: key.k],
             )

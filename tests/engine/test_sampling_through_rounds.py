@@ -8,6 +8,8 @@ from scipy.stats import chisquare
 from support.engines import make_engine, make_requests, perturbed, run
 
 from specpipe.core import Request, SamplingParams
+from specpipe_kernels import Bounds, SamplingTensors
+from specpipe_kernels.reference.kept_logits import truncation_bounds
 
 PROMPT = (3, 1, 4)
 NEW_TOKENS = 4
@@ -123,3 +125,19 @@ def test_synthetic_acceptance_meets_its_rates(small_pair) -> None:
     rounds = sum(c.draft_tokens for c in completions) / 3
     accepted = sum(c.accepted_tokens for c in completions)
     assert accepted / rounds == pytest.approx(sum(rates), rel=0.05)
+
+
+def test_truncation_of_draft_rows_is_found_once(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafting hands its bounds on, so verification looks for those of the target's rows alone."""
+    pair = small_pair("llama")
+    rows: list[int] = []
+
+    def counting(logits: torch.Tensor, sampling: SamplingTensors) -> Bounds:
+        rows.append(logits.shape[0])
+        return truncation_bounds(logits, sampling)
+
+    monkeypatch.setattr("specpipe_kernels.reference.kept_logits.truncation_bounds", counting)
+    requests = make_requests(3, vocab_size=pair.vocab_size, temperature=0.9, top_p=0.95)
+    engine = make_engine(pair.target, pair.draft, slots=3, max_k=3)
+    run(engine, requests, 3)
+    assert rows and all(count % 4 == 0 for count in rows)  # K + 1 a request, not K

@@ -18,7 +18,16 @@ from support.penalty_cases import History, counted, penalised, random_history
 from support.sampling_cases import Backend, Round, random_rows, run, sampling, to
 from torch import Tensor
 
-from specpipe_kernels import METHODS, Penalties, Purpose, RejectionOutput, rejection_sample, sample, token_logprobs
+from specpipe_kernels import (
+    METHODS,
+    Bounds,
+    Penalties,
+    Purpose,
+    RejectionOutput,
+    rejection_sample,
+    sample,
+    token_logprobs,
+)
 
 FEATURES: dict[str, tuple[Any, ...]] = {
     "method": METHODS,
@@ -29,6 +38,8 @@ FEATURES: dict[str, tuple[Any, ...]] = {
     "layout": ("static", "cu_rows"),
     "proposals": ("one-hot", "draft", "draft by slot, narrower", "draft by slot, wider"),
     "lse": ("computed", "given"),
+    "bounds": ("computed", "given"),
+    "bonus": ("drawn", "given"),
     "truncation": ("off, promised", "off", "on"),
     "penalties": ("off", "on"),
     "logprobs": (None, 0, 3),
@@ -41,8 +52,9 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 def possible(case: Case) -> bool:
-    """One-hot proposals have neither log-sum-exps nor logits that could be unsound."""
-    return case["proposals"] != "one-hot" or (case["lse"] == "computed" and case["unsound"] != "draft")
+    """One-hot proposals have neither log-sum-exps nor bounds nor logits that could be unsound."""
+    given = "given" in (case["lse"], case["bounds"]) or case["unsound"] == "draft"
+    return case["proposals"] != "one-hot" or not given
 
 
 @dataclass
@@ -95,7 +107,8 @@ class FeatureRound:
     def _draft(self) -> None:
         k, kind = self.case["k"], self.case["proposals"]
         self.base = torch.randn(self.count, k + 1, self.vocab, generator=self.g) * 2
-        self.draft_logits = self.draft_rows = self.lse = None
+        self.draft_logits = self.draft_rows = self.lse = self.bounds = None
+        self.bonus = torch.randint(0, self.vocab, (self.count,), generator=self.g)
         best = self.base[:, :k].argmax(-1)
         if kind == "one-hot":
             agree = torch.rand(self.count, k, generator=self.g) < 0.7
@@ -114,6 +127,8 @@ class FeatureRound:
         if self.case["unsound"] == "draft":
             logits[where[0], 0, 3] = torch.nan
         self.lse = torch.zeros(self.count + 2, k)
+        if self.case["truncation"] != "off, promised" and self.case["rows"] != "greedy, promised":
+            self.bounds = Bounds(torch.zeros(self.count + 2, k), torch.zeros(self.count + 2, k, dtype=torch.int32))
         self.drafts = torch.full((self.count, k), -1)
         for i in range(k):
             self._draft_one(i, logits, where)
@@ -131,6 +146,9 @@ class FeatureRound:
         assert drawn.tokens.tolist() == [token for token, _, _ in expected]
         assert drawn.status.tolist() == [status for _, _, status in expected]
         self.lse[where, i] = drawn.lse
+        assert (drawn.bounds is None) == (self.bounds is None)
+        for kept, found in zip(self.bounds or (), drawn.bounds or (), strict=True):
+            kept[where, i] = found
         self.drafts[:, i] = self._cut(drawn.tokens[:, None], i)[:, 0]
 
     def _cut(self, tokens: Tensor, first: int = 0) -> Tensor:
@@ -171,7 +189,9 @@ class FeatureRound:
         )  # fmt: skip
 
     def _sound(self, r: int) -> bool:
-        return r > 0 or self.case["unsound"] != "target"
+        """The row behind the drafts is not read where the bonus token is given."""
+        read = self.case["bonus"] == "drawn" or int(self.amounts[r]) > 0
+        return r > 0 or self.case["unsound"] != "target" or not read
 
     def _verify(self, target: Round) -> RejectionOutput:
         k = self.case["k"]
@@ -181,6 +201,8 @@ class FeatureRound:
             self.backend, rejection_sample, target.target_logits, target.draft_tokens, target.num_draft_tokens,
             target.positions, sampling(self.rows, **self.hints), draft_logits=target.draft_logits,
             draft_rows=target.draft_rows, draft_lse=self.lse if self.case["lse"] == "given" else None,
+            draft_bounds=self.bounds if self.case["bounds"] == "given" else None,
+            bonus_tokens=self.bonus if self.case["bonus"] == "given" else None,
             cu_rows=target.cu_rows, method=target.method, synthetic_rates=target.synthetic_rates, counts=counts,
         )  # fmt: skip
         clean = target.with_(target_logits=target.target_logits.nan_to_num(0.0))
@@ -189,6 +211,8 @@ class FeatureRound:
             if not self._sound(r):
                 tokens, accepted = [], 0
             emitted, given = int(out.num_emitted[r]), len(target.drafts_of(r))
+            if tokens and accepted == given and self.case["bonus"] == "given":
+                tokens[-1] = int(self.bonus[r])
             assert out.tokens[r].tolist() == tokens + [-1] * (k + 1 - len(tokens)), f"row {r}"
             assert (emitted, int(out.num_accepted[r])) == (len(tokens), accepted)
             assert bool(out.status[r]) != self._sound(r)
@@ -227,6 +251,9 @@ class FeatureRound:
             assert told.logprobs[r, emitted:].isnan().all()
             for i in range(emitted):
                 logits = target.target_logits[start + i].double()
+                if logits.isnan().any():  # behind a given bonus token
+                    assert told.logprobs[r, i].isnan()
+                    continue
                 log_p = logits.log_softmax(-1).numpy()
                 if self.rows[r].temperature:
                     with np.errstate(divide="ignore"):

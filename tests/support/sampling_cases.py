@@ -48,8 +48,8 @@ def to(value: Any, device: str) -> Any:
             return once.to(device).expand(value.shape)
         moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
         return moved.copy_(value)
-    if isinstance(value, SamplingTensors):
-        return SamplingTensors(*(to(x, device) for x in value))
+    if isinstance(value, tuple):
+        return type(value)(*(to(x, device) for x in value))
     return value
 
 
@@ -62,7 +62,7 @@ def run(backend: Backend, function: Callable[..., Any], *args: Any, **kwargs: An
         result = function(
             *(to(x, backend.device) for x in args), **{k: to(x, backend.device) for k, x in kwargs.items()}
         )
-    return result.cpu() if isinstance(result, Tensor) else type(result)(*(x.cpu() for x in result))
+    return to(result, "cpu")
 
 
 def sampling(rows: Sequence[oracle.Row], **hints: bool) -> SamplingTensors:

@@ -7,23 +7,12 @@ what a row keeps is told by its last kept logit and token.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from specpipe_kernels.types import SamplingTensors, Status
+from specpipe_kernels.types import Bounds, SamplingTensors, Status
 
 MAX_INVERSE = 1e30  # logits of usual size over the smallest temperatures stay finite
-
-
-class Bounds(NamedTuple):
-    """Kept is what has a logit above `logit`, or equal to it and an id of at most `token`."""
-
-    logit: Tensor
-    """[N] fp32"""
-    token: Tensor
-    """[N] int64"""
 
 
 def inverse_temperature(temperature: Tensor) -> Tensor:
@@ -32,8 +21,8 @@ def inverse_temperature(temperature: Tensor) -> Tensor:
 
 
 def truncation_bounds(logits: Tensor, sampling: SamplingTensors) -> Bounds:
-    """Of fp32 logits [N, V] and sampling of N rows. Keeps one token at the least."""
-    values, order = logits.sort(dim=-1, descending=True, stable=True)
+    """[N] each, of logits [N, V] and sampling of N rows. Keeps one token at the least."""
+    values, order = logits.float().sort(dim=-1, descending=True, stable=True)
     scaled = values * inverse_temperature(sampling.temperature)[:, None]
     top_k, top_p = sampling.top_k[:, None], sampling.top_p[:, None]
     kept = (torch.arange(logits.shape[1], device=logits.device) < top_k) | (top_k <= 0)
@@ -42,16 +31,16 @@ def truncation_bounds(logits: Tensor, sampling: SamplingTensors) -> Bounds:
     kept &= (mass_before < top_p * mass.sum(-1, keepdim=True)) | (top_p >= 1)
     kept &= values >= values[:, :1] + (sampling.temperature * sampling.min_p.log())[:, None]
     last = kept.sum(-1, keepdim=True).sub_(1).clamp_(min=0)
-    return Bounds(values.gather(-1, last)[:, 0], order.gather(-1, last)[:, 0])
+    return Bounds(values.gather(-1, last)[:, 0], order.gather(-1, last)[:, 0].int())
 
 
-def kept_logits(logits: Tensor, sampling: SamplingTensors) -> Tensor:
-    """[N, V] fp32: logits over temperature, -inf where truncated."""
+def kept_logits(logits: Tensor, sampling: SamplingTensors, bounds: Bounds | None = None) -> Tensor:
+    """[N, V] fp32: logits over temperature, -inf where truncated. bounds: computed if not given."""
     logits = logits.float()
     scaled = logits * inverse_temperature(sampling.temperature)[:, None]
     if not sampling.truncated:
         return scaled
-    bounds = truncation_bounds(logits, sampling)
+    bounds = bounds or truncation_bounds(logits, sampling)
     index = torch.arange(logits.shape[1], device=logits.device)
     tied = (logits == bounds.logit[:, None]) & (index <= bounds.token[:, None])
     return scaled.masked_fill_(~((logits > bounds.logit[:, None]) | tied), -torch.inf)

@@ -16,7 +16,7 @@ from specpipe_kernels.reference.acceptance import Accepted
 from specpipe_kernels.reference.draw import draw
 from specpipe_kernels.reference.kept_logits import kept_logits, select_rows, status_of
 from specpipe_kernels.reference.philox import gumbel
-from specpipe_kernels.types import Method, Purpose, RejectionOutput, SamplingTensors
+from specpipe_kernels.types import Bounds, Method, Purpose, RejectionOutput, SamplingTensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +39,10 @@ class _Round:
     """[R, K, Vd]"""
     draft_lse: Tensor | None
     """[R, K]"""
+    draft_bounds: Bounds | None
+    """[R, K]"""
+    bonus_tokens: Tensor | None
+    """[R]"""
 
     @property
     def num_drafts(self) -> int:
@@ -55,14 +59,26 @@ def rejection_sample(
     draft_logits: Tensor | None = None,
     draft_rows: Tensor | None = None,
     draft_lse: Tensor | None = None,
+    draft_bounds: Bounds | None = None,
     cu_rows: Tensor | None = None,
+    bonus_tokens: Tensor | None = None,
     method: Method = "standard",
     synthetic_rates: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> RejectionOutput:
     """See `specpipe_kernels.rejection_sample`."""
     r = _arrange(
-        target_logits, draft_tokens, num_draft_tokens, positions, sampling, draft_logits, draft_rows, draft_lse, cu_rows
+        target_logits,
+        draft_tokens,
+        num_draft_tokens,
+        positions,
+        sampling,
+        draft_logits,
+        draft_rows,
+        draft_lse,
+        draft_bounds,
+        cu_rows,
+        bonus_tokens,
     )
     out = _decide(r, method, synthetic_rates)
     if counts is not None:
@@ -74,6 +90,8 @@ def _decide(r: _Round, method: Method, synthetic_rates: Tensor | None) -> Reject
     target_logits, sampling = r.target_logits, r.sampling
     best = target_logits.argmax(-1, keepdim=True)
     status = status_of(target_logits.gather(-1, best)[:, 0])[r.rows]
+    if r.bonus_tokens is not None:  # the row behind the drafts is not read
+        status = status.masked_fill(torch.arange(r.num_drafts + 1, device=status.device) == r.counts[:, None], 0)
     best = best[:, 0][r.rows]
     matches = r.drafts == best[:, :-1]
     if sampling.all_greedy:
@@ -97,7 +115,9 @@ def _arrange(
     draft_logits: Tensor | None,
     draft_rows: Tensor | None,
     draft_lse: Tensor | None,
+    draft_bounds: Bounds | None,
     cu_rows: Tensor | None,
+    bonus_tokens: Tensor | None,
 ) -> _Round:
     (requests, k), n = draft_tokens.shape, target_logits.shape[0]
     index = torch.arange(k + 1, device=target_logits.device)
@@ -113,6 +133,7 @@ def _arrange(
         slots = slice(0, requests) if draft_rows is None else draft_rows.long()
         draft_logits = draft_logits[slots]
         draft_lse = None if draft_lse is None else draft_lse[slots]
+        draft_bounds = draft_bounds and Bounds(*(x[slots] for x in draft_bounds))
     return _Round(
         target_logits=target_logits,
         rows=rows,
@@ -123,6 +144,8 @@ def _arrange(
         sampling=sampling,
         draft_logits=draft_logits,
         draft_lse=draft_lse,
+        draft_bounds=draft_bounds,
+        bonus_tokens=bonus_tokens,
     )
 
 
@@ -145,6 +168,8 @@ def _emit(r: _Round, count: Tensor, last: Tensor, status: Tensor) -> RejectionOu
     """Accepted drafts, then `last` [R]; nothing where the row that drew it is unsound. status is [R, K+1]."""
     status = status.gather(-1, count[:, None])
     index = torch.arange(r.num_drafts + 1, device=last.device)
+    if r.bonus_tokens is not None:
+        last = torch.where(count == r.counts, r.bonus_tokens, last)
     drafts = torch.nn.functional.pad(r.drafts, (0, 1))
     tokens = torch.where(index < count[:, None], drafts, last[:, None])
     tokens = tokens.masked_fill((index > count[:, None]) | (status != 0), -1)
@@ -200,7 +225,8 @@ def _draft_log_probs(r: _Round) -> tuple[Tensor | None, Tensor | None]:
     requests, k, vocab = r.draft_logits.shape
     flat = r.draft_logits.reshape(requests * k, vocab)
     owners = torch.arange(requests * k, device=flat.device) // k
-    kept = kept_logits(flat, select_rows(r.sampling, owners))
+    bounds = Bounds(*(x.flatten() for x in r.draft_bounds)) if r.draft_bounds else None
+    kept = kept_logits(flat, select_rows(r.sampling, owners), bounds)
     if r.draft_lse is None:
         status = status_of(flat.amax(-1)).view(requests, k)
         return (kept - kept.logsumexp(-1, keepdim=True)).view(requests, k, vocab), status

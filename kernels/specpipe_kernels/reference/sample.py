@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specpipe_kernels.reference.draw import draw
-from specpipe_kernels.reference.kept_logits import kept_logits, status_of
+from specpipe_kernels.reference.kept_logits import kept_logits, status_of, truncation_bounds
 from specpipe_kernels.reference.philox import gumbel
 from specpipe_kernels.types import Purpose, Sampled, SamplingTensors
 
@@ -26,10 +26,11 @@ def sample(
     tokens = logits.argmax(-1, keepdim=True)
     status = status_of(logits.gather(-1, tokens)[:, 0])
     tokens = tokens[:, 0]
-    lse = torch.zeros_like(sampling.temperature)
+    lse, bounds = torch.zeros_like(sampling.temperature), None
     if not sampling.all_greedy:
         random = sampling.temperature > 0
-        kept = kept_logits(logits, sampling)
+        bounds = truncation_bounds(logits, sampling) if sampling.truncated else None
+        kept = kept_logits(logits, sampling, bounds)
         lse = torch.where(random, kept.logsumexp(-1), lse)
         if purpose == Purpose.INVARIANT:
             drawn = gumbel(sampling.seed, positions, 0, purpose, logits.shape[1]).add_(kept).argmax(-1)
@@ -37,4 +38,4 @@ def sample(
             drawn = draw(kept, sampling.seed, positions, index, purpose)
         tokens = torch.where(random, drawn, tokens)
     tokens = tokens.masked_fill(status != 0, -1)
-    return Sampled(tokens if out is None else out.copy_(tokens), lse, status)
+    return Sampled(tokens if out is None else out.copy_(tokens), lse, status, bounds)

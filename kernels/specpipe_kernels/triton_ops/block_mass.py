@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.triton_ops.emit import emit
-from specpipe_kernels.triton_ops.fast_math import fast_exp
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.triton_ops.philox import uniform
+from specpipe_kernels.triton_ops.residual import residual_mass
 from specpipe_kernels.triton_ops.rows import (
     arrivals,
     cut_of,
@@ -21,11 +21,13 @@ from specpipe_kernels.triton_ops.rows import (
     is_last,
     load_drafts,
     load_part,
+    row_pointer,
 )
-from specpipe_kernels.triton_ops.sides import Side, flags, tile_log_probs
+from specpipe_kernels.triton_ops.sides import Side, flags
 from specpipe_kernels.triton_ops.tiles import span_of
 from specpipe_kernels.types import Purpose, RejectionOutput, SamplingTensors
 
+MAX_REGISTERS = 64  # more would leave too few warps to hide the memory's latency
 _BLOCK = tl.constexpr(int(Purpose.BLOCK))
 
 
@@ -60,19 +62,13 @@ def _block_mass_kernel(
             position = tl.zeros([], tl.int32) + i
             item = request * (k + 1) + i
             lse_p, lse_q, scale = tl.load(p_lse + item), tl.load(q_lse + item), tl.load(weight + item)
-            mass = tl.zeros([BLOCK], tl.float32)
-            for start in range(begin, end, BLOCK):
-                offsets = start + tl.arange(0, BLOCK)
-                _, p = tile_log_probs(
-                    p_logits, p_map, p_bound_logit, p_bound_token, p_stride_group, p_stride_row, p_vocab, lse_p,
-                    request, position, item, offsets, inverse, P_MAP, TRUNCATED,
-                )  # fmt: skip
-                _, q = tile_log_probs(
-                    q_logits, q_map, q_bound_logit, q_bound_token, q_stride_group, q_stride_row, q_vocab, lse_q,
-                    request, position, request * k + i, offsets, inverse, Q_MAP, TRUNCATED,
-                )  # fmt: skip
-                mass += tl.maximum(scale * fast_exp(p) - fast_exp(q), 0.0)
-            tl.store(part_mass + item.to(tl.int64) * parts + part, tl.sum(mass))
+            row = row_pointer(p_logits, p_map, request, position, p_stride_group, p_stride_row, P_MAP)
+            q_row = row_pointer(q_logits, q_map, request, position, q_stride_group, q_stride_row, Q_MAP)
+            mass = residual_mass(
+                row, q_row, begin, end, p_vocab, q_vocab, inverse, lse_p - tl.log(scale), p_bound_logit, p_bound_token,
+                item, lse_q, q_bound_logit, q_bound_token, request * k + i, TRUNCATED, BLOCK,
+            )  # fmt: skip
+            tl.store(part_mass + item.to(tl.int64) * parts + part, mass)
     let_next_start(PDL)
     if ~is_last(counters, request, parts):
         return
@@ -113,6 +109,6 @@ def decide_blocks(
         p_lse, q_lse, weight, undecided, floats(rows.logits, requests, k + 1, cut.parts),
         arrivals(rows.logits, requests),
         *out, *p.strides, *q.strides, rows.stride_draft, rows.vocab, q.rows.vocab, cut.parts, cut.steps, k,
-        **flags(p, q), BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=cut.warps,
+        **flags(p, q), BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=cut.warps, maxnreg=MAX_REGISTERS,
         **launch_options(rows.logits),
     )  # fmt: skip

@@ -51,7 +51,8 @@ def _draw_kernel(
     p_stride_group, p_stride_row, q_stride_group, q_stride_row, stride_draft,
     p_vocab, q_vocab, chunks, parts, per, k, requests,
     P_MAP: tl.constexpr, Q_MAP: tl.constexpr, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, K_PAD: tl.constexpr,
-    WEIGHTED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
+    WEIGHTED: tl.constexpr, BONUS: tl.constexpr, COUNTED: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(PDL)
     request = requests - 1 - tl.program_id(0) // parts
@@ -65,6 +66,10 @@ def _draw_kernel(
     if (temp == 0.0) | (status != 0):
         return
     rejected = i < count
+    if not BONUS and ~rejected:
+        if COUNTED and part == 0:
+            add_counts(counts, k, i, count, K_PAD)
+        return
     purpose = tl.where(rejected, _RECOVERED, _BONUS)
     inverse = inverse_temperature(temp)
     begin, end = span_of(part, per, p_vocab, BLOCK)
@@ -163,8 +168,10 @@ def draw_last(
     out: RejectionOutput,
     verified: Verified,
     counts: Tensor | None,
+    *,
+    bonus_given: bool,
 ) -> None:
-    """Complete `out` with the recovered or bonus token of every sound random request."""
+    """Complete `out` with the recovered or, unless given, the bonus token of every sound random request."""
     rows, q_rows = p.rows, q.rows if q else p.rows
     like, requests = rows.logits, rows.requests
     cut = chunk_cut(rows.vocab, requests)
@@ -175,6 +182,6 @@ def draw_last(
         arrivals(like, requests), *out, counts,
         *p.strides, *(q or p).strides, rows.stride_draft,
         rows.vocab, q_rows.vocab, cut.chunks, cut.parts, cut.per, rows.width - 1, requests,
-        **flags(p, q), WEIGHTED=verified.weight is not None, COUNTED=counts is not None,
+        **flags(p, q), WEIGHTED=verified.weight is not None, BONUS=not bonus_given, COUNTED=counts is not None,
         BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps, maxnreg=MAX_REGISTERS, **launch_options(like),
     )  # fmt: skip

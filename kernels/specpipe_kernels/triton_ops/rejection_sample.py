@@ -16,7 +16,7 @@ from specpipe_kernels.triton_ops.sample import sample
 from specpipe_kernels.triton_ops.sides import Side
 from specpipe_kernels.triton_ops.truncation_bounds import truncation_bounds
 from specpipe_kernels.triton_ops.verify import GREEDY, METHOD_CODES, verify
-from specpipe_kernels.types import Method, Purpose, RejectionOutput, SamplingTensors
+from specpipe_kernels.types import Bounds, Method, Purpose, RejectionOutput, SamplingTensors
 
 # Entries of one position of all requests, from which `invariant` scans position by position: its noise costs more than
 # the launches. The other methods only read rows, and gain nothing from it (docs/performance.md).
@@ -33,7 +33,9 @@ def rejection_sample(
     draft_logits: Tensor | None = None,
     draft_rows: Tensor | None = None,
     draft_lse: Tensor | None = None,
+    draft_bounds: Bounds | None = None,
     cu_rows: Tensor | None = None,
+    bonus_tokens: Tensor | None = None,
     method: Method = "standard",
     synthetic_rates: Tensor | None = None,
     counts: Tensor | None = None,
@@ -41,7 +43,7 @@ def rejection_sample(
     """See `specpipe_kernels.rejection_sample`."""
     requests, k = draft_tokens.shape
     if k == 0:
-        return _plain(target_logits, positions, sampling, cu_rows, method, counts)
+        return _plain(target_logits, positions, sampling, cu_rows, bonus_tokens, method, counts)
     out = RejectionOutput(
         torch.empty((requests, k + 1), dtype=torch.int64, device=target_logits.device),
         int32s(target_logits, requests),
@@ -61,7 +63,7 @@ def rejection_sample(
         width=k + 1,
         draft_tokens=draft_tokens,
         num_drafts=num_draft_tokens,
-        bonus=True,
+        bonus=bonus_tokens is None,
     )
     p = _side(p_rows, sampling)
     matches = method == "invariant" or sampling.all_greedy
@@ -76,12 +78,14 @@ def rejection_sample(
             width=k,
             bonus=False,
         )
-        q = _side(q_rows, sampling)
+        if draft_bounds is not None and draft_rows is not None:
+            draft_bounds = Bounds(*(x[draft_rows] for x in draft_bounds))
+        q = _side(q_rows, sampling, draft_bounds)
     code = GREEDY if sampling.all_greedy and method != "synthetic" else METHOD_CODES[method]
     verified = verify(
         p, q, sampling, positions, out,
-        method=code, stages=_stages(p_rows, method), draft_lse=draft_lse if q else None, rates=synthetic_rates,
-        counts=counts,
+        method=code, stages=_stages(p_rows, method), draft_lse=draft_lse if q else None, bonus_tokens=bonus_tokens,
+        rates=synthetic_rates, counts=counts,
     )  # fmt: skip
     if matches:
         return out
@@ -90,7 +94,7 @@ def rejection_sample(
             p, q, sampling, positions, out,
             p_lse=verified.p_lse, q_lse=verified.q_lse, weight=verified.weight, undecided=verified.undecided,
         )  # fmt: skip
-    draw_last(p, q, sampling, positions, out, verified, counts)
+    draw_last(p, q, sampling, positions, out, verified, counts, bonus_given=bonus_tokens is not None)
     return out
 
 
@@ -106,10 +110,16 @@ def _plain(
     positions: Tensor,
     sampling: SamplingTensors,
     cu_rows: Tensor | None,
+    bonus_tokens: Tensor | None,
     method: Method,
     counts: Tensor | None,
 ) -> RejectionOutput:
     """Nothing was drafted: the bonus token alone."""
+    if bonus_tokens is not None:
+        none = torch.zeros_like(bonus_tokens, dtype=torch.int32)
+        if counts is not None:
+            counts[3] += len(none)
+        return RejectionOutput(bonus_tokens[:, None].clone(), none + 1, none, none.clone())
     purpose = Purpose.INVARIANT if method == "invariant" else Purpose.BONUS
     emitted, accepted = (int32s(logits, positions.shape[0]) for _ in range(2))
     drawn = sample(
@@ -120,6 +130,10 @@ def _plain(
     return RejectionOutput(drawn.tokens[:, None], emitted, accepted, drawn.status)
 
 
-def _side(rows: Rows, sampling: SamplingTensors) -> Side:
-    truncated = sampling.truncated and not sampling.all_greedy
-    return Side(rows, truncation_bounds(rows, sampling) if truncated else None)
+def _side(rows: Rows, sampling: SamplingTensors, bounds: Bounds | None = None) -> Side:
+    """bounds [>= requests, width] by request; computed if not given."""
+    if not sampling.truncated or sampling.all_greedy:
+        return Side(rows, None)
+    if bounds is None:
+        return Side(rows, truncation_bounds(rows, sampling))
+    return Side(rows, Bounds(*(x.contiguous() for x in bounds)))

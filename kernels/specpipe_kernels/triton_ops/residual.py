@@ -37,12 +37,12 @@ def _log_probs(
 
 
 @triton.jit
-def _mass(log_p, log_q, ONE_HOT: tl.constexpr):
+def _masses(log_p, log_q, ONE_HOT: tl.constexpr):
     # Nothing but what `log_residual` gives a score: a chunk with mass has a token.
     mass = fast_exp(log_p)
     if not ONE_HOT:
         mass -= fast_exp(log_q)
-    return tl.sum(tl.where(log_p > log_q, mass, 0.0))
+    return tl.where(log_p > log_q, mass, 0.0)
 
 
 @triton.jit
@@ -66,9 +66,32 @@ def store_residual_masses(
             x, y, start + lane, draft, inverse, p_shift, p_bound_logit, p_bound_token, p_item,
             q_shift, q_bound_logit, q_bound_token, q_item, ONE_HOT, TRUNCATED,
         )  # fmt: skip
-        tl.store(masses + start // BLOCK, _mass(log_p, log_q, ONE_HOT))
+        tl.store(masses + start // BLOCK, tl.sum(_masses(log_p, log_q, ONE_HOT)))
         x = x_next
         y = y_next
+
+
+@triton.jit
+def residual_mass(
+    row, q_row, begin, end, p_vocab, q_vocab, inverse, p_shift, p_bound_logit, p_bound_token, p_item,
+    q_shift, q_bound_logit, q_bound_token, q_item, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum of max(p - q, 0) of a span; q is not one-hot."""
+    lane = tl.arange(0, BLOCK)
+    x = load_tile(row, begin + lane, p_vocab)
+    y = load_tile(q_row, begin + lane, q_vocab)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(begin, end, BLOCK):
+        x_next = next_tile(row, start + BLOCK, end, p_vocab, BLOCK)
+        y_next = next_tile(q_row, start + BLOCK, end, q_vocab, BLOCK)
+        log_p, log_q = _log_probs(
+            x, y, start + lane, -1, inverse, p_shift, p_bound_logit, p_bound_token, p_item,
+            q_shift, q_bound_logit, q_bound_token, q_item, False, TRUNCATED,
+        )  # fmt: skip
+        total += _masses(log_p, log_q, False)
+        x = x_next
+        y = y_next
+    return tl.sum(total)
 
 
 @triton.jit
@@ -88,6 +111,6 @@ def draw_from_residual(
         x, y, offsets, draft, inverse, p_shift, p_bound_logit, p_bound_token, p_item,
         q_shift, q_bound_logit, q_bound_token, q_item, ONE_HOT, TRUNCATED,
     )  # fmt: skip
-    mass = _mass(log_p, log_q, ONE_HOT)
+    mass = tl.sum(_masses(log_p, log_q, ONE_HOT))
     _, at = tl.max(log_residual(log_p, log_q) + noise, 0, return_indices=True)
     return mass, begin + at

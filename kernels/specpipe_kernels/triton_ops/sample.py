@@ -144,17 +144,19 @@ def sample(
     logits = logits[:, :vocab_size]
     count, vocab = sampling.temperature.shape[0], logits.shape[1]
     tokens = torch.empty(count, dtype=torch.int64, device=logits.device) if out is None else out
-    drawn = Sampled(tokens, floats(logits, count), int32s(logits, count))
+    rows = Rows(logits, row_map, logits.stride(0), logits.stride(0), vocab, count, 1)
+    truncated = sampling.truncated and not sampling.all_greedy and count > 0
+    bounds = truncation_bounds(rows, sampling) if truncated else None
+    drawn = Sampled(tokens, floats(logits, count), int32s(logits, count), bounds)
     if count == 0:
         return drawn
-    rows = Rows(logits, row_map, logits.stride(0), logits.stride(0), vocab, count, 1)
-    bounds = truncation_bounds(rows, sampling) if sampling.truncated and not sampling.all_greedy else None
     cut = chunk_cut(vocab, count)
     values = [floats(logits, count, cut.parts) for _ in range(2)]
     _sample_kernel[(count * cut.parts,)](
         logits, row_map, sampling.temperature, sampling.seed, positions, *(bounds or (None, None)),
         *values, int32s(logits, count, cut.parts), floats(logits, count, cut.chunks), arrivals(logits, count),
-        *drawn, emitted, accepted, logits.stride(0), tokens.stride(0), vocab, cut.chunks, cut.parts, cut.per,
+        tokens, drawn.lse, drawn.status, emitted, accepted,
+        logits.stride(0), tokens.stride(0), vocab, cut.chunks, cut.parts, cut.per,
         0 if purpose == Purpose.INVARIANT else index, int(purpose),
         HAS_MAP=row_map is not None, TRUNCATED=bounds is not None, ALL_GREEDY=sampling.all_greedy,
         BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps, maxnreg=MAX_REGISTERS, **launch_options(logits),

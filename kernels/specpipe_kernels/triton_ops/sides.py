@@ -1,4 +1,4 @@
-"""The two sides of a verification, p and q: where their rows are, and a draft's or a tile's log-probabilities."""
+"""The two sides of a verification, p and q: where their rows are, and a draft's log-probabilities."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.triton_ops.fast_math import fast_exp, fast_log
-from specpipe_kernels.triton_ops.rows import Rows, is_kept, load_tile, row_pointer
-from specpipe_kernels.triton_ops.truncation_bounds import Bounds
+from specpipe_kernels.triton_ops.rows import Rows, row_pointer
+from specpipe_kernels.types import Bounds
 
 _SERIES_ABOVE = tl.constexpr(-0.25)
 
@@ -39,18 +39,6 @@ def flags(p: Side, q: Side | None) -> dict[str, Any]:
         "TRUNCATED": p.bounds is not None,
         "K_PAD": p.rows.k_pad,
     }
-
-
-@triton.jit
-def tile_log_probs(
-    logits, row_map, bound_logit, bound_token, stride_group, stride_row, vocab, lse,
-    request, position, item, offsets, inverse, HAS_MAP: tl.constexpr, TRUNCATED: tl.constexpr,
-):  # fmt: skip
-    """Logits of a tile, and log-probabilities; these are -inf outside vocabulary and truncation."""
-    row = row_pointer(logits, row_map, request, position, stride_group, stride_row, HAS_MAP)
-    x = load_tile(row, offsets, vocab)
-    kept = is_kept(x, offsets, bound_logit, bound_token, item, TRUNCATED)
-    return x, tl.where(kept, x * inverse - lse, float("-inf"))
 
 
 @triton.jit

@@ -7,12 +7,9 @@ fewer bits to find. Ties at the cut are kept from the lowest token id on.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from specpipe_kernels.triton_ops.rows import (
     NOWHERE,
@@ -25,19 +22,12 @@ from specpipe_kernels.triton_ops.rows import (
     row_pointer,
     tile_of,
 )
-from specpipe_kernels.types import SamplingTensors
+from specpipe_kernels.types import Bounds, SamplingTensors
 
 # Low bits of the fp32 form that are always zero.
 _UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 _SIGN = tl.constexpr(0x80000000)
 _ONES = tl.constexpr(0xFFFFFFFF)
-
-
-class Bounds(NamedTuple):
-    logit: Tensor
-    """[items] fp32"""
-    token: Tensor
-    """[items] int32"""
 
 
 @triton.jit
@@ -166,7 +156,7 @@ def _truncation_bounds_kernel(
 
 
 def truncation_bounds(rows: Rows, sampling: SamplingTensors) -> Bounds:
-    """[items]: a token is kept if its logit is above the bound, or equal to it with an id up to the bound's."""
+    """[items] each; undefined where a row is greedy or not in use."""
     bounds = Bounds(floats(rows.logits, rows.items), int32s(rows.logits, rows.items))
     _truncation_bounds_kernel[(rows.items,)](
         rows.logits, rows.row_map, rows.draft_tokens, rows.num_drafts,

@@ -112,7 +112,7 @@ def _synthetic_rate(rates, i, k):
 @triton.jit(do_not_specialize=["k", "stride_draft", "stride_lse", "first", "width", "p_parts", "q_parts", "steps"])
 def _verify_kernel(
     p_logits, p_map, p_bound_logit, p_bound_token, q_logits, q_map, q_bound_logit, q_bound_token, draft_lse,
-    draft_tokens, num_drafts, temperature, seeds, positions, rates,
+    draft_tokens, num_drafts, temperature, seeds, positions, bonus_tokens, rates,
     part_value, part_reference, part_token, q_part_value, q_part_reference, counters,
     p_lse, q_lse, weight, undecided, out_tokens, out_emitted, out_accepted, out_status, counts,
     p_stride_group, p_stride_row, q_stride_group, q_stride_row, stride_draft, stride_lse,
@@ -147,7 +147,9 @@ def _verify_kernel(
     if LAZY:
         ended = (tl.load(out_accepted + request) != first) | (tl.load(out_status + request) != 0)
         there = there & ((first == 0) | ~ended)
-    if (METHOD == STANDARD) | (METHOD == BLOCK_WISE) | (METHOD == SYNTHETIC):  # noqa: SIM102  # decided when compiled
+    if bonus_tokens is not None:
+        there = there & (position < k)
+    elif (METHOD == STANDARD) | (METHOD == BLOCK_WISE) | (METHOD == SYNTHETIC):  # noqa: SIM102  # decided when compiled
         if position == k:
             there = there & ~(temp > 0.0)
     x = load_tile(row, part * steps * BLOCK + tl.arange(0, BLOCK), tl.where(there, p_vocab, 0))
@@ -160,7 +162,10 @@ def _verify_kernel(
     if METHOD == INVARIANT:
         matched = temp == temp
     end = tl.minimum(first + width, count)  # of the drafts that this launch verifies
-    rows = tl.maximum(tl.minimum(first + width, tl.where(matched, count + 1, count)) - first, 0)
+    last_row = count
+    if bonus_tokens is None:
+        last_row = tl.where(matched, count + 1, count)
+    rows = tl.maximum(tl.minimum(first + width, last_row) - first, 0)
     drafted = (i >= first) & (i < end)
     verified = drafted & (i < tl.where(random, end, 0))
     x_p = tl.zeros([K_PAD], tl.float32)
@@ -263,11 +268,13 @@ def _verify_kernel(
             tl.store(undecided + request, tl.zeros([], tl.int64))
     last = tl.sum(tl.where(i == accepted, best, 0))
     last = tl.where(matched, last, -1)
+    if bonus_tokens is not None:
+        last = tl.where(accepted == count, tl.load(bonus_tokens + request).to(tl.int32), last)
     emit(
         out_tokens, out_emitted, out_accepted, out_status, drafts, request, k, accepted, last, final_status, K_PAD,
     )  # fmt: skip
     if COUNTED:
-        finished = matched & (final_status == 0) & ((accepted < end) | (first + rows > count))
+        finished = matched & (final_status == 0) & ((accepted < end) | (first + rows >= last_row))
         if finished:
             add_counts(counts, k, accepted, count, K_PAD)
 
@@ -282,6 +289,7 @@ def verify(
     method: tl.constexpr,
     stages: list[tuple[int, int]],
     draft_lse: Tensor | None,
+    bonus_tokens: Tensor | None,
     rates: Tensor | None,
     counts: Tensor | None,
 ) -> Verified:
@@ -304,7 +312,7 @@ def verify(
     for first, width in stages:
         _verify_kernel[(requests * (2 * cut.parts if scan_q else p_parts) * width,)](
             *p.tensors, *(q or p).tensors, draft_lse, rows.draft_tokens, rows.num_drafts,
-            sampling.temperature, sampling.seed, positions, rates,
+            sampling.temperature, sampling.seed, positions, bonus_tokens, rates,
             *values, int32s(like, requests, k + 1, p_parts), *q_values, arrivals(like, requests), *done, *out, counts,
             *p.strides, *(q or p).strides, rows.stride_draft, 0 if draft_lse is None else draft_lse.stride(0),
             rows.vocab, q_rows.vocab, p_parts, q_parts, cut.steps, k, first, width,
