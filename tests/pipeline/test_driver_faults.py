@@ -172,12 +172,13 @@ def test_a_hung_worker_is_replaced() -> None:
     assert pool.workers[0].stopped
 
 
-def test_one_interrupt_lets_running_shards_publish() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_interrupt_lets_running_shards_publish(number: signal.Signals) -> None:
     pool = FakePool()
 
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
         if order.shard.index == 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             pool.gate.wait(0.2)
         return report(order, worker.name)
 
