@@ -73,7 +73,7 @@ def run_job(folder: Path, device: str, rows: int, out: str, **workers: object) -
 
 @pytest.mark.parametrize(
     ("device", "rows"),
-    [pytest.param("cpu", 60, marks=pytest.mark.slow), pytest.param("cuda", 2000, marks=pytest.mark.gpu)],
+    [pytest.param("cpu", 60, marks=pytest.mark.slow), pytest.param("cuda", 1000, marks=pytest.mark.gpu)],
 )
 def test_one_of_two_workers_is_killed_and_the_tokens_are_the_same(tmp_path: Path, device: str, rows: int) -> None:
     if device == "cuda" and torch.cuda.device_count() < 2:
