@@ -18,10 +18,14 @@ class MemoryFailure(EngineError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device had no memory left: torch.OutOfMemoryError, or what a graph capture makes of it."""
-    return type(error).__name__ == "OutOfMemoryError" or (
+    """Whether a device had no memory left: torch.OutOfMemoryError, or what a graph capture makes of it: an error of its
+    own, raised while that one is handled."""
+    if type(error).__name__ == "OutOfMemoryError" or (
         isinstance(error, RuntimeError) and "out of memory" in str(error)
-    )
+    ):
+        return True
+    before = error.__cause__ or error.__context__
+    return before is not None and is_out_of_memory(before)
 
 
 class StaleRunError(OutputError):

@@ -97,3 +97,14 @@ def test_what_is_out_of_memory_and_what_is_not() -> None:
     assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
     assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_an_error_of_a_capture_that_memory_ended_is_out_of_memory() -> None:
+    import torch
+
+    with pytest.raises(RuntimeError) as caught:
+        try:
+            raise torch.OutOfMemoryError("x")
+        finally:  # as torch.cuda.graph does
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    assert is_out_of_memory(caught.value)
