@@ -47,6 +47,12 @@ def test_traps_17_and_25_calls_that_differ_in_values_compile_once(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_trap_25_draws_have_two_forms_for_few_rows_and_for_many(tmp_path: Path) -> None:
+    cases = [{"vocab": 128256, "truncated": False, "rows": rows} for rows in (1, 64, 2, 100)]
+    assert compile_in_turn(cases, tmp_path)[1:] == [["_draw_kernel"], [], []]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_every_variant_compiles(method: str, dtype: str, tmp_path: Path) -> None:

@@ -25,8 +25,6 @@ from specpipe_kernels.triton_ops.tiles import (
     status_of_masses,
 )
 
-LANES = 8  # entries of a chunk that a thread takes
-
 
 class ChunkCut(NamedTuple):
     """How the chunks of rows are spread over programs."""
@@ -40,15 +38,18 @@ class ChunkCut(NamedTuple):
     parts: int
     """Programs of a row."""
     chunks_pad: int
-    warps: int
+
+    @property
+    def warps(self) -> int:
+        return max(1, self.block // 256)
 
 
-def chunk_cut(vocab: int, requests: int) -> ChunkCut:
+def chunk_cut(vocab: int, requests: int, *, programs: int = 0) -> ChunkCut:
+    """programs: of all rows, unless there are more rows; rows.PROGRAMS if not given."""
     chunks = triton.cdiv(vocab, types.CHUNK)
-    per = triton.cdiv(chunks, min(chunks, max(1, rows.PROGRAMS // requests)))
+    per = triton.cdiv(chunks, min(chunks, max(1, (programs or rows.PROGRAMS) // requests)))
     block = max(16, min(types.CHUNK, int(triton.next_power_of_2(vocab))))
-    warps = max(1, block // (32 * LANES))
-    return ChunkCut(block, chunks, per, triton.cdiv(chunks, per), int(triton.next_power_of_2(chunks)), warps)
+    return ChunkCut(block, chunks, per, triton.cdiv(chunks, per), int(triton.next_power_of_2(chunks)))
 
 
 @triton.jit

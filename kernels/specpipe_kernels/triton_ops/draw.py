@@ -30,7 +30,8 @@ from specpipe_kernels.triton_ops.tiles import span_of
 from specpipe_kernels.triton_ops.verify import Verified
 from specpipe_kernels.types import Purpose, RejectionOutput, SamplingTensors
 
-MAX_REGISTERS = 64  # more would leave too few warps to hide the memory's latency
+# More would leave too few warps to hide the memory's latency; few rows have few programs, and every wait counts.
+MAX_REGISTERS, SINGLE_REGISTERS = 64, 80
 _RECOVERED = tl.constexpr(int(Purpose.RECOVERED))
 _BONUS = tl.constexpr(int(Purpose.BONUS))
 
@@ -51,10 +52,11 @@ def _draw_kernel(
     p_stride_group, p_stride_row, q_stride_group, q_stride_row, stride_draft,
     p_vocab, q_vocab, chunks, parts, per, k, requests,
     P_MAP: tl.constexpr, Q_MAP: tl.constexpr, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, K_PAD: tl.constexpr,
-    WEIGHTED: tl.constexpr, BONUS: tl.constexpr, COUNTED: tl.constexpr,
+    WEIGHTED: tl.constexpr, BONUS: tl.constexpr, COUNTED: tl.constexpr, SINGLE: tl.constexpr,
     BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     request = requests - 1 - tl.program_id(0) // parts
     part = tl.program_id(0) % parts
     temp = tl.load(temperature + request)
@@ -87,7 +89,7 @@ def _draw_kernel(
     q_shift = tl.load(q_lse + item, mask=rejected, other=0.0)
     draft = tl.load(draft_tokens + wide * stride_draft + i, mask=rejected, other=-1)
     if rejected:
-        if per == 1:
+        if SINGLE:
             mass, token = draw_from_residual(
                 row, q_row, begin, p_vocab, q_vocab, seed, position, i, draft, inverse,
                 p_shift, p_bound_logit, p_bound_token, item, q_shift, q_bound_logit, q_bound_token, q_item,
@@ -102,7 +104,7 @@ def _draw_kernel(
                 ONE_HOT, TRUNCATED, BLOCK,
             )  # fmt: skip
     else:
-        if per == 1:
+        if SINGLE:
             mass, reference, _, token = draw_from_chunk(
                 row, begin, p_vocab, inverse, p_bound_logit, p_bound_token, item, seed, position, i, _BONUS,
                 TRUNCATED, BLOCK,
@@ -116,7 +118,6 @@ def _draw_kernel(
         tl.store(part_reference + partial, reference)
     # Before this program knows whether it is the last: its wait for the others is no time for arithmetic.
     noise = chunk_gumbel(seed, position, i, purpose, tl.arange(0, CHUNKS))
-    let_next_start(PDL)
     if ~is_last(counters, request, parts):
         return
     lane = tl.arange(0, CHUNKS)
@@ -138,7 +139,7 @@ def _draw_kernel(
         )  # fmt: skip
     chunk = pick_chunk(log_masses, noise, chunks)
     last = tl.sum(tl.where(lane == chunk, tokens, 0))
-    if (per > 1) | (rejected & ~left):
+    if not SINGLE or (rejected & ~left):
         if left:
             _, last = draw_from_residual(
                 row, q_row, chunk * BLOCK, p_vocab, q_vocab, seed, position, i, draft, inverse,
@@ -183,5 +184,6 @@ def draw_last(
         *p.strides, *(q or p).strides, rows.stride_draft,
         rows.vocab, q_rows.vocab, cut.chunks, cut.parts, cut.per, rows.width - 1, requests,
         **flags(p, q), WEIGHTED=verified.weight is not None, BONUS=not bonus_given, COUNTED=counts is not None,
-        BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps, maxnreg=MAX_REGISTERS, **launch_options(like),
+        SINGLE=cut.per == 1, BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps,
+        maxnreg=SINGLE_REGISTERS if cut.per == 1 else MAX_REGISTERS, **launch_options(like),
     )  # fmt: skip

@@ -3,7 +3,8 @@
 With programmatic dependent launch (Hopper and newer, PTX griddepcontrol) a kernel may start while its predecessor
 finishes. Every kernel launched with `launch_options` must call `wait_for_inputs` before it touches what an earlier
 kernel wrote, and `let_next_start` when its own reading is done: earlier, the next kernel's programs would take the room
-that its last ones need (measured: 1 to 7 % of a round slower than without).
+that its last ones need (measured: 1 to 7 % of a round slower than without). Verification and its draw say it at once:
+their programs are few, and what follows a round's draw is small (measured: 1 to 6 % faster).
 """
 
 from __future__ import annotations

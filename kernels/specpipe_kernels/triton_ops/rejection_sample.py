@@ -20,7 +20,7 @@ from specpipe_kernels.types import Bounds, Method, Purpose, RejectionOutput, Sam
 
 # Entries of one position of all requests, from which `invariant` scans position by position: its noise costs more than
 # the launches. The other methods only read rows, and gain nothing from it (docs/performance.md).
-LAZY_FROM = 4_000_000
+LAZY_FROM = 8_000_000
 
 
 def rejection_sample(

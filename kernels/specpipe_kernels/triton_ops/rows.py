@@ -16,8 +16,8 @@ from torch import Tensor
 NOWHERE = tl.constexpr(2**31 - 1)  # above every token id
 MAX_INVERSE = tl.constexpr(1e30)
 # Measured on an H200 (docs/performance.md): what a program costs is spread over long spans, once all are occupied.
-MAX_TILE = 2048
-LANES = 8  # entries of a tile that a thread takes: 16 bytes of bf16
+MAX_TILE = 2048  # with that many lanes:
+LANES = 8
 PROGRAMS = 528
 MAX_PARTS = 64
 
@@ -66,9 +66,8 @@ class Cut(NamedTuple):
     warps: int
 
 
-def cut_of(vocab: int, rows: int, *, noise: bool = False) -> Cut:
-    """noise: every entry gets some. A thread then takes the four of one Philox call, and threads exchange nothing."""
-    lanes = 4 if noise else LANES
+def cut_of(vocab: int, rows: int, *, lanes: int = LANES) -> Cut:
+    """lanes: entries of a tile that a thread takes."""
     tile = max(16, min(MAX_TILE * lanes // LANES, int(triton.next_power_of_2(vocab))))
     most = min(MAX_PARTS, triton.cdiv(vocab, tile))
     steps = triton.cdiv(triton.cdiv(vocab, min(most, max(1, PROGRAMS // rows))), tile)

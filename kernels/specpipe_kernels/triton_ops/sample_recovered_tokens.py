@@ -17,6 +17,7 @@ from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait
 from specpipe_kernels.triton_ops.philox import chunk_gumbel, exponential_tile
 from specpipe_kernels.triton_ops.rows import (
     NOWHERE,
+    PROGRAMS,
     arrivals,
     best_of,
     cut_of,
@@ -174,7 +175,7 @@ def sample_recovered_tokens(
         return out
     q_stride = 0 if draft_probs is None else draft_probs.stride(0)
     if inverse_noise is None:
-        keyed = chunk_cut(vocab, rows)
+        keyed = chunk_cut(vocab, rows, programs=2 * PROGRAMS)
         _recover_keyed_kernel[(rows * keyed.parts,)](
             target_probs, draft_probs, draft_token_ids, seeds, positions, indices,
             floats(target_probs, rows, keyed.chunks), arrivals(target_probs, rows), out,

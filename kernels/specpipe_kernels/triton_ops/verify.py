@@ -122,6 +122,7 @@ def _verify_kernel(
     BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     part = tl.program_id(0) % p_parts
     slot = tl.program_id(0) // p_parts
     if SCAN_Q:
@@ -212,7 +213,6 @@ def _verify_kernel(
             p_bound_logit, p_bound_token, item, item.to(tl.int64) * p_parts + part,
             part_value, part_reference, part_token, METHOD, TRUNCATED, BLOCK,
         )  # fmt: skip
-    let_next_start(PDL)
     if ~is_last(counters, request, expected):
         return
 
@@ -297,8 +297,9 @@ def verify(
     rows, q_rows = p.rows, q.rows if q else p.rows
     like, requests, k = rows.logits, rows.requests, rows.width - 1
     scan_q = q is not None and draft_lse is None
-    noise = method.value == INVARIANT.value
-    cut = cut_of(max(rows.vocab, q_rows.vocab), requests * stages[0][1] * (2 if scan_q else 1), noise=noise)
+    # 32 bytes a thread; of noise the four entries of one Philox call, so that threads exchange nothing.
+    lanes = 4 if method.value == INVARIANT.value else 32 // like.element_size()
+    cut = cut_of(max(rows.vocab, q_rows.vocab), requests * stages[0][1] * (2 if scan_q else 1), lanes=lanes)
     p_parts, q_parts = triton.cdiv(rows.vocab, cut.steps * cut.tile), triton.cdiv(q_rows.vocab, cut.steps * cut.tile)
     values = [floats(like, requests, k + 1, p_parts) for _ in range(2)]
     q_values = [floats(like, requests, k, q_parts) for _ in range(2)] if scan_q else [None] * 2
