@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specpipe_kernels import Method, Purpose, RejectionOutput, SamplingTensors, rejection_sample, sample
 
-_LARGER_THAN_L2 = 160e6
+LARGER_THAN_L2 = 160e6
 _SPREAD_OF_LOGITS = 2.0
 
 
@@ -117,14 +117,20 @@ def disturbance(acceptance: float) -> float:
     return -2 * NormalDist().inv_cdf(acceptance / 2)
 
 
+def random_logits(rows: int, vocab: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """[rows, vocab] on the generator's device."""
+    x = torch.randn(rows, vocab, generator=generator, device=generator.device)
+    return x.mul_(_SPREAD_OF_LOGITS).to(dtype)
+
+
 def _inputs(bench: KernelBench, b: int, k: int, vocab: int, dtype: str, acceptance: float, seed: int) -> _Inputs:
     g = torch.Generator(bench.device).manual_seed(seed)
-    target = torch.randn(b * (k + 1), vocab, generator=g, device=bench.device).mul_(_SPREAD_OF_LOGITS)
+    target = random_logits(b * (k + 1), vocab, torch.float32, g)
     noise = torch.randn(b, k, vocab, generator=g, device=bench.device)
     noise.mul_(disturbance(acceptance) * bench.temperature).add_(target.view(b, k + 1, vocab)[:, :k])
     draft = noise.to(getattr(torch, dtype))
     positions = torch.arange(b, device=bench.device) + 64 * seed
-    sampling = _sampling(bench, b)
+    sampling = sampling_of(bench, b)
     purpose = Purpose.INVARIANT if "invariant" in bench.methods else Purpose.DRAFT
     drawn = [sample(draft[:, i], sampling, positions + i, purpose=purpose, index=i) for i in range(k)]
     return _Inputs(
@@ -136,7 +142,7 @@ def _inputs(bench: KernelBench, b: int, k: int, vocab: int, dtype: str, acceptan
     )
 
 
-def _sampling(bench: KernelBench, b: int) -> SamplingTensors:
+def sampling_of(bench: KernelBench, b: int) -> SamplingTensors:
     ones = torch.ones(b, device=bench.device)
     seeds = torch.arange(b, device=bench.device)
     return SamplingTensors(ones * bench.temperature, ones.int() * 0, ones, ones * 0, seeds, truncated=False)
@@ -147,9 +153,9 @@ def measure(
 ) -> Iterator[KernelMeasured]:
     """Every method on the same inputs."""
     size = (2 * k + 1) * b * vocab * getattr(torch, dtype).itemsize
-    wanted = _LARGER_THAN_L2 / size if bench.device == "cuda" else 1
+    wanted = LARGER_THAN_L2 / size if bench.device == "cuda" else 1
     inputs = [_inputs(bench, b, k, vocab, dtype, acceptance, i) for i in range(min(96, max(2, round(wanted))))]
-    sampling = _sampling(bench, b)
+    sampling = sampling_of(bench, b)
     count = torch.full((b,), k, dtype=torch.int32, device=bench.device)
     # Those of the acceptance rate itself, so that synthetic mode ends where standard mode does.
     rates = torch.tensor([acceptance ** (i + 1) for i in range(k)], device=bench.device)

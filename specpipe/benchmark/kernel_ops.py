@@ -1,0 +1,178 @@
+"""`specpipe bench kernels --op`: the sampling operations beside `rejection_sample`, each alone.
+
+Timed as `specpipe.benchmark.kernels` does: one CUDA graph of calls on different inputs, together larger than L2.
+Shapes: B requests, K drafts each, V vocabulary entries; N = B * K rows of probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from statistics import median, quantiles
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from specpipe.benchmark.kernels import (
+    LARGER_THAN_L2,
+    KernelBench,
+    copy_bandwidth,
+    random_logits,
+    sampling_of,
+    time_calls,
+)
+from specpipe_kernels import (
+    Penalties,
+    Purpose,
+    RejectionSampler,
+    apply_penalties,
+    sample,
+    sample_recovered_tokens,
+    token_logprobs,
+)
+
+TOP_P = 0.95
+TEXT = 512
+"""Tokens that a penalised row contains."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpMeasured:
+    """One operation and shape. Times are microseconds a call."""
+
+    op: str
+    batch: int
+    k: int
+    vocab: int
+    dtype: str
+    median_us: float
+    p10_us: float
+    p90_us: float
+    bytes: int
+    """Rows of the vocabulary that it must read, each once."""
+    of_copy: float
+    """bytes / median, over the bandwidth of a copy (its reads and writes)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    b: int
+    k: int
+    vocab: int
+    dtype: torch.dtype
+
+
+Prepare = Callable[[KernelBench, Shape, torch.Generator], tuple[Callable[[], object], int]]
+"""→ a call on inputs of its own, and the bytes that it must read."""
+
+
+def _bytes(*rows: Tensor) -> int:
+    return sum(x.numel() * x.element_size() for x in rows)
+
+
+def _sample(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+    logits, s = random_logits(shape.b, shape.vocab, shape.dtype, g), sampling_of(bench, shape.b)
+    return lambda: sample(logits, s, s.seed, purpose=Purpose.DRAFT), _bytes(logits)
+
+
+def _sample_truncated(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+    logits, s = random_logits(shape.b, shape.vocab, shape.dtype, g), sampling_of(bench, shape.b)
+    s = s._replace(top_p=s.top_p * TOP_P, truncated=True)
+    return lambda: sample(logits, s, s.seed, purpose=Purpose.DRAFT), _bytes(logits)
+
+
+def _apply_penalties(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+    """On all K + 1 rows of a request. Only the logits of the text's tokens are read, so bytes are few."""
+    logits = random_logits(shape.b * (shape.k + 1), shape.vocab, shape.dtype, g)
+    text = torch.randint(0, shape.vocab, (shape.b, TEXT + shape.k + 1), generator=g, device=g.device)
+    slots, ones = torch.arange(shape.b, device=g.device), torch.ones(shape.b, device=g.device)
+    penalties = Penalties(ones * 1.1, ones * 0.1, ones * 0.1)
+    seen, lengths, drafts = torch.ones_like(text, dtype=torch.int32), slots * 0 + TEXT, text[:, : shape.k].contiguous()
+    read = shape.b * TEXT * (12 + 2 * (shape.k + 1) * logits.element_size())
+    return lambda: apply_penalties(logits, text, seen, slots, lengths, penalties, drafts), read
+
+
+def _token_logprobs(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+    """Of a round in which every draft was accepted."""
+    logits, s = random_logits(shape.b * (shape.k + 1), shape.vocab, shape.dtype, g), sampling_of(bench, shape.b)
+    tokens = torch.randint(0, shape.vocab, (shape.b, shape.k + 1), generator=g, device=g.device)
+    emitted = torch.full((shape.b,), shape.k + 1, dtype=torch.int32, device=g.device)
+    return lambda: token_logprobs(logits, tokens, emitted, s), _bytes(logits)
+
+
+def _probabilities(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Tensor, Tensor]:
+    """p and q [N, V] fp32, as that interface has them."""
+    p, q = (random_logits(shape.b * shape.k, shape.vocab, torch.float32, g).softmax(-1) for _ in range(2))
+    return p, q
+
+
+def _recovered(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+    """The noise is a request's, as in vLLM's V1 sampler."""
+    p, q = _probabilities(bench, shape, g)
+    noise = 1 / torch.empty(shape.b, shape.vocab, device=g.device).exponential_(generator=g)
+    rows = torch.arange(shape.b * shape.k, device=g.device) // shape.k
+    return lambda: sample_recovered_tokens(p, q, inverse_noise=noise, noise_rows=rows), _bytes(p, q, noise)
+
+
+def _recovered_keyed(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+    p, q = _probabilities(bench, shape, g)
+    seeds = torch.arange(len(p), device=g.device)
+    return lambda: sample_recovered_tokens(p, q, seeds=seeds, positions=seeds), _bytes(p, q)
+
+
+def _rejection_sampler(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+    """The classical interface, from logits of p and probabilities of q."""
+    _, q = _probabilities(bench, shape, g)
+    logits, ids = random_logits(len(q), shape.vocab, shape.dtype, g), q.multinomial(1, generator=g)[:, 0]
+    drafts = SimpleNamespace(
+        draft_token_ids=ids,
+        num_draft_tokens=[shape.k] * shape.b,
+        cu_num_draft_tokens=shape.k * torch.arange(1, shape.b + 1, device=g.device),
+        max_spec_len=shape.k,
+    )
+    temperature = torch.full((shape.b,), bench.temperature, device=g.device)
+    how = SimpleNamespace(temperature=temperature, top_k=None, top_p=None, all_greedy=False, generators={})
+    sampler, bonus = RejectionSampler(), ids[: shape.b, None]
+    return lambda: sampler(drafts, q, logits, bonus, how), _bytes(logits, q)
+
+
+OPS: dict[str, Prepare] = {
+    "sample": _sample,
+    "sample-truncated": _sample_truncated,
+    "apply-penalties": _apply_penalties,
+    "token-logprobs": _token_logprobs,
+    "sample-recovered": _recovered,
+    "sample-recovered-keyed": _recovered_keyed,
+    "rejection-sampler": _rejection_sampler,
+}
+
+
+def measure_op(bench: KernelBench, bandwidth: float, op: str, shape: Shape, dtype: str) -> OpMeasured:
+    generator = torch.Generator(bench.device).manual_seed(0)
+    call, size = OPS[op](bench, shape, generator)
+    wanted = LARGER_THAN_L2 / max(size, shape.b * shape.vocab) if bench.device == "cuda" else 1
+    more = [OPS[op](bench, shape, generator)[0] for _ in range(min(96, max(2, round(wanted))) - 1)]
+    times = time_calls([call, *more], bench.replays, bench.device)
+    deciles = quantiles(times, n=10)
+    return OpMeasured(
+        op=op,
+        batch=shape.b,
+        k=shape.k,
+        vocab=shape.vocab,
+        dtype=dtype,
+        median_us=median(times),
+        p10_us=deciles[0],
+        p90_us=deciles[-1],
+        bytes=size,
+        of_copy=size / (1e-6 * median(times)) / bandwidth,
+    )
+
+
+def sweep_ops(bench: KernelBench, ops: tuple[str, ...]) -> Iterator[OpMeasured]:
+    """Every combination of operations, shapes and dtypes; acceptance rates and methods do not matter here."""
+    bandwidth = copy_bandwidth(bench.device)
+    for op, b, k, vocab, dtype in product(ops, bench.batches, bench.ks, bench.vocabs, bench.dtypes):
+        shape = Shape(b=b, k=k, vocab=vocab, dtype=getattr(torch, dtype))
+        yield measure_op(bench, bandwidth, op, shape, dtype)
