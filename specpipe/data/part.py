@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specpipe.data.locations import locate
+from specpipe.data.locations import Location, locate
 from specpipe.data.publish import publish_bytes
 
 _SEAL, _ROWS, _HASH, _TELEMETRY = b"specpipe.seal", b"specpipe.rows", b"specpipe.shard_hash", b"specpipe.telemetry"
@@ -61,11 +61,15 @@ def publish_part(path: str, table: Any, *, shard_hash: str, telemetry: Mapping[s
 
 
 def read_part_footer(path: str) -> PartFooter | None:
+    """`read_footer` of the part at a local path or URI."""
+    return read_footer(locate(path))
+
+
+def read_footer(location: Location) -> PartFooter | None:
     """The footer of a published part; None where there is no file, or one that specpipe did not publish whole.
 
     Raises OSError when the file is there and cannot be read: a store that is down must not look like a missing part.
     """
-    location = locate(path)
     try:
         with location.filesystem.open_input_file(location.path) as source:
             size = source.size()
@@ -95,14 +99,12 @@ def _digest(footer: bytes, at: int, size: int) -> bytes:
 
 def _footer_bytes(source: Any, size: int) -> bytes:
     """The end of a Parquet file: footer, its length (4 bytes), magic (4 bytes). Empty for a file that is none."""
-    source.seek(max(0, size - _TAIL))
-    tail = bytes(source.read(_TAIL))
+    tail = bytes(source.read_at(_TAIL, max(0, size - _TAIL)))
     if not tail.endswith(b"PAR1"):
         return b""
     length = min(size, _footer_size(tail))
     if length > len(tail):
-        source.seek(size - length)
-        return bytes(source.read(length))
+        return bytes(source.read_at(length, size - length))
     return tail[-length:]
 
 

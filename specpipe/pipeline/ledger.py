@@ -9,15 +9,15 @@ from functools import partial
 import pyarrow as pa
 
 from specpipe.core import Shard
-from specpipe.data.locations import locate
-from specpipe.data.part import PartFooter, read_part_footer
+from specpipe.data.locations import Location, locate
+from specpipe.data.part import PartFooter, read_footer
 from specpipe.pipeline.folder import RunFolder
 from specpipe.telemetry.record import ShardRecord, parse_records, shard_schema
 from specpipe.telemetry.shard_log import ShardLog
 
 _READERS = 16  # footers are small reads, and on an object store each waits for the network
 _LOCAL_READERS = 3  # a local disk makes nobody wait: more would only get into each other's way
-_CHUNK = 256  # footers parsed at once: a call costs as much as many of them
+_CHUNK = 1024  # footers parsed at once: a call costs as much as many of them
 
 
 def done_record(folder: RunFolder, shard: Shard, run_id: str) -> ShardRecord | None:
@@ -42,7 +42,9 @@ def read_ledger(folder: RunFolder, shards: Iterable[Shard], run_id: str) -> Shar
 
 def _done(folder: RunFolder, run_id: str, shards: Sequence[Shard]) -> pa.Table:
     """Rows of the shard table, of those shards that are done."""
-    found = [(shard, footer) for shard in shards if (footer := _footer(folder, shard)) is not None]
+    root = locate(folder.path)
+    footers = ((shard, _footer(root.child(folder.part_name(shard.index)), shard)) for shard in shards)
+    found = [(shard, footer) for shard, footer in footers if footer is not None]
     try:
         table = parse_records([footer.telemetry_json for _, footer in found])
     except (ValueError, TypeError):
@@ -54,9 +56,9 @@ def _done(folder: RunFolder, run_id: str, shards: Sequence[Shard]) -> pa.Table:
     return table.filter(pa.array([own == says for own, says in zip(ours, said, strict=True)], pa.bool_()))
 
 
-def _footer(folder: RunFolder, shard: Shard) -> PartFooter | None:
+def _footer(part: Location, shard: Shard) -> PartFooter | None:
     try:
-        footer = read_part_footer(folder.file(folder.part_name(shard.index)))
+        footer = read_footer(part)
     except OSError:  # it cannot be read: to run it again costs time, to trust it costs rows
         return None
     return footer if footer is not None and footer.rows == shard.rows and footer.shard_hash else None
