@@ -29,7 +29,7 @@ DraftDtypeName = Literal["auto", "fp8"]
 
 CPU_MEMORY_SHARE = 0.25  # of the machine, for KV pages: weights, activations and the user's own work need the rest
 GPU_MEMORY_SHARE = 0.95  # of what is free beside activations; the rest is what CUDA takes for the graphs themselves
-PREPARE_S = 5.0  # of capturing graphs before the first row; those that are missing then are captured when needed
+PREPARE_S = 2.0  # of capturing graphs before the first row; those that are missing then are captured when needed
 ALLOCATOR_SLACK = 1.25  # bytes that torch reserves for activations over those in use at once
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from specpipe.core import EngineConfig
-from specpipe.engine.graphs import buckets
 from specpipe.engine.prefill import Chunk, prefill
 from specpipe.engine.round import Round, RoundKey
 from specpipe.engine.runner import ModelRunner
+
+MOST_PROMPTS = 64  # prefilled at once: more of them are no other case
 
 
 class Rehearsal:
@@ -34,14 +35,17 @@ class Rehearsal:
         self.prefill([self._config.max_model_len] * full + [rest] * (rest > 0))
 
     def everything(self, keys: Iterable[RoundKey]) -> None:
-        """Rounds of every batch size, and prefills of few and many, short and long prompts."""
+        """Rounds of few and many rows, and prefills of few and many, short and long prompts: what can differ in how
+        kernels are launched does so between powers of two."""
         for key in keys:
-            for rows in reversed(buckets(self._config.slots)):
+            for rows in reversed(_powers_of_2(self._config.slots)):
                 self.round(rows, key)
         budget = self._config.prefill_budget
-        for tokens in _powers_of_2(min(self._config.max_model_len, budget)):
-            for rows in _powers_of_2(min(self._config.slots, budget // tokens)):
-                self.prefill([tokens] * rows)
+        lengths = _powers_of_2(min(self._config.max_model_len, budget))
+        for tokens in sorted({*lengths, *(max(1, n - 1) for n in lengths)}):  # a page ends between
+            self.prefill([tokens] * (budget // tokens))
+            for rows in _powers_of_2(min(self._config.slots, MOST_PROMPTS)):
+                self.prefill([tokens] + [1] * (rows - 1))
 
 
 def _powers_of_2(limit: int) -> list[int]:

@@ -55,7 +55,10 @@ def main() -> None:
     others: list[str] = []
     knobs.runtime.jit_post_compile_hook = lambda *, fn, **_: later.append(fn.name)
     with launches_skipped():
-        outline_engine().rehearse(SamplingParams(), choices)
+        engine = outline_engine()
+        engine.rehearse(SamplingParams(), choices)
+        for lengths in ([1], [9, 5], [30, 1, 7], [33], [12, 11, 10, 9, 3]):
+            engine._rehearsal.prefill(lengths)
         launch_elsewhere(others)
     print(json.dumps({"ahead": ahead, "later": later, "others": others}))
 

@@ -7,12 +7,28 @@ on shapes only, so nothing has to be read back, and a ragged prefill is never pa
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 TILE = 64  # query tokens a tile; decode rows are narrower and take one tile each
-GROUP_ELEMENTS = 1 << 20  # bounds what a group of tiles gathers: 4 MB in fp32 stay in cache, 16 MB took twice as long
+GROUP_ELEMENTS = (
+    1 << 19
+)  # bounds what a group of tiles gathers: 2 MB in fp32 stay in cache, 8 MB took 1.4 times as long
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # the integer type as wide as a float
+
+
+class _Tiles(NamedTuple):
+    """Tiles of T query tokens, each of one row."""
+
+    row: Tensor
+    """[tiles]"""
+    token: Tensor
+    """[tiles, T]: of each token among all, N where there is none."""
+    position: Tensor
+    """[tiles, T], -1 where there is none."""
 
 
 def paged_attention(
@@ -30,86 +46,98 @@ def paged_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """See `specpipe_kernels.paged_attention`."""
-    tokens, q_heads, head_dim = query.shape
-    tile = max(1, min(max_queries, TILE))
-    row, first = _tiles(cu_queries, tokens, tile, max_queries)
-    index = first[:, None] + torch.arange(tile, device=query.device)
+    kv_heads, page_size = k_pages.shape[1:3]
+    tiles = _cut(cu_queries, starts, query.shape[0], max_queries)
+    length = starts[tiles.row] + (cu_queries[tiles.row + 1] - cu_queries[tiles.row])
+    q = _pack(query, tiles, kv_heads).to(torch.promote_types(query.dtype, torch.float32))
+    heads = torch.arange(kv_heads, device=query.device)
+    blocks = block_tables[tiles.row].to(torch.int64)[:, None] * kv_heads + heads[:, None]
+    kv = torch.arange(block_tables.shape[1] * page_size, device=query.device)
+    out = q.new_empty(*q.shape[:-1], v_pages.shape[3])
+    group = max(1, GROUP_ELEMENTS // (kv.shape[0] * (q.shape[2] + kv_heads * (k_pages.shape[3] + v_pages.shape[3]))))
+    for begin in range(0, out.shape[0], group):
+        part = slice(begin, begin + group)
+        fresh = (kv < length[part, None]).to(_BITS[k_pages.element_size()]).neg()
+        k, v = (_gather(pages, blocks[part], fresh).to(q.dtype) for pages in (k_pages, v_pages))
+        mask = _mask(kv, tiles.position[part], window, q).expand(-1, -1, q.shape[2] // tiles.position.shape[1], -1, -1)
+        mask = mask.reshape(k.shape[0], 1, q.shape[2], -1)
+        if softcap is None and sinks is None:
+            out[part] = functional.scaled_dot_product_attention(q[part], k, v, attn_mask=mask, scale=scale)
+        else:
+            out[part] = _attend(q[part], k, v, mask, scale, softcap, sinks)
+    return _unpack(out, tiles, query)
+
+
+def _cut(cu_queries: Tensor, starts: Tensor, tokens: int, max_queries: int) -> _Tiles:
+    rows, tile = cu_queries.shape[0] - 1, max(1, min(max_queries, TILE))
+    within = torch.arange(tile, device=cu_queries.device)
+    row = torch.arange(rows, device=cu_queries.device)
+    row, first = _tiles_of_rows(cu_queries, row, tokens, tile, max_queries)
+    index = first[:, None] + within
     owned = index < cu_queries[row + 1][:, None]
     position = torch.where(owned, starts[row][:, None] + index - cu_queries[row][:, None], -1)
-    index = torch.where(owned, index, tokens)
-    out = query.new_zeros(tokens + 1, q_heads, v_pages.shape[3])  # the last one takes what belongs to no row
-    span = block_tables.shape[1] * k_pages.shape[2]
-    group = max(1, GROUP_ELEMENTS // (span * (tile * q_heads + 2 * k_pages.shape[1] * head_dim)))
-    for begin in range(0, row.shape[0], group):
-        part = slice(begin, begin + group)
-        index_part, position_part, row_part = index[part], position[part], row[part]
-        length = starts[row_part] + (cu_queries[row_part + 1] - cu_queries[row_part])
-        k, v = _gather(k_pages, v_pages, block_tables[row_part], length, query.dtype)
-        q = query[index_part.clamp(max=max(tokens - 1, 0))]
-        out[index_part] = _attend(q, k, v, position_part, scale, window, softcap, sinks).to(out.dtype)
-    return out[:tokens]
+    return _Tiles(row, torch.where(owned, index, tokens), position)
 
 
-def _tiles(cu_queries: Tensor, tokens: int, tile: int, max_queries: int) -> tuple[Tensor, Tensor]:
+def _tiles_of_rows(cu_queries: Tensor, row: Tensor, tokens: int, tile: int, max_queries: int) -> tuple[Tensor, Tensor]:
     """Row and first token of every tile. Row r's tiles start at cu_queries[r] // tile + r, which leaves it enough."""
-    rows = cu_queries.shape[0] - 1
-    row = torch.arange(rows, device=cu_queries.device)
     if max_queries <= tile:
         return row, cu_queries[:-1].to(torch.int64)
     first_tile = cu_queries[:-1].div(tile, rounding_mode="floor") + row
-    number = torch.arange(tokens // tile + rows, device=cu_queries.device)
+    number = torch.arange(tokens // tile + row.shape[0], device=cu_queries.device)
     owner = torch.searchsorted(first_tile, number, right=True) - 1
     return owner, cu_queries[owner] + (number - first_tile[owner]) * tile
 
 
-def _gather(
-    k_pages: Tensor, v_pages: Tensor, tables: Tensor, length: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Keys and values of each tile's row as [tiles, W, Hkv, page_size, D], values beyond the row's length zeroed.
+def _pack(query: Tensor, tiles: _Tiles, kv_heads: int) -> Tensor:
+    """[N, Hq, D] → [tiles, Hkv, Hq / Hkv * T, D]: the heads that share a KV head are further rows of one product."""
+    query = query[tiles.token.clamp(max=max(query.shape[0] - 1, 0))]
+    count, width = tiles.position.shape
+    query = query.reshape(count, width, kv_heads, -1, query.shape[-1])
+    return query.permute(0, 2, 3, 1, 4).reshape(count, kv_heads, -1, query.shape[-1])
 
-    Stale memory may hold NaN. Masking replaces a score whatever the key was, but 0 * NaN would survive in the values.
-    Their bits are cleared by an integer AND, which is vectorised where masked_fill is not (4 MB: 0.04 against 0.44 ms).
+
+def _unpack(out: Tensor, tiles: _Tiles, query: Tensor) -> Tensor:
+    """[tiles, Hkv, Hq / Hkv * T, D] → [N, Hq, D], zeros where no token is."""
+    (count, kv_heads, _, dim), (tokens, q_heads, _) = out.shape, query.shape
+    width = tiles.position.shape[1]
+    out = out.view(count, kv_heads, -1, width, dim).permute(0, 3, 1, 2, 4).contiguous().view(count, width, q_heads, dim)
+    out = out.to(query.dtype) * (tiles.position >= 0)[..., None, None]
+    result = out.new_zeros(tokens + 1, q_heads, dim)  # the last one takes what belongs to no row
+    result[tiles.token] = out
+    return result[:tokens]
+
+
+def _gather(pages: Tensor, blocks: Tensor, fresh: Tensor) -> Tensor:
+    """Keys or values of each tile's row as [tiles, Hkv, S, D]; zeros where fresh [tiles, S] is 0 and not -1.
+
+    Stale memory may hold NaN, which no mask removes: adding to NaN and multiplying it by 0 leaves NaN. The bits are
+    cleared by an integer AND, which is vectorised where masked_fill is not (4 MB: 0.04 against 0.44 ms).
     """
-    compute = torch.promote_types(dtype, torch.float32)
-    tiles, width = tables.shape
-    pages, page_size = tables.reshape(-1), k_pages.shape[2]
-    k = k_pages.index_select(0, pages).view(tiles, width, *k_pages.shape[1:])
-    v = v_pages.index_select(0, pages).view(tiles, width, *v_pages.shape[1:])
-    bits = _BITS[v.element_size()]
-    fresh = torch.arange(width * page_size, device=tables.device) < length[:, None]
-    v.view(bits).bitwise_and_(fresh.to(bits).neg().view(tiles, width, 1, page_size, 1))
-    return k.to(compute), v.to(compute)
+    found = pages.view(-1, pages.shape[2] * pages.shape[3]).index_select(0, blocks.flatten())
+    found = found.view(*blocks.shape[:2], -1, pages.shape[3])
+    found.view(fresh.dtype).bitwise_and_(fresh[:, None, :, None])
+    return found
+
+
+def _mask(kv: Tensor, position: Tensor, window: int | None, like: Tensor) -> Tensor:
+    """[tiles, 1, 1, T, S]: 0 where a token looks. Elsewhere not -inf: a token that sees nothing stays finite."""
+    seen = kv <= position[..., None]
+    if window is not None:
+        seen &= kv > position[..., None] - window
+    return torch.where(seen, 0.0, torch.finfo(torch.float32).min).to(like.dtype)[:, None, None]
 
 
 def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    position: Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """q [tiles, T, Hq, D] at position [tiles, T] over k, v [tiles, W, Hkv, page_size, D]; returns [tiles, T, Hq, D]."""
-    tiles, width, q_heads, head_dim = q.shape
-    _, blocks, kv_heads, page_size, _ = k.shape
-    span, rows = blocks * page_size, q_heads // kv_heads * width
-    q = (q.to(k.dtype) * scale).view(tiles, width, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
-    scores = torch.matmul(q.reshape(tiles, 1, kv_heads, rows, head_dim), k.transpose(-1, -2))
-    scores = scores.permute(0, 2, 3, 1, 4).reshape(tiles, kv_heads, -1, width, span)
+    """`scaled_dot_product_attention` with what it lacks; q [tiles, Hkv, Hq / Hkv * T, D]."""
+    scores = torch.matmul(q * scale, k.transpose(-1, -2))
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    kv = torch.arange(span, device=q.device)
-    hidden = kv > position[..., None]
-    if window is not None:
-        hidden |= kv <= position[..., None] - window
-    # The lowest finite number and not -inf: a token that sees nothing stays finite and is zeroed at the end.
-    scores = scores.masked_fill(hidden[:, None, None], torch.finfo(scores.dtype).min)
+    scores = scores + mask
     if sinks is not None:
-        logit = sinks.to(scores.dtype).view(1, kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        scores = torch.cat((scores, logit), dim=-1)
-    weights = scores.softmax(-1)[..., :span].reshape(tiles, kv_heads, rows, blocks, page_size)
-    out = torch.matmul(weights.permute(0, 3, 1, 2, 4), v).sum(1)
-    out = out.view(tiles, kv_heads, -1, width, v.shape[-1]).permute(0, 3, 1, 2, 4).reshape(tiles, width, q_heads, -1)
-    return out * (position >= 0)[..., None, None]
+        logit = sinks.to(scores.dtype).view(k.shape[1], -1, 1)
+        logit = logit.expand(-1, -1, q.shape[2] // logit.shape[1]).reshape(k.shape[1], -1, 1)
+        scores = torch.cat((scores, logit.expand(q.shape[0], -1, -1, -1)), dim=-1)
+    return torch.matmul(scores.softmax(-1)[..., : k.shape[2]], v)

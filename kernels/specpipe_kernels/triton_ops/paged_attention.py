@@ -66,7 +66,7 @@ def _scores(q, k, scale, softcap, position, kv, length, WINDOW: tl.constexpr, SO
     return tl.where(seen, s, float("-inf"))
 
 
-@triton.jit(do_not_specialize=["num_tokens", "rows", "width", "tiles"])
+@triton.jit(do_not_specialize=["num_tokens", "rows", "width", "tiles", "stride_table"])
 def _attention_kernel(
     query, k_pages, v_pages, tables, cu_queries, starts, sinks, out, parts, part_max, part_sum, arrivals,
     scale, softcap, num_tokens, rows, width, tiles, q_stride_n, q_stride_h, q_stride_d, stride_table,

@@ -10,7 +10,7 @@ from torch import Tensor
 BLOCK = 128
 
 
-@triton.jit(do_not_specialize=["num_tokens", "rows", "width", "steps"])
+@triton.jit(do_not_specialize=["num_tokens", "rows", "width", "steps", "stride_table"])
 def _write_index_kernel(
     tables, cu_queries, starts, out, num_tokens, rows, width, steps, stride_table,
     PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr,
