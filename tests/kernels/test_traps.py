@@ -132,19 +132,26 @@ def test_trap_6_the_residual_of_nearly_equal_p_and_q_keeps_its_precision(backend
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_trap_6_the_draw_from_a_small_residual_is_the_oracles(backend: Backend) -> None:
-    """p - q is about 1e-5 here."""
+    """p - q is up to 5e-4 of p here: what log-space rounds off is a few draws in a thousand, and no more.
+
+    log p, log q and both log-sum-exps are near 3, so each is rounded by up to 2^-23, and the sums of the latter are off
+    by 2^-22 where exponentials are approximated: 8 * 2^-23 together, in units of p, for each weight p - q. Argmaxes of
+    weights of total variation t with the same Gumbel noise differ with probability 2 t / (1 + t) at most.
+    """
     g = torch.Generator().manual_seed(6)
     q = torch.randn(V, generator=g)
-    p = (q + 1e-5 * torch.arange(V) / V).expand(2, V)
-    rows = 6 if backend == INTERPRETER else 200
+    p = (q + 1e-3 * torch.arange(V) / V).expand(2, V)
+    rows = 6 if backend == INTERPRETER else 2000
     s = same_rows(rows, seed=6)
     out = one_draft(backend, p, q, torch.zeros(rows, dtype=torch.int64), s,
                     method="synthetic", synthetic_rates=torch.zeros(1))  # fmt: skip
     pq = p[0].double().softmax(-1), q.double().softmax(-1)
     residual = (pq[0] - pq[1]).clamp(min=0).numpy()
     expected = [oracle.draw_keyed(residual, int(seed), 9, 0, oracle.RECOVERED) for seed in s.seed]
-    # A log-sum-exp near 3 is rounded by up to 2.4e-7, some per cent of the residual, so a near-tie may flip.
-    assert sum(a == b for a, b in zip(out.tokens[:, 0].tolist(), expected, strict=True)) >= 0.88 * rows
+    differ = sum(a != b for a, b in zip(out.tokens[:, 0].tolist(), expected, strict=True))
+    variation = 8 * 2.0**-23 * float(pq[0][residual > 0].sum()) / residual.sum()
+    most = rows * 2 * variation / (1 + variation)
+    assert differ <= most + 4 * most**0.5
 
 
 def test_trap_7_rare_tokens_are_drawn_as_often_as_they_should() -> None:
