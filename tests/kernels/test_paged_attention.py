@@ -166,14 +166,25 @@ def test_matches_the_oracle_over_shuffled_pages_and_stale_nan(kernel: Callable[.
     check(inputs.call(kernel, CASES[name]), inputs, CASES[name])
 
 
-@pytest.mark.parametrize("processors", [1, 4, 64])
+@pytest.mark.parametrize("processors", [1, 4, 8, 32])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_any_number_of_splits_gives_the_same(monkeypatch: pytest.MonkeyPatch, processors: int, sinks: bool) -> None:
-    """1, 2 and 4 splits a row; some of them find nothing to do."""
+    """1 (small blocks), 1, 2 and 8 splits a row; some of them find nothing to do."""
     case = Case(rows=((-1, 2), (3, 4), (0, 0), (188, 3)), kv_heads=1, window=100, sinks=sinks, spare_tokens=2)
     monkeypatch.setattr(triton_module, "_processors", lambda device: processors)
     inputs = build(case)
     check(inputs.call(triton_kernel, case), inputs, case)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("block_n", "splits"), [(16, 1), (16, 4), (32, 2), (64, 8)])
+def test_any_tiling_gives_the_same(block_n: int, splits: int, window: int | None) -> None:
+    """Blocks that are part of a page, rows of several tiles, more splits than blocks, tables with no entry to spare."""
+    case = Case(rows=((0, 17), (190, 2), (-1, 2), (60, 5)), kv_heads=1, window=window, softcap=2.0)
+    inputs = build(case)
+    inputs.block_tables = inputs.block_tables[:, :-1].contiguous()
+    tiles = triton_module.Tiling(block_m=16, block_n=block_n, splits=splits, warps=4, stages=3)
+    check(inputs.call(triton_kernel, case, tiles=tiles), inputs, case)
 
 
 def test_strides_of_a_fused_projection_are_honoured(kernel: Callable[..., Tensor]) -> None:
