@@ -66,8 +66,10 @@ class Measured:
     prefill_s: float
     acceptance_length: float
     round_ms: float
+    idle_share: float
+    """Of decoding rounds, by the device's clock: from the end of one to the start of the next, when it waits."""
     phases_ms: dict[Phase, float] = field(default_factory=dict)
-    """Mean of a decoding round; `host` is the time that the device was idle."""
+    """Mean of a decoding round; `host` is what of the host's time no other phase covers."""
     profile: RoundProfile | None = None
 
 
@@ -197,9 +199,18 @@ def measure(engine: Engine, bench: Bench, batch: int, k: int) -> Measured:
         prefill_s=prefill_s,
         acceptance_length=1 + accepted / drafts if drafts else 1.0,
         round_ms=1e3 * float(np.median([step.seconds for step in rounds])),
+        idle_share=_idle_share(rounds),
         phases_ms=phases,
         profile=_profile(engine, bench, batch, k) if bench.profiled_rounds else None,
     )
+
+
+def _idle_share(rounds: Sequence[StepReport]) -> float:
+    """Of rounds whose beginning was told by the end of the one before (`StepReport.round_s`)."""
+    timed = [step for step in rounds if step.round_s and "prefill" not in step.phases]
+    whole = sum(step.round_s for step in timed)
+    busy = sum(seconds for step in timed for phase, seconds in step.phases.items() if phase != "host")
+    return max(0.0, 1 - busy / whole) if whole else 0.0
 
 
 def _profile(engine: Engine, bench: Bench, batch: int, k: int) -> RoundProfile:

@@ -197,7 +197,8 @@ def _line(measured: Measured) -> str:
     phases = ", ".join(f"{phase} {ms:.2f}" for phase, ms in measured.phases_ms.items())
     return (
         f"B={measured.batch:<4} K={measured.k:<2} {measured.decode_tokens_per_s:10,.0f} tok/s   "
-        f"acceptance length {measured.acceptance_length:.2f}   round {measured.round_ms:.3f} ms ({phases})"
+        f"acceptance length {measured.acceptance_length:.2f}   round {measured.round_ms:.3f} ms ({phases}), "
+        f"idle {measured.idle_share:.1%}"
     )
 
 

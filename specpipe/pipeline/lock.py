@@ -13,6 +13,8 @@ from typing import IO
 
 from specpipe.errors import OutputError
 
+_ASKING_S = 0.5
+
 
 class RunLock:
     """An exclusive `flock` on a file, with its owner's name in it.
@@ -35,20 +37,32 @@ class RunLock:
                 f"output.path {self._path.parent.parent} cannot be written: {error}. Choose another folder, or mend "
                 "its permissions"
             ) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not self._taken(file):
             owner = self._owner(file)
             file.close()
             raise OutputError(
                 f"{self._path.parent.parent} is being written by a live run ({owner}). Wait for it, stop it with "
                 "Ctrl-C, or choose another output.path"
-            ) from None
+            )
         file.truncate(0)
         since = time.strftime("%Y-%m-%d %H:%M:%S %z")
         json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": since}, file)
         file.flush()
         self._file = file
+
+    @staticmethod
+    def _taken(file: IO[str]) -> bool:
+        """Who asks for the holder shares the lock for a moment: one that is held for longer is another run's."""
+        until = time.monotonic() + _ASKING_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    return False
+                time.sleep(0.05)
+            else:
+                return True
 
     def holder(self) -> str | None:
         """Who holds it now: a live run; None when nobody does. Changes nothing."""

@@ -25,6 +25,7 @@ def test_a_small_sweep_on_a_cpu() -> None:
     assert [(m["batch"], m["k"]) for m in measured] == [(1, 0), (1, 2), (3, 0), (3, 2)]
     assert all(m["total_s"] > m["prefill_s"] > 0 for m in measured)
     assert [m["acceptance_length"] > 1 for m in measured] == [False, True, False, True]
+    assert all(0 < m["idle_share"] < 1 for m in measured), "the host works between two rounds"
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,15 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.timeout(900)  # two starts of Ray and four interpreters: minutes beside other tests
 def test_a_follower_sees_a_run_to_its_end_and_one_whose_driver_is_killed(write_job: WriteJob, tmp_path: Path) -> None:
     job = write_job(sampling={"max_new_tokens": 150, "ignore_eos": True}, workers={"shard_tokens": 400})
     progress = tmp_path / "out/telemetry/progress.json"
     live = start("run", job)
     try:
-        wait_for(lambda: progress.exists() or live.poll() is not None, 120)
+        wait_for(lambda: progress.exists() or live.poll() is not None, 250)
         follower = start("show", tmp_path / "out", "--follow")
-        wait_for(lambda: list((tmp_path / "out/outputs").glob("part-*")) or live.poll() is not None, 120)
+        wait_for(lambda: list((tmp_path / "out/outputs").glob("part-*")) or live.poll() is not None, 250)
     finally:
         live.kill()
         live.communicate()
@@ -41,7 +42,7 @@ def test_a_follower_sees_a_run_to_its_end_and_one_whose_driver_is_killed(write_j
 
     again = start("run", job)
     try:
-        wait_for(lambda: again.poll() is not None or '"epoch": 2' in progress.read_text(), 120)
+        wait_for(lambda: again.poll() is not None or '"epoch": 2' in progress.read_text(), 250)
         follower = start("show", tmp_path / "out", "--follow")
         assert again.wait(250) == 0
     finally:

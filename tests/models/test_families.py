@@ -120,7 +120,8 @@ def check_family(config_class: type) -> None:
     vocab_size = expected[0].shape[-1]
     runner = ModelRunner(build(config_class, "specpipe"), vocab_size=vocab_size, context_length=512, page_size=16)
     runner.allocate_pages(13)
-    tolerance = 2e-5 * float(expected[0].std().clamp(min=1))
+    # The exponentials of torch's fused attention are good to 20 units in the last place, those of eager ones to one.
+    tolerance = 5e-5 * float(expected[0].std().clamp(min=1))
     for cuts in CHUNKS:
         for got, want in zip(in_chunks(runner, rows, cuts), expected, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=tolerance)

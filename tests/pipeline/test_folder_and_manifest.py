@@ -1,8 +1,10 @@
 import dataclasses
+import fcntl
 import json
 import multiprocessing
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,16 @@ def test_a_live_run_is_named_and_a_killed_one_is_forgotten_at_once(tmp_path: Pat
     assert RunLock(path).holder() is None
     with RunLock(path), pytest.raises(OutputError, match=f"pid {os.getpid()} "):
         RunLock(path).acquire()
+
+
+def test_who_asks_for_the_holder_keeps_no_run_from_starting(tmp_path: Path) -> None:
+    with RunLock(tmp_path / "lock"):
+        pass
+    with open(tmp_path / "lock") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        threading.Timer(0.2, fcntl.flock, (asking, fcntl.LOCK_UN)).start()
+        with RunLock(tmp_path / "lock"):
+            assert RunLock(tmp_path / "lock").holder()
 
 
 def test_an_output_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
