@@ -50,7 +50,7 @@ class Dispatcher:
         """Plans of this window, by queue depth."""
         self._window, self._made = 0.0, 0
         self.contested: set[int] = set()
-        """Shards that ever had a backup: whose part is there, its footer says."""
+        """Shards that ever had a backup, or were a lost worker's: whose part is there, its footer says."""
 
     def plan(self, member: Member) -> SpeculationPlan:
         """The policy's for this moment; while hundreds a second are asked for, one for nearly the same queue depth."""

@@ -56,7 +56,7 @@ class Outcome:
     failed: dict[int, str] = field(default_factory=dict)
     """Shards that no attempt could finish -> the last reason."""
     contested: set[int] = field(default_factory=set)
-    """Shards that two workers ran: only the part's own footer says whose it is."""
+    """Shards that two workers may have published: only the part's own footer says whose it is."""
     interrupted: bool = False
     workers: dict[str, WorkerInfo] = field(default_factory=dict)
 
@@ -198,6 +198,7 @@ class Driver:
         self._score.lost_workers += 1
         self._dispatcher.forget(member)
         for task in self._fleet.remove(member):
+            self._dispatcher.contested.add(task.shard.index)  # what is lost to us may live, and publish
             self._retry(task, member, reason, suspect=True)
         self._patience.worker_died(member.lane, reason, fruitful=member.reported_rows > 0)
         wanted = self._patience.worth_replacing(member.lane) or not self._fleet.members
