@@ -65,7 +65,8 @@ def linear_rope_store_kv(
     """Project x [M, H], rotate queries and keys, store keys and values; returns the queries [M, Hq, D].
 
     weight [(Hq + 2 Hkv) * D, H] and bias: of q, k and v above each other. cos and sin [P, D] are tables by position, in
-    the half-split layout of transformers; positions [M] int64 index them. Pages and write_index as in `store_kv`.
+    the half-split layout of transformers; positions [M] int64 index them. Pages and write_index as in `store_kv`. The
+    tables, positions and write_index may be read while the launch before this one still runs: it must not write them.
     q_norm, k_norm [D]: RMS norms over each head before rotation (Qwen 3). RoPE: Su et al., arXiv 2104.09864.
     """
     values = x.values if isinstance(x, Normed) else x

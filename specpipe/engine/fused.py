@@ -1,8 +1,8 @@
 """The decoder stack of a Llama-like model as a chain of fused kernels, in place of transformers' own.
 
 Five kernels a layer (docs/design.md) instead of about fifteen: projections read concatenated weights, norms ride on
-the products around them, rotation stores keys and values. The embedding, the head and everything around the stack stay
-transformers', and so does any model that is not listed here.
+the products around them, rotation stores keys and values; the head is one more product. The embedding and everything
+around the stack stay transformers', and so does any model that is not listed here.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def can_fuse(model: Any, attention: Mapping[nn.Module, AttentionFacts]) -> bool:
         for layer in layers
     )
     plain = plain and all(attention[layer.self_attn].plain for layer in layers)
-    return plain and len(layers) == model.config.num_hidden_layers
+    return plain and model.lm_head.bias is None and len(layers) == model.config.num_hidden_layers
 
 
 class FusedStack:
@@ -164,7 +164,7 @@ class FusedStack:
 
 
 def fuse(model: Any, attention: Mapping[nn.Module, AttentionFacts], *, positions: int, fp8: bool = False) -> bool:
-    """Replaces the model's decoder stack where `can_fuse`; says whether it did. attention: as probed.
+    """Replaces the model's decoder stack and head where `can_fuse`; says whether it did. attention: as probed.
 
     positions: length of the rotary table; no token stands beyond it. fp8: read all weights but the embedding in 8 bits,
     the head's too; they have been rounded to such values (`specpipe.engine.fp8`).
@@ -172,7 +172,7 @@ def fuse(model: Any, attention: Mapping[nn.Module, AttentionFacts], *, positions
     if not can_fuse(model, attention):
         return False
     model.model.forward = FusedStack(model, attention, positions=positions, fp8=fp8).forward
-    if fp8:
-        head = quantize_fp8(model.lm_head.weight.data)
-        model.lm_head.forward = lambda hidden: linear(hidden[0], head)[None]
+    weight = model.lm_head.weight.data
+    head = quantize_fp8(weight) if fp8 else weight
+    model.lm_head.forward = lambda hidden: linear(hidden[0], head)[None]
     return True

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 
 from specpipe_kernels import Normed, quantize_fp8
@@ -86,8 +87,50 @@ def test_glu_reads_its_weights_once_for_more_rows_than_other_products(device: st
 
 
 @on_each_device
-@pytest.mark.parametrize("rows", [1, 7, 31, 50])
-def test_narrow_residual_leaves_a_norm_that_the_next_product_closes(device: str, rows: int) -> None:
+@pytest.mark.parametrize("rows", [2, 21, 60, 100, 128])
+def test_the_head_reads_its_weights_once_as_well(device: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_linear, "LARGE", 300)
+    monkeypatch.setattr(triton_linear.functional, "linear", None)
+    x, weight = tensors(device, (rows, 96), (333, 96))
+    assert error(triton_linear.linear(x, weight), x.double() @ weight.double().T) < TOLERANCE[device]
+
+
+SHAPES = {"8b": (4096, 14336, 32, 8, 128), "1b": (2048, 8192, 32, 8, 64), "0.5b": (896, 4864, 14, 2, 64)}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(
+    ("rows", "fp8"), [(1, True), (16, False), (17, False), (32, True), (33, False), (64, False), (128, False)]
+)
+def test_tiles_in_flight_fit_into_a_multiprocessor(shape: tuple[int, ...], rows: int, fp8: bool) -> None:
+    hidden, inner, heads, kv_heads, dim = shape
+    limit = triton_linear.MAX_FP8_ROWS if fp8 else triton_linear.MAX_ROWS
+    products = [
+        (triton_linear.ROPE, (heads + 2 * kv_heads) * dim // 2, hidden),
+        (triton_linear.RESIDUAL, hidden, heads * dim),
+        (triton_linear.GLU, inner, hidden),
+        (triton_linear.RESIDUAL, hidden, inner),
+        (triton_linear.PLAIN, 128256, hidden),
+        (triton_linear.PLAIN, hidden, hidden),
+    ]
+    for epilogue, n, k in products:
+        if rows > limit and epilogue != triton_linear.GLU and n < triton_linear.LARGE:
+            continue
+        cut = triton_linear.tiling(rows, n, k, epilogue=epilogue, itemsize=2, head_dim=dim)
+        weight_rows = cut.block_n * (2 if epilogue in (triton_linear.GLU, triton_linear.ROPE) else 1)
+        x_rows = max(16, triton.next_power_of_2(rows))
+        bytes_a_step = cut.block_k * (weight_rows * (1 if fp8 else 2) + x_rows * 2)
+        assert (cut.stages + 2 * fp8) * bytes_a_step < 227 * 1024
+        assert cut.splits == 1 or k // cut.splits >= 4 * cut.block_k, "a split has at least four steps"
+
+
+@on_each_device
+@pytest.mark.parametrize(("rows", "early"), [(1, True), (7, False), (31, True), (50, False)])
+def test_narrow_residual_leaves_a_norm_that_the_next_product_closes(
+    device: str, rows: int, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """early: what the epilogues read is loaded before the products."""
+    monkeypatch.setattr(triton_linear, "_EARLY_VALUES", 48 if early else 0)
     x, weight, residual, by, following = tensors(device, (rows, 96), (200, 96), (rows, 200), (200,), (64, 200))
     h, normed = triton_linear.linear_residual(x, weight, residual, by, EPS)
     want = residual.double() + x.double() @ weight.double().T
@@ -150,10 +193,17 @@ def test_rope_store_kv_equals_the_reference(device: str, normed: bool, q_heads: 
 
 @on_each_device
 @pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("biased", "early"), [(False, True), (True, False)])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "dim"), [(4, 2, 32), (3, 1, 24), (4, 4, 64)])
 def test_rotation_in_the_projections_epilogue(
-    device: str, splits: int, biased: bool, q_heads: int, kv_heads: int, dim: int
+    device: str,
+    splits: int,
+    biased: bool,
+    early: bool,
+    q_heads: int,
+    kv_heads: int,
+    dim: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokens, hidden, page_size, pages = 9, 128, 16, 5
     outputs = (q_heads + 2 * kv_heads) * dim
@@ -170,7 +220,8 @@ def test_rotation_in_the_projections_epilogue(
 
     k, v = memory()
     rope = triton_linear.Rope(cos, sin, positions, k, v, index, q_heads)
-    tiles = triton_linear.Tiling(16, 32, splits, 3, 4, splits > 1)
+    tiles = triton_linear.Tiling(16, 32, splits, 3, 4, False)
+    monkeypatch.setattr(triton_linear, "_EARLY_VALUES", 48 if early else 0)
     normed = open_norm(h, by, parts=4)
     q = triton_linear._launch(normed, weight, triton_linear.ROPE, bias=given, rope=rope, tiles=tiles)[0]
     want_k, want_v = memory()

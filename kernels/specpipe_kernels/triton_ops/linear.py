@@ -10,7 +10,10 @@ What stands around the products of a decoder layer rides on their epilogues:
 - GLU: a program owns the same rows of the gate and of the up projection and multiplies them;
 - RESIDUAL: the residual is added, and an RMS norm is left open: h * norm_weight is written beside h, with the sum of h²
   over each program's columns; whoever multiplies those rows scales its product by rsqrt(mean h² + eps) at the end;
-- ROPE: a program owns both halves of a rotation; queries are rotated, keys and values go to their pages.
+- ROPE: a program owns both halves of a rotation, one tile of the matrix unit; queries are rotated, keys and values go
+  to their pages.
+
+What an epilogue reads is loaded before the products where registers hold it: its latency is then not the kernel's.
 """
 
 from __future__ import annotations
@@ -31,44 +34,50 @@ from specpipe_kernels.triton_ops.silu_mul import silu_mul
 from specpipe_kernels.types import Fp8Weight, Normed, full_weight
 
 MAX_ROWS, MAX_GLU_ROWS, MAX_FP8_ROWS = 64, 128, 32
+LARGE = 1 << 15
+"""Outputs of a plain product from which on it is the head's: as many rows as GLU, and tiles of its own."""
 _PROCESSORS = 132  # of an H200
+_EARLY_VALUES = 48  # that a thread holds for its epilogue during the products
 PLAIN, GLU, RESIDUAL, ROPE = 0, 1, 2, 3
 
 
 @triton.jit
-def _row_scale(squares, m, rows, eps, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, K: tl.constexpr):
-    """rsqrt(mean of squares + eps) of rows m, from PARTS partial sums."""
+def _load_squares(squares, m, rows, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr):
+    """[PARTS_PAD, M] partial sums of the squares of rows m."""
     part = tl.arange(0, PARTS_PAD)
     at = squares + part[:, None] * rows + m[None, :]
-    sums = tl.load(at, mask=(part[:, None] < PARTS) & (m[None, :] < rows), other=0.0)
-    return tl.rsqrt(tl.sum(sums, 0) / K + eps)
+    return tl.load(at, mask=(part[:, None] < PARTS) & (m[None, :] < rows), other=0.0)
+
+
+@triton.jit
+def _load_turns(cos, sin, position, last_position, lane, mask, D: tl.constexpr):
+    """cos and sin of the lower half of a head, then of its upper half, each [lanes, M]."""
+    HALF: tl.constexpr = D // 2
+    at = tl.minimum(tl.maximum(position, 0), last_position)[None, :] * D + lane[:, None]
+    c_low = tl.load(cos + at, mask=mask, other=0.0)
+    s_low = tl.load(sin + at, mask=mask, other=0.0)
+    c_high = tl.load(cos + at + HALF, mask=mask, other=0.0)
+    s_high = tl.load(sin + at + HALF, mask=mask, other=0.0)
+    return c_low, s_low, c_high, s_high
 
 
 @triton.jit
 def _store_rotated(
-    low, high, lane, half_mask, head, m, rows, cos, sin, positions, last_position, q_out, k_pages, v_pages, write_index,
+    low, high, c_low, s_low, c_high, s_high, lane, mask, head, m, q_out, k_pages, v_pages, index,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
 ):  # fmt: skip
     """low, high [lanes, M]: the halves of one head of every token, to q_out or to the token's place in the pages."""
     HALF: tl.constexpr = D // 2
-    mask = half_mask[:, None] & (m[None, :] < rows)
     if head < Q_HEADS + KV_HEADS:
-        position = tl.load(positions + m, mask=m < rows, other=0)
-        at = tl.minimum(tl.maximum(position, 0), last_position)[None, :] * D + lane[:, None]
-        c_low = tl.load(cos + at, mask=mask, other=0.0).to(tl.float32)
-        c_high = tl.load(cos + at + HALF, mask=mask, other=0.0).to(tl.float32)
-        s_low = tl.load(sin + at, mask=mask, other=0.0).to(tl.float32)
-        s_high = tl.load(sin + at + HALF, mask=mask, other=0.0).to(tl.float32)
         # Rounded before rotation, as a projection that is stored would be.
         low = low.to(q_out.dtype.element_ty).to(tl.float32)
         high = high.to(q_out.dtype.element_ty).to(tl.float32)
-        turned = low * c_low - high * s_low
-        high = high * c_high + low * s_high
+        turned = low * c_low.to(tl.float32) - high * s_low.to(tl.float32)
+        high = high * c_high.to(tl.float32) + low * s_high.to(tl.float32)
         low = turned
     if head < Q_HEADS:
         base = q_out + (m[None, :].to(tl.int64) * Q_HEADS + head) * D
     else:
-        index = tl.load(write_index + m, mask=m < rows, other=0)
         kv_head = (head - Q_HEADS) % KV_HEADS
         place = ((index // PAGE_SIZE * KV_HEADS + kv_head) * PAGE_SIZE + index % PAGE_SIZE) * D
         base = (k_pages if head < Q_HEADS + KV_HEADS else v_pages) + place[None, :]
@@ -84,106 +93,141 @@ def _linear_kernel(
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr,
     NORM: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    FP8: tl.constexpr, STAGES: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, PDL: tl.constexpr,
+    FP8: tl.constexpr, STAGES: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     split = tl.program_id(1)
     m = tl.arange(0, BLOCK_M)
     lanes = tl.arange(0, BLOCK_N)
-    TWO: tl.constexpr = (EPILOGUE == 1) | (EPILOGUE == 3)
-    head = 0
-    lane = lanes
-    if EPILOGUE == 3:  # blocks of a head's lower half; the upper half lies D / 2 rows below
+    GLU: tl.constexpr = EPILOGUE == 1
+    ROPE: tl.constexpr = EPILOGUE == 3
+    TILE_N: tl.constexpr = 2 * BLOCK_N if ROPE else BLOCK_N
+    tile_lanes = tl.arange(0, TILE_N)
+    if ROPE:  # a block of a head's lower half above the same block of its upper half, which lies D / 2 rows below
         BLOCKS: tl.constexpr = (D // 2 + BLOCK_N - 1) // BLOCK_N
         head = tile // BLOCKS
-        first_n = head * D + tile % BLOCKS * BLOCK_N
         lane = tile % BLOCKS * BLOCK_N + lanes
+        n = head * D + lane
         in_n = lane < D // 2
+        tile_lane = tile % BLOCKS * BLOCK_N + tile_lanes % BLOCK_N
+        tile_n = head * D + tile_lane + tile_lanes // BLOCK_N * (D // 2)
+        in_tile = tile_lane < D // 2
     else:
-        first_n = tile * BLOCK_N
-        in_n = first_n + lanes < N
-    n = first_n + lanes
-    other_rows: tl.constexpr = D // 2 if EPILOGUE == 3 else N
+        n = tile * BLOCK_N + lanes
+        in_n = n < N
+        tile_n = n
+        in_tile = in_n
+    other_n: tl.constexpr = D // 2 if ROPE else N
+    in_m = m < rows
+    mask = in_n[:, None] & in_m[None, :]
     k_lanes = tl.arange(0, BLOCK_K)
     steps: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLITS)
     first = split * steps * BLOCK_K
+    # Before the wait: what the launch directly before this one does not write.
+    if BIAS:
+        bias_low = tl.load(bias + n, mask=in_n, other=0.0)
+        if GLU or ROPE:
+            bias_high = tl.load(bias + n + other_n, mask=in_n, other=0.0)
+    if FP8:
+        by_low = tl.load(weight_scale + n, mask=in_n, other=0.0)
+        if GLU or ROPE:
+            by_high = tl.load(weight_scale + n + other_n, mask=in_n, other=0.0)
+    if NORM:
+        norm_by = tl.load(norm_weight + n, mask=in_n, other=0.0)
+    if ROPE:
+        position = tl.load(positions + m, mask=in_m, other=0)
+        index = tl.load(write_index + m, mask=in_m, other=0)
+        turns = mask & (head < Q_HEADS + KV_HEADS)
+        if EARLY:
+            c_low, s_low, c_high, s_high = _load_turns(cos, sin, position, last_position, lane, turns, D)
     wait_for_inputs(PDL)
+    if EPILOGUE == 2:
+        residual_at = residual + m[None, :].to(tl.int64) * stride_residual + n[:, None]
+        if EARLY:
+            before = tl.load(residual_at, mask=mask, other=0.0)
+    if EARLY and PARTS > 0:
+        sums = _load_squares(squares, m, rows, PARTS, PARTS_PAD)
 
-    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    acc = tl.zeros([TILE_N, BLOCK_M], tl.float32)
     two = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for step in tl.range(0, steps, num_stages=STAGES):
         first_k = first + step * BLOCK_K
         if BY_DESCRIPTOR:
             x_tile = x.load([0, first_k]).T
-            w_tile = weight.load([first_n, first_k])
-            if TWO:
-                w_two = weight.load([first_n + other_rows, first_k])
+            w_tile = weight.load([tile * BLOCK_N, first_k])
+            if GLU:
+                w_two = weight.load([tile * BLOCK_N + N, first_k])
         else:
             k = first_k + k_lanes
-            w_mask = in_n[:, None] & (k[None, :] < K)
+            w_mask = in_tile[:, None] & (k[None, :] < K)
             x_at = x + m[None, :].to(tl.int64) * stride_x + k[:, None]
             x_tile = tl.load(x_at, mask=(m[None, :] < rows) & (k[:, None] < K), other=0.0)
-            w_at = weight + n.to(tl.int64)[:, None] * K + k[None, :]
+            w_at = weight + tile_n.to(tl.int64)[:, None] * K + k[None, :]
             w_tile = tl.load(w_at, mask=w_mask, other=0.0)
-            if TWO:
-                w_two = tl.load(w_at + other_rows * K, mask=w_mask, other=0.0)
+            if GLU:
+                w_two = tl.load(w_at + N * K, mask=w_mask, other=0.0)
         acc = tl.dot(w_tile.to(x_tile.dtype), x_tile, acc, input_precision="ieee")
-        if TWO:
+        if GLU:
             two = tl.dot(w_two.to(x_tile.dtype), x_tile, two, input_precision="ieee")
     let_next_start(PDL)
 
-    mask = in_n[:, None] & (m[None, :] < rows)
     if SPLITS > 1:
-        PART: tl.constexpr = BLOCK_N * BLOCK_M * (2 if TWO else 1)
-        entry = lanes[:, None] * BLOCK_M + m[None, :]
+        PART: tl.constexpr = TILE_N * BLOCK_M * (2 if GLU else 1)
+        entry = tile_lanes[:, None] * BLOCK_M + m[None, :]
         mine = scratch + (tile * SPLITS + split) * PART + entry
         tl.store(mine, acc)
-        if TWO:
+        if GLU:
             tl.store(mine + BLOCK_N * BLOCK_M, two)
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals + tile, 1, sem="acq_rel")
         if arrived < SPLITS - 1:
             return
         tl.store(arrivals + tile, 0)
-        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        acc = tl.zeros([TILE_N, BLOCK_M], tl.float32)
         two = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        for other in range(SPLITS):
+        for other in tl.static_range(SPLITS):
             theirs = scratch + (tile * SPLITS + other) * PART + entry
             acc += tl.load(theirs, cache_modifier=".cg")
-            if TWO:
+            if GLU:
                 two += tl.load(theirs + BLOCK_N * BLOCK_M, cache_modifier=".cg")
 
+    if ROPE:
+        acc, two = acc.reshape(2, BLOCK_N, BLOCK_M).permute(1, 2, 0).split()
     if FP8:
-        acc *= tl.load(weight_scale + n, mask=in_n, other=0.0)[:, None]
-        if TWO:
-            two *= tl.load(weight_scale + n + other_rows, mask=in_n, other=0.0)[:, None]
+        acc *= by_low[:, None]
+        if GLU or ROPE:
+            two *= by_high[:, None]
     if PARTS > 0:
-        scale = _row_scale(squares, m, rows, eps, PARTS, PARTS_PAD, K)
+        if not EARLY:
+            sums = _load_squares(squares, m, rows, PARTS, PARTS_PAD)
+        scale = tl.rsqrt(tl.sum(sums, 0) / K + eps)
         acc *= scale[None, :]
         two *= scale[None, :]
     if BIAS:
-        acc += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
-        if TWO:
-            two += tl.load(bias + n + other_rows, mask=in_n, other=0.0).to(tl.float32)[:, None]
-    if EPILOGUE == 3:
+        acc += bias_low.to(tl.float32)[:, None]
+        if GLU or ROPE:
+            two += bias_high.to(tl.float32)[:, None]
+    if ROPE:
+        if not EARLY:
+            c_low, s_low, c_high, s_high = _load_turns(cos, sin, position, last_position, lane, turns, D)
         _store_rotated(
-            acc, two, lane, in_n, head, m, rows, cos, sin, positions, last_position, out, k_pages, v_pages, write_index,
+            acc, two, c_low, s_low, c_high, s_high, lane, mask, head, m, out, k_pages, v_pages, index,
             Q_HEADS, KV_HEADS, D, PAGE_SIZE,
         )  # fmt: skip
         return
-    if EPILOGUE == 1:
+    if GLU:
         acc = acc / (1.0 + tl.exp(-acc)) * two
     if EPILOGUE == 2:
-        at = residual + m[None, :].to(tl.int64) * stride_residual + n[:, None]
-        acc += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        if not EARLY:
+            before = tl.load(residual_at, mask=mask, other=0.0)
+        acc += before.to(tl.float32)
     value = acc.to(out.dtype.element_ty)
     tl.store(out + m[None, :].to(tl.int64) * N + n[:, None], value, mask=mask)
     if NORM:
         h = tl.where(mask, value.to(tl.float32), 0.0)
-        by = tl.load(norm_weight + n, mask=in_n, other=0.0).to(tl.float32)
-        scaled = (h * by[:, None]).to(out.dtype.element_ty)
+        scaled = (h * norm_by.to(tl.float32)[:, None]).to(out.dtype.element_ty)
         tl.store(out_scaled + m[None, :].to(tl.int64) * N + n[:, None], scaled, mask=mask)
-        tl.store(out_squares + tile * rows + m, tl.sum(h * h, 0), mask=m < rows)
+        tl.store(out_squares + tile * rows + m, tl.sum(h * h, 0), mask=in_m)
 
 
 class Tiling(NamedTuple):
@@ -195,30 +239,40 @@ class Tiling(NamedTuple):
     stages: int
     warps: int
     by_descriptor: bool
-    """Tiles come through the tensor memory accelerator instead of a load a thread."""
+    """Tiles come through the tensor memory accelerator instead of a load a thread. Not for ROPE."""
 
 
 def tiling(rows: int, n: int, k: int, *, epilogue: int, itemsize: int, head_dim: int = 0) -> Tiling:
-    """The tiling of a product of so many rows. For ROPE n counts the lower halves of all heads."""
-    two, wide = epilogue in (GLU, ROPE), rows > 32
-    block_n = 64 if wide or epilogue in (GLU, RESIDUAL) else 32
+    """The tiling of a product of so many rows. For ROPE n counts the lower halves of all heads, as does block_n."""
+    wide, large = rows > 32, epilogue == PLAIN and n >= LARGE
+    block_n, block_k, stages, warps = 64, 128, 4, 4
+    # Splits share K until there are so many programs, each with so many steps at least: enough bytes in flight.
+    programs, steps = 96 if wide else 128, 4
     if epilogue == ROPE:
-        block_n = min(block_n, max(16, triton.next_power_of_2(head_dim // 2)))
-    tiles = -(-n // block_n)
-    if wide:
-        block_k = 64 if two else 128
-        stages, warps = (3 if tiles > _PROCESSORS else 5 if epilogue == ROPE else 4), 4
-    else:
-        block_k = 128 if two or epilogue == RESIDUAL else 256
-        stages, warps = 4, 8 if rows > 16 and epilogue == RESIDUAL else 4
+        block_n, stages, programs = min(32, max(16, triton.next_power_of_2(head_dim // 2))), 6, 96
+    elif epilogue == GLU and wide:
+        block_k = 64
+        stages = 3 if -(-n // block_n) > _PROCESSORS else 4
+    elif large and wide:
+        block_n, block_k = 128, 64
+        stages, warps = (3, 4) if rows > MAX_ROWS else (4, 8)
+    elif epilogue == RESIDUAL and wide:
+        stages, warps = (5, 8) if k > n else (4, 4)
+    elif epilogue == RESIDUAL and k <= n:
+        stages, steps = 6, 8
+    elif epilogue == RESIDUAL and rows > 16:
+        warps = 8
+    elif epilogue == RESIDUAL:
+        programs, steps = 256, 16
+    elif epilogue == PLAIN and not wide and not large:
+        block_n, block_k = 32, 256
     block_k = block_k * 2 // itemsize
-    splits = 1
-    # About one program a processor, each with at least four steps, keeps enough bytes in flight.
-    while (
-        epilogue != GLU and tiles * splits < (96 if wide else 128) and splits < 8 and k // (2 * splits) >= 4 * block_k
-    ):
+    splits, tiles = 1, -(-n // block_n)
+    while epilogue != GLU and tiles * splits < programs and splits < 8 and k // (2 * splits) >= steps * block_k:
         splits *= 2
-    return Tiling(block_n, block_k, splits, stages, warps, wide and two)
+    if epilogue == RESIDUAL and tiles * splits > _PROCESSORS:
+        stages = min(stages, 3)  # two programs share a processor's memory
+    return Tiling(block_n, block_k, splits, stages, warps, wide and (large or epilogue == GLU))
 
 
 class Rope(NamedTuple):
@@ -280,10 +334,18 @@ def _launch(
         N=n, K=k, BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, SPLITS=cut.splits,
         PARTS=PARTS, PARTS_PAD=triton.next_power_of_2(max(1, PARTS)), EPILOGUE=epilogue, BIAS=bias is not None,
         NORM=norm_weight is not None, Q_HEADS=q_heads, KV_HEADS=kv_heads, D=dim, PAGE_SIZE=page_size,
-        FP8=fp8 is not None, STAGES=cut.stages, BY_DESCRIPTOR=x_in is not values, num_warps=cut.warps,
-        num_stages=cut.stages, **launch_options(values),
+        FP8=fp8 is not None, STAGES=cut.stages, BY_DESCRIPTOR=x_in is not values,
+        EARLY=_is_early(epilogue, cut, block_m, PARTS), num_warps=cut.warps, num_stages=cut.stages,
+        **launch_options(values),
     )  # fmt: skip
     return out, scaled, parts
+
+
+def _is_early(epilogue: int, cut: Tiling, block_m: int, parts: int) -> bool:
+    """Whether registers hold what the epilogue reads beside the sums."""
+    tile_values = {ROPE: 4, RESIDUAL: 1}.get(epilogue, 0) * cut.block_n * block_m
+    part_values = triton.next_power_of_2(parts) * block_m if parts else 0
+    return tile_values + part_values <= _EARLY_VALUES * 32 * cut.warps
 
 
 def _has_descriptors(*tensors: Tensor) -> bool:
@@ -291,9 +353,9 @@ def _has_descriptors(*tensors: Tensor) -> bool:
     return all(t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in tensors)
 
 
-def _is_narrow(values: Tensor) -> bool:
+def _is_narrow(values: Tensor, limit: int = MAX_ROWS) -> bool:
     """Whether the bytes of the weights decide; fp32 products gain nothing from a matrix unit here."""
-    return values.shape[0] <= MAX_ROWS and values.element_size() == 2
+    return values.shape[0] <= limit and values.element_size() == 2
 
 
 def _complete(x: Tensor | Normed) -> Tensor:
@@ -305,7 +367,9 @@ def _complete(x: Tensor | Normed) -> Tensor:
 
 def linear(x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Tensor:
     """See `specpipe_kernels.linear`."""
-    if _is_narrow(x.values if isinstance(x, Normed) else x):
+    values = x.values if isinstance(x, Normed) else x
+    outputs = (weight.values if isinstance(weight, Fp8Weight) else weight).shape[0]
+    if _is_narrow(values, MAX_GLU_ROWS if outputs >= LARGE else MAX_ROWS):
         return _launch(x, weight, PLAIN, bias=bias)[0]
     return functional.linear(_complete(x), full_weight(weight), bias)
 
@@ -313,7 +377,7 @@ def linear(x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None =
 def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
     """See `specpipe_kernels.linear_glu`."""
     values = x.values if isinstance(x, Normed) else x
-    if values.shape[0] <= MAX_GLU_ROWS and values.element_size() == 2:
+    if _is_narrow(values, MAX_GLU_ROWS):
         return _launch(x, weight, GLU)[0]
     return silu_mul(functional.linear(_complete(x), full_weight(weight)))
 

@@ -28,6 +28,13 @@ def _rope_store_kernel(
     HALF: tl.constexpr = D // 2
     lane = tl.arange(0, HALF_PAD)
     in_half = lane < HALF
+    # Before the wait: what the launch directly before this one does not write.
+    position = tl.minimum(tl.maximum(tl.load(positions + token), 0), last_position)
+    c_low = tl.load(cos + position * D + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    c_high = tl.load(cos + position * D + HALF + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    s_low = tl.load(sin + position * D + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    s_high = tl.load(sin + position * D + HALF + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    index = tl.load(write_index + token)
     wait_for_inputs(PDL)
     let_next_start(PDL)
     is_q = head < Q_HEADS
@@ -53,11 +60,6 @@ def _rope_store_kernel(
         )
         low = low * scale * by_low.to(tl.float32)
         high = high * scale * by_high.to(tl.float32)
-    position = tl.minimum(tl.maximum(tl.load(positions + token), 0), last_position)
-    c_low = tl.load(cos + position * D + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    c_high = tl.load(cos + position * D + HALF + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    s_low = tl.load(sin + position * D + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    s_high = tl.load(sin + position * D + HALF + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
     turned_low = (low * c_low - high * s_low).to(q_out.dtype.element_ty)
     turned_high = (high * c_high + low * s_high).to(q_out.dtype.element_ty)
 
@@ -66,7 +68,6 @@ def _rope_store_kernel(
     tl.store(q_at, turned_low, mask=q_mask)
     tl.store(q_at + HALF, turned_high, mask=q_mask)
 
-    index = tl.load(write_index + token)
     page, offset = index // PAGE_SIZE, index % PAGE_SIZE
     base = (page * KV_HEADS * PAGE_SIZE + offset) * D
     k_head = head - Q_HEADS
