@@ -21,7 +21,8 @@ def token_logprobs(
     """Log-probabilities of what `rejection_sample` emitted, under p, never under the residual.
 
     p is the distribution that was verified against: of `target_logits` as they are (penalised ones, if they were
-    edited) after temperature, top-k, top-p and min-p. A greedy row's is the log-softmax at temperature 1.
+    edited) after temperature, top-k, top-p and min-p. A greedy row's is the log-softmax at temperature 1. A token
+    beyond V, which only synthetic acceptance lets through, has -inf.
 
     Args:
         target_logits: as `rejection_sample` got them.

@@ -59,6 +59,8 @@ def test_every_variant_compiles(method: str, dtype: str, tmp_path: Path) -> None
     variants: list[dict[str, Any]] = [
         {},
         {"one_hot": True},
+        {"given": True},
+        {"k": 32},
         {"ragged": True, "top_n": 0},
         {"all_greedy": True},
         {"truncated": False},

@@ -96,6 +96,12 @@ def test_greedy_hint_changes_nothing(backend: Backend, method: str) -> None:
     check(backend, case, all_greedy=True)
 
 
+@pytest.mark.parametrize("backend", HEAVY)
+@pytest.mark.parametrize("method", METHODS)
+def test_as_many_drafts_as_there_may_be(backend: Backend, method: str) -> None:
+    check(backend, random_round(vocab=40, draft_vocab=40, k=32, rows=3, method=method, ragged=True, seed=8))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_requests(backend: Backend) -> None:
     case = random_round(vocab=16, draft_vocab=None, k=2, rows=1)

@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 from specpipe_kernels import (
+    Bounds,
     Penalties,
     Purpose,
     RejectionOutput,
@@ -82,9 +83,10 @@ def launch(
     one_hot: bool = False,
     ragged: bool = False,
     top_n: int = 5,
+    given: bool = False,
     **hints: bool,
 ) -> None:
-    """One of each operation of a round that samples."""
+    """One of each operation of a round that samples. given: with what drafting left, and a bonus token."""
     long, ones = torch.zeros(rows, dtype=torch.int64), torch.ones(rows)
     sampling = SamplingTensors(ones, ones.int(), ones, ones, long, **hints)
     logits = torch.zeros(rows * (k + 1), vocab, dtype=DTYPES[dtype])
@@ -105,6 +107,9 @@ def launch(
         cu_rows=cu_rows,
         method=method,
         synthetic_rates=torch.ones(k) if method == "synthetic" else None,
+        draft_lse=torch.zeros(rows, k) if given else None,
+        draft_bounds=Bounds(torch.zeros(rows, k), torch.zeros(rows, k, dtype=torch.int32)) if given else None,
+        bonus_tokens=long if given else None,
     )
     probs = torch.zeros(rows, vocab)
     for noise in ({"seeds": long, "positions": long}, {"inverse_noise": probs}):

@@ -258,6 +258,8 @@ class FeatureRound:
                 if self.rows[r].temperature:
                     with np.errstate(divide="ignore"):
                         log_p = np.log(oracle.distribution(logits.numpy(), self.rows[r]))
-                assert float(told.logprobs[r, i]) == pytest.approx(log_p[int(out.tokens[r, i])], abs=3e-5)
+                token = int(out.tokens[r, i])
+                expected = log_p[token] if token < self.vocab else -math.inf
+                assert float(told.logprobs[r, i]) == pytest.approx(expected, abs=3e-5)
                 ranking = sorted(range(len(log_p)), key=lambda x: (-log_p[x], x))[:n]
                 assert told.top_tokens[r, i].tolist() == [x if math.isfinite(log_p[x]) else -1 for x in ranking]

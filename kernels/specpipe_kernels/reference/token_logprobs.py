@@ -29,7 +29,9 @@ def token_logprobs(
         logits = torch.where(of_rows.temperature[:, None] > 0, kept_logits(logits, of_rows), logits)
     log_p = logits.log_softmax(-1).view(requests, width, -1)
     silent = (column >= num_emitted[:, None])[:, :, None]
-    own = log_p.gather(-1, out_tokens.clamp(min=0)[:, :, None]).masked_fill(silent, torch.nan)
+    vocab = log_p.shape[-1]
+    own = log_p.gather(-1, out_tokens.clamp(0, vocab - 1)[:, :, None])
+    own = own.masked_fill(out_tokens[:, :, None] >= vocab, -torch.inf).masked_fill(silent, torch.nan)
     top, tokens = (x[:, :, :top_n] for x in log_p.sort(dim=-1, descending=True, stable=True))
     none_left = silent | (top == -torch.inf)
     return TokenLogprobs(own[:, :, 0], tokens.masked_fill(none_left, -1), top.masked_fill(none_left, torch.nan))

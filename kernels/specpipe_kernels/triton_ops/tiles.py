@@ -157,13 +157,14 @@ def load_parts(values, item, parts, mask, other, PARTS: tl.constexpr):
 
 @triton.jit
 def row_lse(part_mass, part_reference, item, inverse, parts, mask, PARTS: tl.constexpr):
-    """→ status and log-sum-exp of the rows `item` [N]."""
+    """→ status and log-sum-exp (NaN where unsound) of the rows `item` [N]."""
     masses = load_parts(part_mass, item, parts, mask, 0.0, PARTS)
     references = load_parts(part_reference, item, parts, mask, 0.0, PARTS)
     status, largest = status_of_masses(masses, references, 1)
     # A span without mass may have any reference.
     scaled = tl.where(masses > 0.0, masses * tl.exp((references - largest[:, None]) * inverse), 0.0)
-    return status, largest * inverse + tl.log(tl.sum(scaled, 1))
+    lse = largest * inverse + tl.log(tl.sum(scaled, 1))
+    return status, tl.where(status == 1, float("nan"), lse)
 
 
 @triton.jit
