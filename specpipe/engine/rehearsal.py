@@ -22,10 +22,10 @@ class Rehearsal:
         state = self._round.state
         self._round(state.upload([state.dummy] * rows), key)
 
-    def prefill(self, lengths: Iterable[int]) -> None:
-        """Prompts of these many tokens, through every model, in one packed forward each."""
+    def prefill(self, lengths: Iterable[int], *, behind: int = 0) -> None:
+        """Chunks of these many tokens, each `behind` so many, through every model, in one packed forward each."""
         state = self._round.state
-        chunks = [Chunk(state.dummy, 0, length) for length in lengths]
+        chunks = [Chunk(state.dummy, behind, behind + length) for length in lengths]
         for runner in self._runners:
             prefill(runner, state, chunks, page_size=self._config.page_size)
 
@@ -35,17 +35,20 @@ class Rehearsal:
         self.prefill([self._config.max_model_len] * full + [rest] * (rest > 0))
 
     def everything(self, keys: Iterable[RoundKey]) -> None:
-        """Rounds of few and many rows, and prefills of few and many, short and long prompts: what can differ in how
-        kernels are launched does so between powers of two."""
+        """Rounds of few and many rows, prefills of few and many, short and long prompts, and catching up with long rows:
+        what can differ in how kernels are launched does so between powers of two."""
         for key in keys:
             for rows in reversed(_powers_of_2(self._config.slots)):
                 self.round(rows, key)
         budget = self._config.prefill_budget
         lengths = _powers_of_2(min(self._config.max_model_len, budget))
+        some = _powers_of_2(min(self._config.slots, MOST_PROMPTS))
         for tokens in sorted({*lengths, *(max(1, n - 1) for n in lengths)}):  # a page ends between
             self.prefill([tokens] * (budget // tokens))
-            for rows in _powers_of_2(min(self._config.slots, MOST_PROMPTS)):
+            for rows in some:
                 self.prefill([tokens] + [1] * (rows - 1))
+        for rows in some:
+            self.prefill([1] * rows, behind=self._config.max_model_len - 1)
 
 
 def _powers_of_2(limit: int) -> list[int]:
