@@ -12,17 +12,23 @@ from functools import partial
 
 import numpy as np
 
+from specpipe.benchmark.policy_draws import Draws
 from specpipe.benchmark.policy_log import RoundLog
+from specpipe.benchmark.policy_oracle import Choice, Oracle
 from specpipe.benchmark.policy_scenarios import Scenario
-from specpipe.benchmark.policy_worker import SimulatedWorker, draws
+from specpipe.benchmark.policy_worker import SimulatedWorker
 from specpipe.core import CostPoint, ProposerName
-from specpipe.speculation.cost import CostTable, points_to_time
+from specpipe.speculation.cost import CostTable
+from specpipe.speculation.evidence import Shape, Usual
 from specpipe.speculation.goodput import Goodput
 from specpipe.speculation.observer import WORKER_HALF_LIFE, Beliefs, Observer
+from specpipe.speculation.points import PROFILED_CONTEXT, points_to_time
 from specpipe.speculation.policy import Policy
+from specpipe.speculation.tuner import REPLAN_ROUNDS, rounds_to_plan
 
 WARM_UP = 50
-REPLAN = 16
+CHOOSE_AGAIN = 16
+"""Rounds after which the oracle looks again, as it does whenever a row ends or begins."""
 _NOISE = 0.03  # of a measured round's seconds, log-normal
 _HICCUP = 0.002  # share of rounds that take three times as long
 
@@ -64,69 +70,78 @@ class PolicyRun:
         self._driver = Observer(slots=slots, proposers=names, output_tokens=output)
         self._observer = Observer(slots=slots, proposers=names, half_life=WORKER_HALF_LIFE, output_tokens=output)
         self._observer.lean_on(Beliefs(costs=CostTable(self._profile())))
-        self._recent, self._shard_log = RoundLog(), RoundLog()
+        self._recent, self._shard_log = RoundLog(scenario, worker.draws), RoundLog(scenario, worker.draws)
+        self._usual = Usual()
         self._shards_in = 0
         self._since = 0
         self.plan = policy.plan(self._observer.situation(queue_depth=worker.queue_depth, plan=None))
 
     def _profile(self) -> tuple[CostPoint, ...]:
-        """The points of a worker's start: short rows, few rounds."""
-        scenario = self._scenario
+        """The points of a worker's start: few rounds."""
+        scenario, context = self._scenario, float(PROFILED_CONTEXT)
         out = []
         for rows, who, k in points_to_time(scenario.slots, scenario.max_k, scenario.proposers):
-            seconds = 5 * self._measured(scenario.machine.seconds(who, k, rows, 16.0))
-            out.append(CostPoint(proposer=who, k=k, running=rows, context=16.0, rounds=5, seconds=seconds))
+            timed = [self._measured(scenario.machine.seconds(who, k, rows, context)) for _ in range(5)]
+            seconds = 5 * float(np.median(timed))
+            out.append(CostPoint(proposer=who, k=k, running=rows, context=context, rounds=5, seconds=seconds))
         return tuple(out)
 
     def _measured(self, seconds: float) -> float:
         noise = float(np.exp(_NOISE * self._rng.standard_normal()))
         return seconds * noise * (3.0 if self._rng.random() < _HICCUP else 1.0)
 
-    def step(self) -> bool:
-        """One round; False when no row is left."""
+    def step(self, most: int = REPLAN_ROUNDS) -> int:
+        """Rounds until the next decision, at most so many → how many; 0 when no row is left."""
         worker = self.worker
         if not worker.admit():
-            return False
+            return 0
         if worker.shards_in != self._shards_in:  # the driver hands shards out with what it knows
             self._shards_in = worker.shards_in
             self._driver.see(self._shard_log.evidence())
-            self._shard_log = RoundLog()
+            self._shard_log = RoundLog(self._scenario, self.worker.draws)
             self._observer.lean_on(self._driver.beliefs)
             self._replan()
-        elif self._since >= REPLAN:
+        elif self._left() < 1:
             self._replan()
-        proposer, k = self.plan.choice(len(worker.rows), worker.rounds)
-        played = worker.play(proposer, k)
-        measured = self._measured(played.seconds)
-        self._recent.add(played, measured, self._scenario)
-        self._shard_log.add(played, measured, self._scenario)
-        self._since += 1
-        return True
+        choice = self.plan.choice(len(worker.rows), worker.rounds)
+        most = min(most, self._left())
+        ahead = range(1, most if self.plan.explore is not None else 1)
+        change = next((i for i in ahead if self.plan.choice(len(worker.rows), worker.rounds + i) != choice), most)
+        played = worker.play(*choice, change)
+        shape = Shape.of(played.proposer, played.k, played.running)
+        measured = np.array([self._usual.believe(shape, self._measured(seconds)) for seconds in played.seconds])
+        self._recent.add(played, measured)
+        self._shard_log.add(played, measured)
+        self._since += played.rounds
+        return played.rounds
+
+    def _left(self) -> int:
+        """Rounds until the next plan."""
+        return rounds_to_plan(self.worker.rounds - self._since) - self._since
 
     def _replan(self) -> None:
         self._since = 0
         self._observer.see(self._recent.evidence())
-        self._recent = RoundLog()
+        self._recent = RoundLog(self._scenario, self.worker.draws)
         self.plan = self._policy.plan(self._observer.situation(queue_depth=self.worker.queue_depth, plan=self.plan))
 
 
 def simulate(scenario: Scenario, *, policy: Policy | None = None, warm_up: int = WARM_UP) -> Outcome:
     """Plays one scenario with the policy, by default goodput, and from the end of the warm-up with all others."""
-    worker = SimulatedWorker(scenario, draws(scenario))
+    worker = SimulatedWorker(scenario, Draws(scenario))
     run = PolicyRun(scenario, worker, policy or Goodput(k=scenario.max_k, proposers=scenario.proposers))
-    for _ in range(warm_up):
-        run.step()
-    began, start = worker.seconds, worker.fork()
-    start.behind[start.rows] = 0
+    while worker.rounds < warm_up and run.step(warm_up - worker.rounds):
+        pass
+    began, start = worker.seconds, worker.fork().caught_up()
     while run.step():
         pass
-    fixed = {
-        (who, k): _finish(start.fork(), partial(_always, who, k))
-        for who in scenario.proposers
-        for k in range(scenario.max_k + 1)
-    }
-    (who, k), best = min(fixed.items(), key=lambda item: item[1])
-    oracle = min(best, _finish(start.fork(), Oracle(scenario)), _finish(start.fork(), Oracle(scenario, patient=False)))
+    choices: list[Choice] = [("none", 0)]
+    choices += [(who, k) for who in scenario.proposers for k in range(1, scenario.max_k + 1)]
+    best, choice = np.inf, choices[0]
+    for who, k in choices:
+        seconds = _finish(start.fork(), partial(_always, who, k), within_s=best)
+        best, choice = min((best, choice), (seconds, (who, k)))
+    oracle = min(best, *(_finish(start.fork(), Oracle(scenario, patient=patient)) for patient in (True, False)))
     return Outcome(
         family=scenario.family,
         index=scenario.index,
@@ -135,50 +150,18 @@ def simulate(scenario: Scenario, *, policy: Policy | None = None, warm_up: int =
         policy_s=worker.seconds - began,
         oracle_s=oracle - began,
         fixed_s=best - began,
-        fixed_k=k,
-        fixed_proposer=who if k else "none",
+        fixed_k=choice[1],
+        fixed_proposer=choice[0],
     )
 
 
-def _always(proposer: ProposerName, k: int, worker: SimulatedWorker) -> tuple[ProposerName, int]:
+def _always(proposer: ProposerName, k: int, worker: SimulatedWorker) -> Choice:
     return proposer, k
 
 
-def _finish(worker: SimulatedWorker, choose: Callable[[SimulatedWorker], tuple[ProposerName, int]]) -> float:
-    """→ seconds at the end."""
-    while worker.admit():
-        worker.play(*choose(worker))
+def _finish(worker: SimulatedWorker, choose: Callable[[SimulatedWorker], Choice], *, within_s: float = np.inf) -> float:
+    """→ seconds at the end, or some beyond `within_s` where it would be later. It chooses again where a row ends or
+    begins, and after so many rounds."""
+    while worker.seconds <= within_s and worker.admit():
+        worker.play(*choose(worker), CHOOSE_AGAIN)
     return worker.seconds
-
-
-class Oracle:
-    """Knows what rounds take and what each row accepts: the best K of every round, and when catching up pays."""
-
-    def __init__(self, scenario: Scenario, *, patient: bool = True) -> None:
-        """`patient`: leaves the draft off until what it brings pays for catching up."""
-        self._scenario, self._patient = scenario, patient
-        self._tokens = {
-            who: np.concatenate(
-                [
-                    np.ones((len(scenario.coverage[who]), 1)),
-                    1 + scenario.coverage[who][:, None] * np.cumsum(np.cumprod(scenario.accepts[who], axis=1), axis=1),
-                ],
-                axis=1,
-            )
-            for who in scenario.proposers
-        }
-
-    def __call__(self, worker: SimulatedWorker) -> tuple[ProposerName, int]:
-        scenario, rows = self._scenario, worker.rows
-        context = worker.context
-        left = float(np.sum(scenario.output[rows] - worker.made[rows]))
-        left += max(0.0, worker.queue_depth - len(rows)) * float(scenario.output.mean())
-        best: tuple[float, ProposerName, int] = (np.inf, "none", 0)
-        for who, table in self._tokens.items():
-            tokens = table[scenario.kind[rows]].mean(axis=0)
-            for k in range(scenario.max_k + 1):
-                seconds = scenario.machine.seconds(who, k, len(rows), context) / (len(rows) * tokens[k])
-                if k and who == "draft" and self._patient:
-                    seconds += float(worker.behind[rows].sum()) * scenario.machine.draft_prefill / left
-                best = min(best, (seconds, who, k))
-        return best[1], best[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from specpipe.core import ProposerName
 from specpipe.errors import JobError
 
 Array = npt.NDArray[np.float64]
+Context = TypeVar("Context", float, Array)
 LEAST_ROUNDS = 700
 """About as many as a scenario has even where every round drafts the most."""
 BUILT_IN = Path(__file__).with_name("policy_scenarios.yaml")
@@ -33,8 +34,8 @@ class Machine:
     ngram: tuple[float, float]
     _known: dict[tuple[ProposerName, int, int], float] = field(default_factory=dict)
 
-    def seconds(self, proposer: ProposerName, k: int, rows: int, context: float) -> float:
-        """One round of `rows` rows that are `context` tokens long in the mean."""
+    def seconds(self, proposer: ProposerName, k: int, rows: int, context: Context) -> Context:
+        """One round of `rows` rows that are `context` tokens long in the mean, or of several such rounds."""
         attended = self.kv + (k * self.draft_kv if proposer == "draft" else 0.0)
         return self._forwards(proposer, k, rows) + attended * rows * context
 
@@ -85,8 +86,9 @@ class Scenario:
     seed: int
 
 
-def load_scenarios(path: str | None = None) -> list[Scenario]:
-    """The scenarios of a file, or of the one that comes with specpipe. Raises JobError for a file that is none."""
+def load_scenarios(path: str | None = None, *, seed: int | None = None) -> list[Scenario]:
+    """The scenarios of a file, or of the one that comes with specpipe; `seed`: in place of the file's, others of the
+    same families. Raises JobError for a file that is none."""
     source = path or str(BUILT_IN)
     try:
         data = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
@@ -94,7 +96,7 @@ def load_scenarios(path: str | None = None) -> list[Scenario]:
         out = []
         for place, (name, family) in enumerate(data["families"].items()):
             for index in range(int(family["count"])):
-                rng = np.random.default_rng([int(data["seed"]), place, index])
+                rng = np.random.default_rng([int(data["seed"]) if seed is None else seed, place, index])
                 out.append(_scenario(name, index, family, machines, data, rng))
     except OSError as error:
         raise JobError(f"{source} cannot be read: {error.strerror}") from None

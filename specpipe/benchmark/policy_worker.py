@@ -1,163 +1,208 @@
 """A worker that only pretends: slots, shards, rounds and draft KV as the engine has them, seconds by a machine's table.
 
-Whether a draft is accepted is drawn once for every row and position, so that two policies meet the same text.
-Shapes: n rows of a round, K draft tokens.
+What a round yields follows from the row, the position and K (policy_draws.py), so that rounds between two events are
+played in one go. Shapes: n rows that run, m rounds of a stretch.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from specpipe.benchmark.policy_draws import Draws, Ints
 from specpipe.benchmark.policy_scenarios import Scenario
-from specpipe.core import AcceptanceCounts, ProposerName
+from specpipe.core import ProposerName
 
 PREFILL_BUDGET = 2048  # tokens that the draft catches up a step
-Ints = npt.NDArray[np.int64]
-Choose = Callable[["SimulatedWorker"], tuple[ProposerName, int]]
+Mask = npt.NDArray[np.bool_]
 
 
-class Draws(NamedTuple):
-    """Of a scenario, shared by every worker that plays it."""
-
-    accepted: npt.NDArray[np.float32]
-    """[R, longest output + K] uniform: a draft at this position is accepted where it is below the probability."""
-    found: npt.NDArray[np.float32]
-    """[R, longest output + K] uniform: an n-gram is found here where it is below the coverage."""
-
-
-class Played(NamedTuple):
-    """One round."""
+class Stretch(NamedTuple):
+    """Rounds, one after the other, of the same rows with the same K."""
 
     proposer: ProposerName
+    """"none" where k is 0."""
     k: int
     running: int
-    context: float
-    seconds: float
-    """Of the round proper."""
+    context: npt.NDArray[np.float64]
+    """[m] mean tokens of a row when a round began."""
+    seconds: npt.NDArray[np.float64]
+    """[m] of the rounds proper."""
     draft_prefill: int
-    """Tokens that the draft caught up before it."""
-    verified: AcceptanceCounts
+    """Tokens that the draft caught up before the first one."""
+    places: Ints
+    """[m, n] where each row stood when a round began; empty where k is 0."""
+    accepted: Ints
+    """[m, n] drafts."""
+    late: npt.NDArray[np.bool_] | None
+    """[n] rows without a draft because the draft model was behind; None: no row."""
     ended: Ints
-    """Rows."""
+    """Rows, with the last round."""
 
-
-def draws(scenario: Scenario) -> Draws:
-    rng = np.random.default_rng(scenario.seed)
-    shape = (len(scenario.output), int(scenario.output.max()) + scenario.max_k)
-    return Draws(rng.random(shape, dtype=np.float32), rng.random(shape, dtype=np.float32))
+    @property
+    def rounds(self) -> int:
+        return len(self.seconds)
 
 
 class SimulatedWorker:
     """State between rounds; `fork` copies it, so that others can go on from the same place."""
 
-    def __init__(self, scenario: Scenario, drawn: Draws) -> None:
-        self.scenario, self._draws = scenario, drawn
+    def __init__(self, scenario: Scenario, draws: Draws) -> None:
+        self.scenario, self.draws = scenario, draws
         self.seconds = 0.0
         self.rounds = 0
         self.shards_in = 0
         """Shards that have arrived."""
-        self._waiting: list[int] = []
-        self._shards = int(scenario.shard[-1]) + 1
+        self._ends = np.searchsorted(scenario.shard, np.arange(int(scenario.shard[-1]) + 1), side="right").tolist()
+        """The first row behind each shard."""
+        self._admitted = 0
+        self._tokens = 0
+        """Of all rows that hold a slot, prompts included."""
         self.rows: Ints = np.empty(0, dtype=np.int64)
-        """Those that hold a slot."""
-        self.made: Ints = np.zeros(len(scenario.output), dtype=np.int64)
-        """[R] tokens generated."""
-        self.behind: Ints = scenario.input.copy()
-        """[R] tokens that the draft has not seen."""
+        """[n] those that hold a slot, the oldest first."""
+        self._at, self._end = self.rows, self.rows
+        """[n] the place of each, and the one where it ends."""
+        self.behind: Ints = self.rows
+        """[n] tokens that the draft has not seen."""
 
     def fork(self) -> SimulatedWorker:
         """A copy that goes on by itself."""
         other = copy.copy(self)
-        other._waiting = list(self._waiting)
-        other.rows, other.made, other.behind = self.rows.copy(), self.made.copy(), self.behind.copy()
+        other._at, other.behind = self._at.copy(), self.behind.copy()  # the others are replaced, never changed
         return other
+
+    def caught_up(self) -> SimulatedWorker:
+        """The same, the draft having seen all."""
+        self.behind = np.zeros_like(self.behind)
+        return self
 
     @property
     def queue_depth(self) -> float:
         """Rows running, waiting and in shards that have not arrived."""
-        return float(len(self.rows) + len(self._waiting) + np.count_nonzero(self.scenario.shard >= self.shards_in))
+        return float(len(self.rows) + len(self.scenario.output) - self._admitted)
+
+    @property
+    def left(self) -> int:
+        """Tokens that the rows which hold a slot will still generate."""
+        return int((self._end - self._at).sum())
 
     @property
     def context(self) -> float:
         """Mean tokens of the rows that hold a slot."""
-        return int((self.scenario.input[self.rows] + self.made[self.rows]).sum()) / len(self.rows)
+        return self._tokens / len(self.rows)
 
     def admit(self) -> bool:
         """Shards arrive and rows get slots; says whether any row runs."""
-        scenario = self.scenario
-        while self.shards_in < self._shards and self._drained():
-            self._waiting.extend(np.flatnonzero(scenario.shard == self.shards_in).tolist())
+        while self._shard_due():
             self.shards_in += 1
-        free = scenario.slots - len(self.rows)
-        if free and self._waiting:
-            self.rows = np.concatenate([self.rows, np.array(self._waiting[:free], dtype=np.int64)])
-            del self._waiting[:free]
+        if new := min(self.scenario.slots - len(self.rows), self._waiting):
+            scenario, rows = self.scenario, np.arange(self._admitted, self._admitted + new)
+            start = rows * self.draws.length
+            self.rows = np.concatenate([self.rows, rows])
+            self._at = np.concatenate([self._at, start])
+            self._end = np.concatenate([self._end, start + scenario.output[rows]])
+            self.behind = np.concatenate([self.behind, scenario.input[rows]])
+            self._tokens += int(scenario.input[rows].sum())
+            self._admitted += new
         return bool(len(self.rows))
 
-    def _drained(self) -> bool:
-        full = self.scenario.refill >= 1
-        return len(self._waiting) < self.scenario.slots if full else self._nearly_empty()
+    @property
+    def _waiting(self) -> int:
+        return (self._ends[self.shards_in - 1] if self.shards_in else 0) - self._admitted
 
-    def _nearly_empty(self) -> bool:
-        return not self._waiting and len(self.rows) <= self.scenario.refill * self.scenario.slots
+    def _shard_due(self) -> bool:
+        scenario = self.scenario
+        if self.shards_in == len(self._ends):
+            return False
+        if scenario.refill >= 1:
+            return self._waiting < scenario.slots
+        return not self._waiting and len(self.rows) <= scenario.refill * scenario.slots
 
-    def play(self, proposer: ProposerName, k: int) -> Played:
-        """One round of the rows that hold a slot. Call `admit` before."""
-        scenario, rows = self.scenario, self.rows
-        left = scenario.output[rows] - self.made[rows]
-        k = k if bool((left > 1).any()) else 0
-        caught_up = self._catch_up(rows) if k and proposer == "draft" else 0
-        context = self.context
-        seconds = scenario.machine.seconds(proposer, k, len(rows), context)
-        emitted, verified = self._verify(rows, left, proposer, k)
-        self.made[rows] += emitted
-        if k and proposer == "draft":
-            self.behind[rows] = np.where(self.behind[rows] > 0, self.behind[rows] + emitted, 0)
-        else:
-            self.behind[rows] += emitted
-        over = self.made[rows] >= scenario.output[rows]
-        self.rows = rows[~over]
-        self.seconds += seconds + caught_up * scenario.machine.draft_prefill
-        self.rounds += 1
-        return Played(proposer, k, len(rows), context, seconds, caught_up, verified, rows[over])
+    def play(self, proposer: ProposerName, k: int, most: int = 1) -> Stretch:
+        """So many rounds of the rows that hold a slot, fewer where one ends or a shard comes. Call `admit` before."""
+        most = 1 if self._shard_due() else most
+        least = int((self._end - self._at).min())
+        if k and least == 1 and self.left == len(self.rows):
+            k = 0
+        if not k:
+            return self._plain(min(most, least))
+        caught_up = self._catch_up() if proposer == "draft" else 0
+        late = self.behind > 0 if proposer == "draft" and self.behind.any() else None
+        # Before each of them the row that is next to end can use a draft: no other K would be taken for them.
+        rounds = 1 if late is not None else min(most, max(0, least - 2) // (k + 1) + 1)
+        return self._draft(proposer, k, rounds, caught_up, late)
 
-    def _catch_up(self, rows: Ints) -> int:
+    def _plain(self, rounds: int) -> Stretch:
+        n = len(self.rows)
+        tokens = self._tokens + n * np.arange(rounds)
+        self._at += rounds
+        self.behind += rounds
+        self._tokens += n * rounds
+        none = np.empty((rounds, 0), dtype=np.int64)
+        return self._book("none", 0, tokens, 0, none, none, None)
+
+    def _draft(self, proposer: ProposerName, k: int, rounds: int, caught_up: int, late: Mask | None) -> Stretch:
+        table, n = self.draws.emitted(proposer, k), len(self.rows)
+        at = np.empty((rounds + 1, n), dtype=np.int64)
+        at[0] = self._at
+        for i in range(rounds):
+            np.add(at[i], table[at[i]], out=at[i + 1])
+        if late is not None:
+            at[1, late] = at[0, late] + 1
+        self._at = at[-1].copy()
+        emitted = at[1:] - at[:-1]
+        if proposer != "draft":
+            self.behind += at[-1] - at[0]
+        elif late is not None:
+            self.behind[late] += 1
+        made = emitted.sum(axis=1)
+        tokens = self._tokens + np.cumsum(made) - made
+        self._tokens += int(made.sum())
+        return self._book(proposer, k, tokens, caught_up, at[:-1], emitted - 1, late)
+
+    def _book(
+        self,
+        proposer: ProposerName,
+        k: int,
+        tokens: Ints,
+        caught_up: int,
+        places: Ints,
+        accepted: Ints,
+        late: Mask | None,
+    ) -> Stretch:
+        """tokens [m]: of all rows when a round began."""
+        n, machine = len(self.rows), self.scenario.machine
+        context = tokens / n
+        seconds = machine.seconds(proposer, k, n, context)
+        self.seconds += float(seconds.sum()) + caught_up * machine.draft_prefill
+        self.rounds += len(seconds)
+        return Stretch(proposer, k, n, context, seconds, caught_up, places, accepted, late, self._end_rows())
+
+    def _end_rows(self) -> Ints:
+        over = self._at >= self._end
+        if not over.any():
+            return self.rows[:0]
+        ended, goes_on = self.rows[over], ~over
+        self._tokens -= int((self.scenario.input[ended] + self.scenario.output[ended]).sum())
+        self.rows, self._at = self.rows[goes_on], self._at[goes_on]
+        self._end, self.behind = self._end[goes_on], self.behind[goes_on]
+        return ended
+
+    def _catch_up(self) -> int:
         """The draft reads what it has not seen, as much as a step allows; the other rows draft nothing this round.
         A single token is no more than its first step reads anyway."""
-        self.behind[rows[self.behind[rows] == 1]] = 0
-        rows = rows[np.argsort(self.behind[rows], kind="stable")]  # as the engine does: those nearest to drafting first
-        ahead = np.cumsum(self.behind[rows])
-        room = np.clip(PREFILL_BUDGET - (ahead - self.behind[rows]), 0, self.behind[rows])
-        self.behind[rows] -= room
+        behind = self.behind
+        if not behind.any():
+            return 0
+        behind[behind == 1] = 0
+        if (whole := int(behind.sum())) <= PREFILL_BUDGET:
+            behind[:] = 0
+            return whole
+        order = np.argsort(behind, kind="stable")  # as the engine does: those nearest to drafting first
+        ahead = np.cumsum(behind[order]) - behind[order]
+        room = np.clip(PREFILL_BUDGET - ahead, 0, behind[order])
+        behind[order] -= room
         return int(room.sum())
-
-    def _verify(self, rows: Ints, left: Ints, proposer: ProposerName, k: int) -> tuple[Ints, AcceptanceCounts]:
-        """→ tokens emitted [n], and the counts that the engine would report."""
-        if not k:
-            return np.ones(len(rows), dtype=np.int64), AcceptanceCounts(bonus_tokens=0)
-        at, kind = self.made[rows], self.scenario.kind[rows]
-        room = np.minimum(k, left - 1)
-        if proposer == "draft":
-            room[self.behind[rows] > 0] = 0
-        else:
-            room[self._draws.found[rows, at] >= self.scenario.coverage[proposer][kind]] = 0
-        ahead = np.arange(k)
-        offered = ahead < room[:, None]
-        passes = self._draws.accepted[rows[:, None], at[:, None] + ahead] < self.scenario.accepts[proposer][kind, :k]
-        accepted = np.cumprod(passes & offered, axis=1, dtype=np.int64)
-        reached = offered.copy()
-        reached[:, 1:] &= accepted[:, :-1] > 0
-        counts = AcceptanceCounts(
-            drafts=int(np.count_nonzero(room)),
-            draft_tokens=int(room.sum()),
-            accepted_tokens=int(accepted.sum()),
-            proposed_per_position=tuple(offered.sum(axis=0).tolist()),
-            reached_per_position=tuple(reached.sum(axis=0).tolist()),
-            accepted_per_position=tuple(accepted.sum(axis=0).tolist()),
-        )
-        return accepted.sum(axis=1) + 1, counts

@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     "--scenarios", metavar="FILE", help="A file of your own; the one that comes with specpipe explains itself."
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first so many scenarios of a family.")
+@click.option("--seed", type=click.IntRange(0), help="Other scenarios of the same families; default: the file's.")
+@click.option(
+    "--warm-up", default=50, show_default=True, type=click.IntRange(0), help="Rounds before the comparison begins."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line and scenario.")
-def policy(scenarios: str | None, limit: int | None, as_json: bool) -> None:
+def policy(scenarios: str | None, limit: int | None, seed: int | None, warm_up: int, as_json: bool) -> None:
     """Plays seeded scenarios through the policy that runs use; only the rounds are simulated.
 
-    Prints, by family, how much longer the policy takes after 50 rounds than an oracle that knows what rounds take and
+    Prints, by family, how much longer the policy takes after the warm-up than an oracle that knows what rounds take and
     what is accepted, and than the scenario's best fixed K: median, 95th percentile and worst.
     """
     import dataclasses
@@ -29,14 +33,14 @@ def policy(scenarios: str | None, limit: int | None, as_json: bool) -> None:
     from specpipe.benchmark.policy import simulate
     from specpipe.benchmark.policy_scenarios import families, load_scenarios
 
-    chosen = list(families(load_scenarios(scenarios), limit=limit))
+    chosen = list(families(load_scenarios(scenarios, seed=seed), limit=limit))
     if not as_json:
         click.echo(f"{'family':<18} {'runs':>5} {'rounds':>9}   {'over the oracle':<25} over the best fixed K")
     everything = []
     for name, members in chosen:
         outcomes = []
         for scenario in members:
-            outcomes.append(simulate(scenario))
+            outcomes.append(simulate(scenario, warm_up=warm_up))
             if as_json:
                 click.echo(json.dumps(dataclasses.asdict(outcomes[-1])))
         if not as_json:

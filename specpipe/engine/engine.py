@@ -124,6 +124,11 @@ class Engine:
         """KV pages that rows can have."""
         return self._scheduler.pages.num_pages - 1
 
+    @property
+    def graphs_captured(self) -> int:
+        """So far, ahead of time or on the way."""
+        return self._rounds.captures
+
     def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None:
         """Queues rows, from any thread; `plan` rules every round from now on. A row that cannot run completes with
         an error in the next step."""
@@ -143,17 +148,29 @@ class Engine:
         self.rehearse_prefill()
 
     def profile(
-        self, sampling: SamplingParams, shapes: Iterable[tuple[int, ProposerName, int]], *, within_s: float
+        self,
+        sampling: SamplingParams,
+        shapes: Iterable[tuple[int, ProposerName, int]],
+        *,
+        context: int,
+        within_s: float,
     ) -> tuple[CostPoint, ...]:
-        """What rounds of such rows take; shapes: (rows, proposer, K), in the order in which they are timed.
+        """What rounds of such rows take; shapes: (rows, proposer, K), in the order in which they are timed; context:
+        tokens of each row, or fewer where rows cannot be so long.
 
         Call it before the first row; it leaves no trace. Points that do not fit into `within_s` seconds are missing.
         """
         assert not self._scheduler.rows, "rows are running"
-        # On a CPU a round reads as much KV as its block table covers.
-        width = self.config.pages_per_row if self._device.type != "cpu" else 1
+        config, context = self.config, min(context, self.config.max_model_len // 2)
+        width = config.pages_per_row
+        if self._device.type == "cpu":  # there a round reads as much KV as its block table covers
+            width = (context + config.max_k) // config.page_size + 1
         points = [Point(n, self._key(sampling, proposer, k)._replace(width=width)) for n, proposer, k in shapes]
-        return tuple(profile_rounds(self._rounds, self._clock, self._state.dummy, points, within_s=within_s))
+        self._state.pretend(context, pages=self.kv_pages)
+        try:
+            return tuple(profile_rounds(self._rounds, self._clock, points, context=context, within_s=within_s))
+        finally:
+            self._state.forget()
 
     def set_synthetic_rates(self, rates: Sequence[float]) -> None:
         """Unconditional acceptance per position from now on, as many as `config.synthetic_rates`: for benchmarks."""

@@ -1,4 +1,4 @@
-"""What rounds take on this device, before the first row: rounds of dummy rows, which commit nothing."""
+"""What rounds take on this device, before the first row: rounds of slots that no row holds, which commit nothing."""
 
 from __future__ import annotations
 
@@ -24,19 +24,16 @@ class Point(NamedTuple):
 
 
 def profile_rounds(
-    rounds: Rounds, clock: DeviceClock, dummy: int, points: Iterable[Point], *, within_s: float
+    rounds: Rounds, clock: DeviceClock, points: Iterable[Point], *, context: float, within_s: float
 ) -> Iterator[CostPoint]:
-    """Times what it can in `within_s` seconds, in order. `dummy`: the slot that belongs to no row.
-
-    Its rows are one token long: real ones read more KV, which rounds will show.
-    """
+    """Times what it can in `within_s` seconds, in order. `context`: tokens of each slot."""
     began = time.perf_counter()
     for point in points:
         seconds: list[float] = []
         for timed in range(_TIMED + 1):
             if time.perf_counter() - began > within_s:
                 break
-            took = _one_round(rounds, clock, [dummy] * point.running, point.key)
+            took = _one_round(rounds, clock, list(range(point.running)), point.key)
             if timed:  # the first one pays for what the others find ready
                 seconds.append(took)
         if seconds:
@@ -44,7 +41,7 @@ def profile_rounds(
                 proposer=point.key.proposer,
                 k=point.key.k,
                 running=point.running,
-                context=1.0,
+                context=context,
                 rounds=len(seconds),
                 seconds=len(seconds) * sorted(seconds)[len(seconds) // 2],
             )

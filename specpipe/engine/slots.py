@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specpipe.core import EngineConfig, Request
+from specpipe.engine.pages import TRASH_PAGE
 from specpipe_kernels import Penalties, SlotTensors
 
 NO_TOKEN = -1
@@ -53,6 +54,7 @@ class SlotState:
         n = config.slots + 1
         self.dummy = config.slots
         self.device = device
+        self.page_size = config.page_size
         self.eos_ids = tuple(eos_ids)
         capacity = config.pages_per_row * config.page_size
 
@@ -119,6 +121,19 @@ class SlotState:
         self.repetition[slots] = self.upload([r.sampling.repetition_penalty for r in requests], torch.float32)
         self.presence[slots] = self.upload([r.sampling.presence_penalty for r in requests], torch.float32)
         self.frequency[slots] = self.upload([r.sampling.frequency_penalty for r in requests], torch.float32)
+
+    def pretend(self, length: int, *, pages: int) -> None:
+        """Before the first row: all slots look as if each held a row of so many tokens, in pages of its own as far as
+        there are. None is active, so that rounds commit nothing; `forget` ends it."""
+        slots, width = self.dummy, length // self.page_size + 1
+        numbers = torch.arange(slots * width, device=self.device).view(slots, width) % pages
+        self.length[:slots] = length
+        self.block_table[:slots, :width] = (TRASH_PAGE + 1 + numbers).to(torch.int32)
+
+    def forget(self) -> None:
+        """As it was before `pretend`."""
+        self.length[: self.dummy] = 1
+        self.block_table[: self.dummy] = TRASH_PAGE
 
     def activate(self, slots: Sequence[int]) -> None:
         """The rows' prompts are prefilled: they take part in rounds from now on."""

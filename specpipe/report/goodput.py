@@ -49,7 +49,7 @@ def weigh(
     """
     tokens, rows, k = samples[samples[:, 1] > 0].T
     slots, widest = int(np.ceil(rows.max())), len(conditional)
-    seconds = costs.grid(proposer=proposer, max_k=widest, slots=slots, context=context)
+    seconds = costs.grid(proposer=proposer, max_k=widest, slots=slots, context=context).seconds
     yields = np.concatenate([[1.0], 1.0 + np.cumsum(np.cumprod(conditional))])
     a_token = seconds / (np.maximum(np.arange(slots + 1), 1) * yields[:, None])  # [K + 1, N + 1]
     occupied = np.clip(np.rint(rows), 1, slots).astype(int)

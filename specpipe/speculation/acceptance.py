@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -94,8 +95,8 @@ def _sum(old: tuple[float, ...], new: tuple[int, ...], keep: float, size: int) -
 
 def _logit(p: float) -> float:
     p = min(max(p, 1e-4), 1 - 1e-4)
-    return float(np.log(p / (1 - p)))
+    return math.log(p / (1 - p))
 
 
 def _logistic(x: float) -> float:
-    return float(1 / (1 + np.exp(-x)))
+    return 1 / (1 + math.exp(-x))

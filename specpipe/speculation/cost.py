@@ -2,69 +2,49 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specpipe.core import CostPoint, ProposerName
-from specpipe.speculation.round_model import DRAFT, features, fit, rising
+from specpipe.speculation.cost_cells import MEMORY, SHORT, Cell, Key, key_of, mean
+from specpipe.speculation.round_model import DRAFT, Proposers, features, fit, rising
 
 Array = npt.NDArray[np.float64]
-_MEMORY = 64.0  # rounds that the past of a cell counts for at most: drift is followed within about as many
 _CREDIBLE = 4.0  # rounds that make a cell count half in the fit
 _DOUBT = 1.5  # rounds near by that make the model and what was measured beyond it count alike
 _ODD = 0.3  # log of how far a single round may lie from the model and be believed
 _NEAR = 0.05  # octaves, or K, that are no distance
-_OCTAVE = 4  # cells to a doubling of the rows
-_SHORT = 64.0  # tokens of context that make no difference
 _MANY = 256.0  # tokens that a draft step takes in the time of one
 
 
-class _Key(NamedTuple):
-    proposer: ProposerName
-    k: int
-    rows: int
-    """Quarter octave."""
-    context: int
-    """Octave."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    running: float
-    context: float
-    rounds: float
-    seconds: float
-    """Of one round."""
-
-
 class _Fitted(NamedTuple):
+    """C cells."""
+
     model: Array
     """The coefficients."""
+    drafts: Proposers
+    """[C] each."""
     k: Array
-    n: Array
+    rows: Array
+    """log2."""
     context: Array
+    """log2."""
     rounds: Array
     residual: Array
     """log(measured / model)."""
 
 
-def points_to_time(slots: int, k: int, proposers: Iterable[ProposerName]) -> list[tuple[int, ProposerName, int]]:
-    """→ (rows, proposer, K) of the rounds worth timing before the first row, the most telling first.
+class Grid(NamedTuple):
+    """Rounds by K and rows, each [max K + 1, slots + 1]. Rows 0 read as 1."""
 
-    One row, all slots, and their geometric mean, plain and with two draft tokens (fewer if K is less): with all slots
-    alone, what a draft step costs in itself and by the row cannot be told apart.
-    """
-    names: list[ProposerName] = ["none", *(name for name in proposers if name != "none" and k)]
-    ends, between = list(dict.fromkeys((1, slots))), round(slots**0.5)
-    rows = [(n, name) for name in names for n in ends]
-    rows += [(between, name) for name in names if between not in ends]
-    return [(n, name, min(2, k) if name != "none" else 0) for n, name in rows]
+    seconds: Array
+    """Rising in both."""
+    known: Array
+    """How much of it was measured near by, 0 to 1, rather than concluded."""
 
 
 class CostTable:
@@ -72,8 +52,10 @@ class CostTable:
 
     def __init__(self, points: Iterable[CostPoint] = (), *, draft_token_s: float | None = None) -> None:
         """`draft_token_s`: seconds that the draft model needs to prefill one token, where that was measured."""
-        self._cells: dict[_Key, _Cell] = {}
+        self._cells: dict[Key, Cell] = {}
         self._draft_token_s = draft_token_s
+        self._grids: dict[tuple[ProposerName, int, int, float], Grid] = {}
+        self._rows_near: dict[int, Array] = {}
         for point in points:
             self._add(point)
 
@@ -81,10 +63,10 @@ class CostTable:
         if point.rounds < 1 or point.seconds <= 0 or point.running < 1:
             return
         context = max(0.0, point.context)
-        key = _key(point.proposer, point.k, point.running, context)
+        key = key_of(point.proposer, point.k, point.running, context)
         old = self._cells.get(key)
-        new = _Cell(float(point.running), context, float(point.rounds), point.seconds / point.rounds)
-        self._cells[key] = new if old is None else _mean(old, new)
+        new = Cell(float(point.running), context, float(point.rounds), point.seconds / point.rounds)
+        self._cells[key] = new if old is None else mean(old, new)
 
     def with_points(self, points: Iterable[CostPoint]) -> CostTable:
         """What was known and what was measured since; the past of a cell fades."""
@@ -124,57 +106,71 @@ class CostTable:
         """One round. Raises ValueError for a table that knows nothing."""
         widest = max([k, *(key.k for key in self._cells)])
         fullest = max([running, *(round(cell.running) for cell in self._cells.values())])
-        return float(self.grid(proposer=proposer, max_k=widest, slots=fullest, context=context)[k, running])
+        grid = self.grid(proposer=proposer, max_k=widest, slots=fullest, context=context)
+        return float(grid.seconds[k, running])
 
-    def grid(self, *, proposer: ProposerName, max_k: int, slots: int, context: float) -> Array:
-        """→ [max_k + 1, slots + 1] seconds of a round by K and rows; rising in both. Rows 0 read as 1.
-
-        Raises ValueError for a table that knows nothing.
-        """
+    def grid(self, *, proposer: ProposerName, max_k: int, slots: int, context: float) -> Grid:
+        """Seconds of a round for every K and number of rows. Raises ValueError for a table that knows nothing."""
         if not self._cells:
             raise ValueError("the cost table is empty; expected at least one measured point")
-        k, n = _mesh(max_k, slots)
-        model = features(proposer, k, n, np.full_like(k, context)) @ self._fitted.model
-        near, residual = self._near(proposer, k, n, context)
-        return rising(model * np.exp(residual / (near + _DOUBT)))
+        asked = (proposer, max_k, slots, context)
+        if asked not in self._grids:
+            self._grids[asked] = self._grid(*asked)
+        return self._grids[asked]
 
-    def known(self, *, proposer: ProposerName, max_k: int, slots: int, context: float) -> Array:
-        """→ [max_k + 1, slots + 1]: how much of `grid` was measured near by, 0 to 1, rather than concluded."""
+    def _grid(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> Grid:
         k, n = _mesh(max_k, slots)
-        near, _ = self._near(proposer, k, n, context)
-        return np.asarray(near / (near + 1.0))
+        model = features(_one_hot(proposer), k, n, np.full_like(k, context)) @ self._fitted.model
+        near, residual = self._near(proposer, max_k, slots, context)
+        return Grid(rising(model * np.exp(residual / (near + _DOUBT))), near / (near + 1.0))
 
     @cached_property
     def _fitted(self) -> _Fitted:
-        k = np.array([float(key.k) for key in self._cells])
-        cells = np.array([(c.running, c.context, c.rounds, c.seconds) for c in self._cells.values()])
+        cells = np.array(list(self._cells.values()))
         n, context, rounds, seconds = cells.T
-        rows = np.stack(
-            [
-                features(key.proposer, *(np.array(value) for value in (float(key.k), cell.running, cell.context)))
-                for key, cell in self._cells.items()
-            ]
-        )
+        k = np.array([float(key.k) for key in self._cells])
+        drafts = Proposers(*np.array([_one_hot(key.proposer) for key in self._cells]).T)
+        rows = features(drafts, k, n, context)
         model = fit(rows / seconds[:, None], rounds / (rounds + _CREDIBLE))
         residual = np.log(seconds / np.maximum(rows @ model, 1e-12))
         credible = _ODD * np.sqrt(rounds)  # a single round may have met anything
-        return _Fitted(model, k, n, context, np.minimum(rounds, _MEMORY), np.clip(residual, -credible, credible))
+        return _Fitted(
+            model=model,
+            drafts=drafts,
+            k=k,
+            rows=np.log2(n),
+            context=np.log2(context + SHORT),
+            rounds=np.minimum(rounds, MEMORY),
+            residual=np.clip(residual, -credible, credible),
+        )
 
-    def _near(self, proposer: ProposerName, k: Array, n: Array, context: float) -> tuple[Array, Array]:
+    def _near(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> tuple[Array, Array]:
         """Weight of the cells near by, and with it log(measured / model)."""
         fitted = self._fitted
-        same = np.array([float(key.k == 0 or key.proposer == proposer) for key in self._cells])
-        apart = (
-            np.abs(np.log2(n)[..., None] - np.log2(fitted.n))
-            + np.abs(k[..., None] - fitted.k)
-            + 0.5 * np.abs(np.log2((context + _SHORT) / (fitted.context + _SHORT)))
-        )
-        near = fitted.rounds * same * np.exp(-2 * apart) * _NEAR / (_NEAR + apart)
-        return near.sum(axis=-1), near @ fitted.residual
+        same = (fitted.k == 0) | (np.asarray(getattr(fitted.drafts, proposer, fitted.k)) > 0)
+        weight = same * fitted.rounds * _nearness(0.5 * np.abs(np.log2(context + SHORT) - fitted.context))
+        by_k = _nearness(np.abs(np.arange(max_k + 1.0)[:, None] - fitted.k)) * weight
+        by_rows = self._by_rows(slots)
+        return by_k @ by_rows, (by_k * fitted.residual) @ by_rows
+
+    def _by_rows(self, slots: int) -> Array:
+        """→ [C, slots + 1], in fp32: most of the work of a plan."""
+        if slots not in self._rows_near:
+            n = np.log2(np.maximum(np.arange(slots + 1.0, dtype=np.float32), 1.0))
+            self._rows_near[slots] = _nearness(np.abs(n - self._fitted.rows[:, None].astype(np.float32)))
+        return self._rows_near[slots]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was measured: what follows from it is made again where it is needed."""
+        return {"_cells": self._cells, "_draft_token_s": self._draft_token_s}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(draft_token_s=state["_draft_token_s"])  # type: ignore[misc]
+        self._cells = state["_cells"]
 
     def to_json(self) -> dict[str, Any]:
         """For a cache; the inverse of `from_json`."""
-        cells = [{"proposer": key.proposer, "k": key.k, **asdict(cell)} for key, cell in sorted(self._cells.items())]
+        cells = [{"proposer": key.proposer, "k": key.k, **cell._asdict()} for key, cell in sorted(self._cells.items())]
         return {"version": 1, "draft_token_s": self._draft_token_s, "cells": cells}
 
     @classmethod
@@ -187,28 +183,24 @@ class CostTable:
             numbers = [float(cell[name]) for name in ("running", "context", "rounds", "seconds")]
             if not all(np.isfinite(numbers)) or numbers[0] < 1 or numbers[1] < 0 or numbers[3] <= 0:
                 raise ValueError(f"cost table cell {cell!r}; expected positive numbers")
-            key = _key(cell["proposer"], int(cell["k"]), numbers[0], numbers[1])
-            table._cells[key] = _Cell(*numbers)
+            key = key_of(cell["proposer"], int(cell["k"]), numbers[0], numbers[1])
+            table._cells[key] = Cell(*numbers)
         return table
 
 
-def _key(proposer: ProposerName, k: int, running: float, context: float) -> _Key:
-    rows, octave = round(_OCTAVE * math.log2(running)), round(math.log2(context + _SHORT))
-    return _Key(proposer if k else "none", k, rows, octave)
-
-
-def _mean(old: _Cell, new: _Cell) -> _Cell:
-    past = min(old.rounds, _MEMORY)
-    share = new.rounds / (past + new.rounds)
-    return _Cell(
-        running=old.running + share * (new.running - old.running),
-        context=old.context + share * (new.context - old.context),
-        rounds=past + new.rounds,
-        seconds=old.seconds + share * (new.seconds - old.seconds),
-    )
-
-
+@lru_cache(maxsize=16)
 def _mesh(max_k: int, slots: int) -> tuple[Array, Array]:
     """K and rows, each [max_k + 1, slots + 1]; rows 0 read as 1."""
     k, n = np.meshgrid(np.arange(max_k + 1.0), np.maximum(np.arange(slots + 1.0), 1.0), indexing="ij")
     return k, n
+
+
+def _one_hot(proposer: ProposerName) -> Proposers:
+    return Proposers(float(proposer == "draft"), float(proposer == "ngram"))
+
+
+def _nearness(apart: Array) -> Array:
+    """Weight of cells so far apart, in octaves of rows or length or in K: 1 for the same, 1/30 half an octave off."""
+    near = np.exp(-2 * apart)
+    near /= apart / _NEAR + 1
+    return near

@@ -11,12 +11,39 @@ from specpipe.core import AcceptanceCounts, Completion, CostPoint, Evidence, Pro
 POINTS = 64
 """Cost points that one evidence carries at most: what is left stays for the next one."""
 _OCTAVE = 4  # numbers of rows to a doubling that are told apart
+_ODD = 1.5
+_UP, _DOWN = 0.1, 0.5
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
+    """Rounds that take about as long as each other."""
+
     proposer: ProposerName
     k: int
     bucket: int
+    """Of the rows."""
+
+    @classmethod
+    def of(cls, proposer: ProposerName, k: int, running: int) -> Shape:
+        return cls(proposer, k, round(_OCTAVE * math.log2(running)))
+
+
+class Usual:
+    """What rounds of a shape take as a rule. One that takes far longer met something that is not its K's fault."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[Shape, float] = {}
+
+    def believe(self, shape: Shape, seconds: float) -> float:
+        """The seconds of a round, cut where they are odd; what stays longer becomes usual within some rounds. 0 for the
+        first of its shape: it pays for what the later ones find ready."""
+        usual = self._seconds.get(shape)
+        if usual is None:
+            self._seconds[shape] = seconds
+            return 0.0
+        seconds = min(seconds, _ODD * usual)
+        self._seconds[shape] = usual + (seconds - usual) * (_DOWN if seconds < usual else _UP)
+        return seconds
 
 
 @dataclass(slots=True)
@@ -26,7 +53,7 @@ class _Cost:
     running: int = 0
     context: float = 0.0
 
-    def point(self, shape: _Shape) -> CostPoint:
+    def point(self, shape: Shape) -> CostPoint:
         return CostPoint(
             proposer=shape.proposer,
             k=shape.k,
@@ -41,9 +68,8 @@ class EvidenceLog:
     """Sums steps. One owner, no lock; its size is bounded by the shapes of rounds, whatever the number of steps."""
 
     def __init__(self) -> None:
-        self._seen: set[_Shape] = set()
-        """Shapes that ran once: a first round pays for what the later ones find ready, and counts in no cost."""
-        self._costs: dict[_Shape, _Cost] = {}
+        self._usual = Usual()
+        self._costs: dict[Shape, _Cost] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -71,13 +97,12 @@ class EvidenceLog:
         self._row_rounds[who] = self._row_rounds.get(who, 0) + step.running
 
     def _add_cost(self, step: StepReport) -> None:
-        shape = _Shape(step.proposer, step.k, round(_OCTAVE * math.log2(step.running)))
-        if shape not in self._seen:
-            self._seen.add(shape)
+        shape = Shape.of(step.proposer, step.k, step.running)
+        if not (seconds := self._usual.believe(shape, step.round_s)):
             return
         cost = self._costs.setdefault(shape, _Cost())
         cost.rounds += 1
-        cost.seconds += step.round_s
+        cost.seconds += seconds
         cost.running += step.running
         cost.context += step.context
 

@@ -18,8 +18,10 @@ Array = npt.NDArray[np.float64]
 HOPE = 0.85
 """Conditional acceptance that a position may turn out to have for all that is known, where little is."""
 HOPE_WEIGHT = 16.0
-HOPE_SECONDS = 0.3
-"""Share by which a round that was never timed may be shorter than the cost table says."""
+_FULL = 0.8  # of the present occupancy: fewer rows run only when no more come
+HOPE_SECONDS = 0.1
+"""Share by which a round that was never timed may be shorter than the cost table says; for one that was timed n times
+near by, over √(n + 1)."""
 
 
 def expected_tokens(acceptance: Acceptance, max_k: int, *, hope: bool = False) -> Array:
@@ -36,19 +38,39 @@ def expected_tokens(acceptance: Acceptance, max_k: int, *, hope: bool = False) -
     return np.concatenate([[1.0], 1.0 + coverage * np.cumsum(np.cumprod(conditional))])
 
 
-def rates(proposer: ProposerName, situation: Situation, costs: CostTable, max_k: int, *, hope: bool = False) -> Array:
-    """→ [K + 1, N + 1] tokens per second, the draft's prefill of new rows paid. Rows 0 read as 1."""
-    slots, context = situation.slots, situation.context
-    seconds = costs.grid(proposer=proposer, max_k=max_k, slots=slots, context=context)
-    if hope:  # a round that was never timed may be as short as plain decoding, or all of it shorter than concluded
-        unknown = 1 - costs.known(proposer=proposer, max_k=max_k, slots=slots, context=context)
-        seconds = np.minimum(seconds - unknown * (seconds - seconds[0]), seconds * (1 - HOPE_SECONDS * unknown))
+def rates(
+    proposer: ProposerName,
+    situation: Situation,
+    costs: CostTable,
+    max_k: int,
+    *,
+    hope: bool = False,
+    daring: bool = False,
+) -> Array:
+    """→ [K + 1, N + 1] tokens per second, the draft's prefill of new rows paid. Rows 0 read as 1.
+
+    daring: hope, too, that a round which was never timed is as short as plain decoding. Worth a try at most: it finds
+    out where the cost table is wrong altogether.
+    """
+    grid = costs.grid(proposer=proposer, max_k=max_k, slots=situation.slots, context=situation.context)
+    seconds = grid.seconds
+    if hope:
+        unknown = 1 - grid.known
+        lower = seconds * (1 - HOPE_SECONDS * np.sqrt(unknown))
+        seconds = np.minimum(lower, seconds - unknown * (seconds - seconds[0])) if daring else lower
     tokens = expected_tokens(situation.acceptance[proposer], max_k, hope=hope)
     made = tokens[:, None] * np.maximum(np.arange(situation.slots + 1), 1)
     if proposer == "draft":
         prefill_s = situation.input_tokens / max(1.0, situation.output_tokens) * costs.draft_token_s
-        seconds = seconds + prefill_s * made * (np.arange(max_k + 1) > 0)[:, None]
+        seconds = seconds + prefill_s * made * (np.arange(max_k + 1) > 0)[:, None] * _new_rows(situation)
     return np.asarray(made / seconds)
+
+
+def _new_rows(situation: Situation) -> Array:
+    """→ [N + 1]: share of what is generated at each occupancy that belongs to rows which have no slot yet."""
+    n, rows = situation.running, np.arange(situation.slots + 1)
+    waiting = max(0.0, situation.queue_depth - n)
+    return np.where(rows > n, 1.0, np.where(rows >= _FULL * n, waiting / (waiting + 1), 0.0))
 
 
 def work_ahead(situation: Situation) -> Array:

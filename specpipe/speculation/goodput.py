@@ -6,7 +6,6 @@ Shapes: N slots, K widest round; arrays are indexed by rows running, 0 … N, an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,12 +17,14 @@ from specpipe.speculation.cost import CostTable
 from specpipe.speculation.expected import expected_tokens, rates, work_ahead
 from specpipe.speculation.policy import Situation
 from specpipe.speculation.reason import say
+from specpipe.speculation.turning import turn_on
 
 Array = npt.NDArray[np.float64]
 HYSTERESIS = 0.02
 """What is in force is left only for something expected to be this much faster."""
 EXPLORE_SHARE = 0.01
-"""Of all rounds, and of all seconds, at most so much is spent on a K or a proposer that the plan would not take."""
+"""Of all rounds, at most so much is spent on a K or a proposer that the plan would not take, and half as much of all
+seconds, catching up included."""
 EARLY_ROUNDS = 64
 EARLY_SHARE = 1 / 32
 """In a worker's first rounds the share is larger: what is learnt then pays longest."""
@@ -41,6 +42,23 @@ class Choice(NamedTuple):
     """[K + 1, N + 1] expected tokens per second."""
     seconds: float
     """Until all that waits is done."""
+
+
+class _Try(NamedTuple):
+    """A round of something else."""
+
+    proposer: ProposerName
+    k: int
+    gain: float
+    """Share of the time that it would save, for all that is known."""
+    lost: float
+    """Seconds, if it is no better than thought."""
+    rounds: float
+    """What it counts for in the budget."""
+
+    @property
+    def worth(self) -> float:
+        return self.gain / self.rounds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +87,12 @@ class Goodput:
         taken = best.rate[best.ks, np.arange(len(best.ks))]
         speculates = bool(best.ks.any())
         return SpeculationPlan(
-            ks=tuple(int(k) for k in best.ks),
+            ks=tuple(best.ks.tolist()),
             proposer=best.proposer if speculates else "none",
             queue_depth=depth,
             reason=say(best.proposer, best.ks, best.rate, situation, explore),
             explore=explore,
-            tokens_per_s=tuple(float(rate) for rate in taken),
+            tokens_per_s=tuple(taken.tolist()),
         )
 
     def _choose(self, proposer: ProposerName, situation: Situation, costs: CostTable, ahead: Array) -> Choice:
@@ -82,59 +100,69 @@ class Goodput:
         early = situation.rounds < HOPEFUL_ROUNDS
         likely = rates(proposer, situation, costs, self.k, hope=True) if early else rate
         favoured = self._favour(likely, proposer, situation)
-        ks = np.argmax(favoured, axis=0)
-        rows = np.arange(situation.slots + 1)
-        saved = ahead * (1 / favoured[0] - 1 / favoured[ks, rows])  # seconds, against plain decoding
-        if situation.behind and proposer == "draft":
-            catch_up = rows * situation.behind * costs.draft_token_s
-            gain = np.cumsum(saved) - catch_up
-            turn = int(np.argmax(gain[: situation.running + 1]))
-            if turn < situation.running:  # where more rows run, those that come are new: the draft is not behind there
-                ks[turn + 1 :] = 0
-                saved[turn + 1 :] = 0
-            saved[turn] -= catch_up[turn]
-        return Choice(proposer, ks, rate, float(np.sum(ahead / favoured[0]) - saved.sum()))
+        ks, rows = np.argmax(favoured, axis=0), np.arange(situation.slots + 1)
+        caught_up = 0.0
+        if proposer == "draft":
+            drafting = 1 + np.argmax(favoured[1:], axis=0)
+            turn = turn_on(1 / favoured[0] - 1 / favoured[drafting, rows], ahead, situation, costs.draft_token_s)
+            n, caught_up = situation.running, turn.seconds
+            ks[: n + 1] = 0
+            ks[turn.fewest : turn.most + 1] = drafting[turn.fewest : turn.most + 1]
+            if turn.most < n:  # where more rows run, those that come are new: the draft is off there too
+                ks[n + 1 :] = 0
+        return Choice(proposer, ks, rate, float(np.sum(ahead / favoured[ks, rows])) + caught_up)
 
     def _favour(self, rate: Array, proposer: ProposerName, situation: Situation) -> Array:
         """The rates, with what is in force, at first plain decoding, a little better than it is."""
         favoured = rate.copy()
         ks, who = np.zeros(rate.shape[1], dtype=np.int64), "none"
         if (plan := situation.plan) is not None:
-            ks, who = np.array([min(plan.k_for(n), self.k) for n in range(rate.shape[1])]), plan.proposer
-        same = (ks == 0) | (who == proposer)
-        favoured[ks[same], np.flatnonzero(same)] *= 1 + self.hysteresis
+            ks, who = np.minimum(self._by_rows(plan, rate.shape[1]), self.k), plan.proposer
+        off = np.flatnonzero(ks == 0)
+        favoured[0, off] *= 1 + self.hysteresis
+        if who == proposer:  # to go on with another K costs nothing, to turn the proposer off may
+            on = np.flatnonzero(ks)
+            favoured[1:, on] *= 1 + self.hysteresis / 2
+            favoured[ks[on], on] *= (1 + self.hysteresis) / (1 + self.hysteresis / 2)
         return favoured
 
-    def _hopes(
-        self, best: Choice, choices: list[Choice], situation: Situation, costs: CostTable
-    ) -> Iterator[tuple[float, Choice, int]]:
-        """For each proposer the K, other than the plan's, that may be worth most, and its tokens per second then."""
-        n = situation.running
-        for choice in choices:
-            hoped = rates(choice.proposer, situation, costs, self.k, hope=True)[:, n]
-            if choice.proposer == best.proposer:
-                hoped[best.ks[n]] = 0.0
-            k = int(np.argmax(hoped))
-            yield float(hoped[k]), choice, k
+    @staticmethod
+    def _by_rows(plan: SpeculationPlan, size: int) -> npt.NDArray[np.int64]:
+        """→ [size]: K while so many rows run, from 0."""
+        return np.asarray(np.array(plan.ks)[np.minimum(np.arange(size), len(plan.ks) - 1)])
 
     def _explore(
         self, best: Choice, choices: list[Choice], situation: Situation, costs: CostTable, ahead: Array
     ) -> Exploration | None:
-        """What might be better than the plan, for all that is known, where trying it is affordable."""
-        n = situation.running
-        now = float(best.rate[best.ks[n], n])
-        hoped, choice, k = max(self._hopes(best, choices, situation, costs), key=lambda hope: hope[0])
-        if hoped <= now * (1 + 2 * self.hysteresis):
-            return None
-        behind = situation.behind if k and choice.proposer == "draft" else 0.0
-        tokens = n * float(expected_tokens(situation.acceptance[choice.proposer], self.k)[k])
-        grid = costs.grid(proposer=choice.proposer, max_k=k, slots=situation.slots, context=situation.context)
-        lost = max(0.0, float(grid[k, n]) - tokens / now)
-        lost += min(n * behind, situation.prefill_budget) * costs.draft_token_s
-        usual = n * float(expected_tokens(situation.acceptance[best.proposer], self.k)[best.ks[n]]) / now
+        """What might be better than the plan, for all that is known, where trying it is affordable: of all K and
+        proposers the one that promises most for what a try costs."""
+        now = float(best.rate[best.ks[situation.running], situation.running])
+        for daring in (False, True):  # what may well be first
+            tries = [self._try(choice, best, situation, costs, now, daring) for choice in choices]
+            found = max(tries, key=lambda one: one.worth)
+            if found.worth > 0:
+                break
+        if found.worth <= 0 or found.gain * float(ahead.sum()) / now < found.lost:
+            return None  # nothing is, or too little is left to pay for it
         share = self.explore_share if situation.rounds >= EARLY_ROUNDS else EARLY_SHARE
-        every = max(1.0, lost / usual) / share
-        every = 2 ** math.ceil(math.log2(every))  # so that a new plan does not begin the count anew
-        if (1 - now / hoped) * float(ahead.sum()) / now < lost:
-            return None  # too little is left to pay for it
-        return Exploration(k=k, proposer=choice.proposer if k else "none", rounds=1, every=every)
+        every = 2 ** math.ceil(math.log2(found.rounds / share))  # so that a new plan does not begin the count anew
+        return Exploration(k=found.k, proposer=found.proposer if found.k else "none", rounds=1, every=every)
+
+    def _try(
+        self, choice: Choice, best: Choice, situation: Situation, costs: CostTable, now: float, daring: bool
+    ) -> _Try:
+        """The K of a proposer, other than the plan's, that is most worth a try. `now`: the plan's tokens per second."""
+        n, who = situation.running, choice.proposer
+        hoped = rates(who, situation, costs, self.k, hope=True, daring=daring)[:, n]
+        gain = np.where(hoped > now * (1 + 2 * self.hysteresis), 1 - now / hoped, 0.0)
+        if who == best.proposer:
+            gain[best.ks[n]] = 0.0
+        tokens = n * expected_tokens(situation.acceptance[who], self.k)
+        grid = costs.grid(proposer=who, max_k=self.k, slots=situation.slots, context=situation.context)
+        lost = np.maximum(0.0, grid.seconds[:, n] - tokens / now)
+        if who == "draft":
+            lost[1:] += min(n * situation.behind, situation.prefill_budget) * costs.draft_token_s
+        usual = n * float(expected_tokens(situation.acceptance[best.proposer], self.k)[best.ks[n]]) / now
+        rounds = np.maximum(1.0, 2 * lost / usual)
+        k = int(np.argmax(gain / rounds))
+        return _Try(who, k, float(gain[k]), float(lost[k]), float(rounds[k]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-
 import numpy as np
 import numpy.typing as npt
 
@@ -28,7 +26,7 @@ def say(
     else:
         other = int(np.argmax(rate[1:, n])) + 1
         text = f"goodput: plain at {n} rows, {plain}; K={other} would give {rate[other, n]:,.0f}; {known}"
-    if len(set(ks[1:].tolist())) > 1:
+    if (ks[1:] != ks[1]).any():
         text += f"; K by rows {_ranges(ks)}"
     if explore is not None:
         what = f"{explore.proposer} K={explore.k}" if explore.k else "plain"
@@ -38,8 +36,6 @@ def say(
 
 def _ranges(ks: npt.NDArray[np.int64]) -> str:
     """As in "1-4: 5, 5-16: 3"."""
-    out = []
-    for k, group in groupby(range(1, len(ks)), key=lambda n: int(ks[n])):
-        rows = list(group)
-        out.append(f"{rows[0]}-{rows[-1]}: {k}" if len(rows) > 1 else f"{rows[0]}: {k}")
-    return ", ".join(out)
+    first = [1, *(np.flatnonzero(np.diff(ks[1:])) + 2).tolist()]
+    last = [*(row - 1 for row in first[1:]), len(ks) - 1]
+    return ", ".join(f"{a}-{b}: {ks[a]}" if b > a else f"{a}: {ks[a]}" for a, b in zip(first, last, strict=True))

@@ -11,7 +11,13 @@ from specpipe.speculation.observer import WORKER_HALF_LIFE, Beliefs, Observer
 from specpipe.speculation.policy import Policy
 
 REPLAN_ROUNDS = 16
+"""Between two plans; fewer at first, when every round teaches much."""
 _SHARE = 0.02  # of the time goes into making plans, at most
+
+
+def rounds_to_plan(rounds: int) -> int:
+    """From one plan to the next, after so many rounds."""
+    return min(REPLAN_ROUNDS, max(1, rounds))
 
 
 class Tuner:
@@ -36,9 +42,11 @@ class Tuner:
             prefill_budget=prefill_budget,
         )
         self._recent, self._unsent = EvidenceLog(), EvidenceLog()
-        self._since = 0
+        self._rounds = self._since = 0
         self.queue_depth = 0.0
         """As the driver said, less the rows that have ended since."""
+        self.planning_s = 0.0
+        """What making plans has taken so far."""
         self._next = 0.0
         self.plan: SpeculationPlan | None = None
         """The one in force."""
@@ -57,8 +65,9 @@ class Tuner:
         self._recent.add(step)
         self._unsent.add(step)
         self.queue_depth = max(0.0, self.queue_depth - len(step.completions))
+        self._rounds += step.running > 0
         self._since += step.running > 0
-        if self._since < REPLAN_ROUNDS or time.perf_counter() < self._next:
+        if self._since < rounds_to_plan(self._rounds - self._since) or time.perf_counter() < self._next:
             return None
         before = self.plan
         plan = self._replan()
@@ -70,7 +79,8 @@ class Tuner:
         self._observer.see(self._recent.take())
         plan = self._policy.plan(self._observer.situation(queue_depth=self.queue_depth, plan=self.plan))
         now = time.perf_counter()
-        self._next = now + (now - began) / _SHARE
+        self.planning_s += now - began
+        self._next = now + (now - began) / _SHARE if self._rounds >= REPLAN_ROUNDS else 0.0
         self.plan = plan
         return plan
 

@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from specpipe.benchmark.policy import Outcome, simulate
+from specpipe.benchmark.policy import Outcome, PolicyRun, simulate
+from specpipe.benchmark.policy_draws import Draws
+from specpipe.benchmark.policy_log import RoundLog
 from specpipe.benchmark.policy_scenarios import BUILT_IN, Scenario, families, load_scenarios
-from specpipe.benchmark.policy_worker import SimulatedWorker, draws
+from specpipe.benchmark.policy_worker import SimulatedWorker
 from specpipe.cli.main import main
+from specpipe.core import Evidence, ProposerName
 from specpipe.errors import JobError
+from specpipe.speculation.goodput import Goodput
 
 SCENARIOS = load_scenarios()
 
@@ -21,13 +25,13 @@ def scenario(family: str, index: int = 0, among: list[Scenario] = SCENARIOS) -> 
 
 
 def hold(outcomes: list[Outcome]) -> None:
-    """3 % of the oracle in the median, 6 % at the 95th percentile; 3 % of the best fixed K there, and 6 % always."""
+    """3 % of the oracle in the median, 6 % at the 95th percentile; 3 % of the best fixed K there, and 5 % always."""
     oracle = [outcome.against_oracle for outcome in outcomes]
     assert np.median(oracle) <= 0.03
     assert np.quantile(oracle, 0.95) <= 0.06
     assert np.quantile([outcome.against_fixed for outcome in outcomes], 0.95) <= 0.03
     worst = max(outcomes, key=lambda outcome: outcome.against_fixed)
-    assert worst.against_fixed <= 0.06, worst
+    assert worst.against_fixed <= 0.05, worst
 
 
 def test_there_are_two_hundred_scenarios_and_more() -> None:
@@ -45,56 +49,90 @@ def test_goodput_holds_its_goals_on_some() -> None:
 
 
 @pytest.mark.slow
-def test_goodput_holds_its_goals_on_all() -> None:
-    outcomes = [simulate(s) for s in SCENARIOS]
+@pytest.mark.parametrize("seed", [None, 1])
+def test_goodput_holds_its_goals_on_all(seed: int | None) -> None:
+    """Seed 1: scenarios on which nothing was tuned."""
+    outcomes = [simulate(s) for s in load_scenarios(seed=seed)]
     hold(outcomes)
     assert min(outcome.rounds for outcome in outcomes) >= 500
 
 
 def test_the_same_file_gives_the_same_scenarios_and_the_same_outcome() -> None:
-    again = load_scenarios(str(BUILT_IN))
+    again = load_scenarios(str(BUILT_IN), seed=0)
     assert all((a.output == b.output).all() and a.seed == b.seed for a, b in zip(SCENARIOS, again, strict=True))
+    others = load_scenarios(seed=1)
+    assert len(others) == len(SCENARIOS) and all(a.seed != b.seed for a, b in zip(SCENARIOS, others, strict=True))
     assert simulate(scenario("few rows"), warm_up=500) == simulate(scenario("few rows", among=again), warm_up=500)
+
+
+def play_out(worker: SimulatedWorker, proposer: ProposerName, k: int, most: int) -> tuple[int, float, Evidence]:
+    """→ tokens of rows that ended, seconds by the stretches, and what they show."""
+    scenario, log = worker.scenario, RoundLog(worker.scenario, worker.draws)
+    tokens, seconds = 0, 0.0
+    while worker.admit():
+        assert 0 < len(worker.rows) <= scenario.slots
+        played = worker.play(proposer, k, most)
+        assert 1 <= played.rounds <= most
+        log.add(played, played.seconds)
+        tokens += int(scenario.output[played.ended].sum())
+        seconds += float(played.seconds.sum()) + played.draft_prefill * scenario.machine.draft_prefill
+    return tokens, seconds, log.evidence()
 
 
 @pytest.mark.parametrize("proposer", ["draft", "ngram"])
 @pytest.mark.parametrize("k", [0, 2, 5])
-def test_a_simulated_worker_generates_every_token_once(proposer: str, k: int) -> None:
-    chosen = scenario("draft or n-grams", 1)
-    worker = SimulatedWorker(chosen, draws(chosen))
-    seconds = tokens = 0.0
-    while worker.admit():
-        assert 0 < len(worker.rows) <= chosen.slots
-        before = worker.made.sum()
-        played = worker.play(proposer, k)  # type: ignore[arg-type]
-        tokens += worker.made.sum() - before
-        seconds += played.seconds + played.draft_prefill * chosen.machine.draft_prefill
-        assert len(played.verified.reached_per_position) in (0, played.k)
-    assert (worker.made == chosen.output).all() and tokens == chosen.output.sum()
+@pytest.mark.parametrize(("family", "index"), [("draft or n-grams", 1), ("bursts", 0)])
+def test_a_simulated_worker_generates_every_token_once(family: str, index: int, proposer: ProposerName, k: int) -> None:
+    chosen = scenario(family, index)
+    draws = Draws(chosen)
+    worker = SimulatedWorker(chosen, draws)
+    tokens, seconds, seen = play_out(worker, proposer, k, most=16)
+    assert tokens == seen.output_tokens == chosen.output.sum()
+    assert seen.rows == len(chosen.output) and seen.input_tokens == chosen.input.sum()
     assert worker.seconds == pytest.approx(seconds)
     assert worker.queue_depth == 0
+
+    by_round = SimulatedWorker(chosen, draws)
+    assert play_out(by_round, proposer, k, most=1)[2].verified == seen.verified
+    assert (by_round.rounds, by_round.seconds) == (worker.rounds, pytest.approx(worker.seconds))
+
+
+@pytest.mark.parametrize("family", ["bursts", "mixed rows", "draft or n-grams"])
+def test_rounds_played_in_one_go_lead_to_the_same_decisions(family: str) -> None:
+    chosen = scenario(family)
+    draws = Draws(chosen)
+    runs = [
+        PolicyRun(chosen, SimulatedWorker(chosen, draws), Goodput(k=5, proposers=chosen.proposers)) for _ in range(2)
+    ]
+    single, together = runs
+    reasons: dict[int, str] = {}
+    while single.worker.rounds < 400 and single.step(1):
+        reasons[single.worker.rounds] = single.plan.reason
+    while together.worker.rounds < 400 and together.step(400 - together.worker.rounds):
+        assert together.plan.reason == reasons[together.worker.rounds]
+    assert together.worker.rounds == single.worker.rounds
+    assert together.worker.seconds == pytest.approx(single.worker.seconds)
 
 
 def test_acceptance_is_what_the_dataset_says() -> None:
     chosen = scenario("useless draft")
-    worker = SimulatedWorker(chosen, draws(chosen))
-    worker.admit()
-    accepted = sum(worker.play("draft", 3).verified.accepted_tokens for _ in range(20) if worker.admit())
-    assert accepted == 0
+    _, _, seen = play_out(SimulatedWorker(chosen, Draws(chosen)), "draft", 3, most=16)
+    assert seen.verified["draft"].accepted_tokens == 0 < seen.verified["draft"].draft_tokens
     middle = next(s for s in SCENARIOS if s.family == "draining queue" and s.slots == 256)
-    worker = SimulatedWorker(middle, draws(middle))
-    counts = [worker.play("draft", 3).verified for _ in range(200) if worker.admit()]
-    total = sum(counts[1:], counts[0])
-    assert total.conditional == pytest.approx(middle.accepts["draft"][0, :3], abs=0.02)
+    _, _, seen = play_out(SimulatedWorker(middle, Draws(middle)), "draft", 3, most=16)
+    assert seen.verified["draft"].conditional == pytest.approx(middle.accepts["draft"][0, :3], abs=0.02)
 
 
 def test_a_draft_that_is_behind_is_caught_up_before_it_drafts() -> None:
     chosen = scenario("draining queue")
-    worker = SimulatedWorker(chosen, draws(chosen))
+    worker = SimulatedWorker(chosen, Draws(chosen))
     worker.admit()
+    log = RoundLog(chosen, worker.draws)
     played = worker.play("draft", 2)
+    log.add(played, played.seconds)
     assert 0 < played.draft_prefill <= 2048
-    assert played.verified.drafts == np.count_nonzero(worker.behind[: len(played.ended) + len(worker.rows)] == 0)
+    assert played.late is not None and len(played.ended) == 0
+    assert log.evidence().verified["draft"].drafts == np.count_nonzero(worker.behind == 0)
 
 
 SMALL = """

@@ -6,7 +6,7 @@ import torch
 from support.engines import drain, make_engine, make_requests, plan, run
 
 from specpipe.core import SamplingParams
-from specpipe.speculation.cost import points_to_time
+from specpipe.speculation.points import points_to_time
 
 
 def test_the_profile_times_few_and_many_rows_with_and_without_drafts(small_pair) -> None:
@@ -22,9 +22,9 @@ def test_the_profile_times_few_and_many_rows_with_and_without_drafts(small_pair)
         (5, "ngram", 2),
     ]
     assert shapes[6:] == [(2, "none", 0), (2, "draft", 2), (2, "ngram", 2)]
-    points = engine.profile(SamplingParams(), shapes, within_s=60)
+    points = engine.profile(SamplingParams(), shapes, context=40, within_s=60)
     assert [(point.running, point.proposer, point.k) for point in points] == shapes
-    assert all(point.seconds > 0 and point.rounds > 0 for point in points)
+    assert all(point.seconds > 0 and point.rounds > 0 and point.context == 40 for point in points)
 
 
 def test_it_leaves_no_trace(small_pair) -> None:
@@ -34,7 +34,7 @@ def test_it_leaves_no_trace(small_pair) -> None:
     engine = make_engine(pair.target, pair.draft)
     live = {name: value.clone() for name, value in vars(engine._state).items() if isinstance(value, torch.Tensor)}
 
-    engine.profile(SamplingParams(), points_to_time(3, 2, engine.proposers), within_s=60)
+    engine.profile(SamplingParams(), points_to_time(3, 2, engine.proposers), context=40, within_s=60)
 
     engine.check_integrity()
     slots = engine.config.slots
@@ -47,6 +47,6 @@ def test_it_leaves_no_trace(small_pair) -> None:
 def test_time_that_does_not_suffice_gives_fewer_points(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft)
-    assert engine.profile(SamplingParams(), points_to_time(3, 2, engine.proposers), within_s=0.0) == ()
+    assert engine.profile(SamplingParams(), points_to_time(3, 2, engine.proposers), context=40, within_s=0.0) == ()
     engine.submit(make_requests(2, vocab_size=pair.vocab_size), plan(2))
     drain(engine)

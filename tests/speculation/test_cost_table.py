@@ -1,4 +1,5 @@
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ THREE = (point(0, 1), point(0, 64), point(5, 64))
 @pytest.mark.parametrize("points", [THREE, THREE[:1], THREE[1:2], (point(3, 7),), (*THREE, point(2, 30, factor=9))])
 @pytest.mark.parametrize("proposer", ["draft", "ngram", "none"])
 def test_more_rows_and_more_drafts_never_take_less(points: tuple[CostPoint, ...], proposer: ProposerName) -> None:
-    grid = CostTable(points).grid(proposer=proposer, max_k=8, slots=97, context=300)
+    grid = CostTable(points).grid(proposer=proposer, max_k=8, slots=97, context=300).seconds
     assert np.isfinite(grid).all() and (grid > 0).all()
     assert (np.diff(grid, axis=0) >= 0).all() and (np.diff(grid, axis=1) >= 0).all()
 
@@ -65,6 +66,16 @@ def test_a_cache_gives_the_table_back() -> None:
     assert again == table and again != CostTable(THREE)
     assert again.draft_token_s == pytest.approx(4e-6)
     assert seconds(again, 3, 20) == pytest.approx(seconds(table, 3, 20))
+
+
+def test_a_table_that_travels_takes_along_what_was_measured_alone() -> None:
+    table = CostTable(THREE).with_prefill(tokens=1000, seconds=0.004)
+    small = len(pickle.dumps(table))
+    grid = table.grid(proposer="draft", max_k=5, slots=256, context=300)
+    assert len(pickle.dumps(table)) == small
+    again = pickle.loads(pickle.dumps(table))
+    assert again == table
+    assert (again.grid(proposer="draft", max_k=5, slots=256, context=300).seconds == grid.seconds).all()
 
 
 @pytest.mark.parametrize("change", [{"version": 2}, {"cells": [{}]}, {"cells": None}])

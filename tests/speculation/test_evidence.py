@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from specpipe.core import AcceptanceCounts, Completion, Request, SamplingParams, ShardRound, StepReport
-from specpipe.speculation.evidence import POINTS, EvidenceLog
+from specpipe.speculation.evidence import POINTS, EvidenceLog, Shape, Usual
 
 COUNTS = AcceptanceCounts(
     drafts=2, draft_tokens=4, accepted_tokens=1, reached_per_position=(2, 1), accepted_per_position=(1, 0)
@@ -29,15 +29,25 @@ def step(k: int = 2, running: int = 3, **changes: object) -> StepReport:
 
 def test_rounds_are_summed_by_their_shape_without_the_first_of_each() -> None:
     log = EvidenceLog()
-    for seconds in (9.0, 0.01, 0.03):
+    for seconds in (9.0, 0.02, 0.03):
         log.add(step(round_s=seconds))
     log.add(step(k=0, round_s=9.0))
     log.add(step(k=0, context=50.0))
     points = {(p.proposer, p.k, p.running): p for p in log.take().costs}
     assert points.keys() == {("draft", 2, 3), ("none", 0, 3)}
     assert points["draft", 2, 3].rounds == 2
-    assert points["draft", 2, 3].seconds == pytest.approx(0.04)
+    assert points["draft", 2, 3].seconds == pytest.approx(0.05)
     assert points["none", 0, 3].context == 50.0
+
+
+def test_an_odd_round_is_cut_and_what_lasts_becomes_usual() -> None:
+    usual, shape = Usual(), Shape.of("draft", 2, 16)
+    assert usual.believe(shape, 9.0) == 0.0, "the first of its shape says nothing"
+    assert [usual.believe(shape, 0.01) for _ in range(20)] == [0.01] * 20
+    assert usual.believe(shape, 1.0) == pytest.approx(0.015, rel=0.01)
+    later = [usual.believe(shape, 0.04) for _ in range(60)]
+    assert later[0] < 0.02 and later[-1] == 0.04
+    assert usual.believe(Shape.of("draft", 3, 16), 0.01) == 0.0
 
 
 def test_rounds_that_say_nothing_of_their_price_are_left_out() -> None:

@@ -85,7 +85,7 @@ def test_a_small_advantage_changes_nothing_that_is_in_force() -> None:
     for n in (1, 16):
         best = POLICY.plan(situation(GOOD)).k_for(n)
         near = SpeculationPlan(ks=(best - 1,) * (SLOTS + 1), proposer="draft", queue_depth=0, reason="in force")
-        stubborn = replace(POLICY, hysteresis=0.5)
+        stubborn = replace(POLICY, hysteresis=1.0)
         assert stubborn.plan(situation(GOOD, plan=near)).k_for(n) == best - 1
         assert POLICY.plan(situation(GOOD, plan=replace(near, ks=(0,)))).k_for(n) > 0
 
@@ -100,9 +100,9 @@ def test_catching_up_is_paid_before_the_draft_is_turned_on() -> None:
 
 
 def test_prefilling_the_draft_for_every_new_row_is_paid() -> None:
-    long_prompts = situation(GOOD, input_tokens=20_000, costs=table(draft_token_s=5e-5))
+    long_prompts = situation(GOOD, input_tokens=20_000, context=20_100, costs=table(draft_token_s=5e-5))
     assert POLICY.plan(long_prompts).k_for(8) == 0
-    assert POLICY.plan(replace(long_prompts, input_tokens=10)).k_for(8) > 0
+    assert POLICY.plan(replace(long_prompts, input_tokens=10, context=200)).k_for(8) > 0
 
 
 def test_the_better_proposer_is_taken() -> None:

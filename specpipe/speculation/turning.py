@@ -1,0 +1,53 @@
+"""When to turn the draft model on: catching up is paid once, and being off lets rows fall behind.
+
+Shapes: N slots; arrays are indexed by rows running, 0 … N.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from specpipe.speculation.policy import Situation
+
+Array = npt.NDArray[np.float64]
+HORIZON = 256.0
+"""Rounds for which what was seen is taken to hold. What the draft saves later pays for no catching up: acceptance
+moves, not least because rows that accept little stay longest."""
+
+
+class Turn(NamedTuple):
+    """Where the draft model is on."""
+
+    fewest: int
+    """Rows; above `most` where it is off to the end."""
+    most: int
+    seconds: float
+    """Of catching up."""
+
+
+def turn_on(saved: Array, ahead: Array, situation: Situation, draft_token_s: float) -> Turn:
+    """Between which occupancies, the present one or below, the draft model saves most time, catching up deducted.
+
+    saved [N + 1]: seconds a token by drafting, against plain decoding; ahead [N + 1]: tokens still to be generated.
+    """
+    n = situation.running
+    rows, ahead = np.arange(n + 1), ahead[: n + 1].copy()
+    ahead[n] = min(ahead[n], HORIZON * n)
+    catch_up = rows * _behind(ahead, situation) * draft_token_s
+    total = np.concatenate([[0.0], np.cumsum(saved[: n + 1] * ahead)])  # [r]: by drafting below r rows
+    least = np.minimum.accumulate(total)[:-1]
+    gain = total[1:] - least - catch_up
+    most = int(np.argmax(gain))
+    if gain[most] <= 0:
+        return Turn(1, 0, 0.0)
+    return Turn(max(1, int(np.argmin(total[: most + 1]))), most, float(catch_up[most]))
+
+
+def _behind(ahead: Array, situation: Situation) -> Array:
+    """→ [n + 1]: tokens that a row will be behind where as many run, if the draft is off until then."""
+    by_row = ahead / np.maximum(np.arange(len(ahead)), 1)
+    until = np.cumsum(by_row[::-1])[::-1] - by_row
+    return np.minimum(max(situation.context, situation.behind), situation.behind + until)
