@@ -42,6 +42,8 @@ class Bench:
     new_tokens: int = 300
     max_model_len: int = 1024
     prefill_budget: int = 8192
+    tuned: bool = False
+    """Whether a policy takes any K up to the largest."""
     profiled_rounds: int = 0
     """Rounds of each batch size and K that are run once more, under the profiler."""
 
@@ -52,7 +54,7 @@ class Bench:
 
     @property
     def choices(self) -> list[tuple[ProposerName, int]]:
-        return [("draft", k) for k in self.ks]
+        return [("draft", k) for k in (range(max(self.ks) + 1) if self.tuned else self.ks)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from specpipe.benchmark.late import Late
 from specpipe.core import AcceptanceCounts, CostPoint, Request, StepReport
 from specpipe.engine.engine import Engine
 from specpipe.speculation.learning import Learning
@@ -31,6 +32,12 @@ class JobResult:
     """How often the plan changed."""
     reasons: tuple[str, ...] = ()
     """Of the first plan and of the last ones."""
+    planning_s: float = 0.0
+    """What making plans in the worker took."""
+    late_kernels: tuple[str, ...] = ()
+    """Compiled while the job ran."""
+    late_graphs: int = 0
+    """Captured while the job ran."""
     emissions: tuple[tuple[float, int], ...] = ()
     """Seconds since the start and tokens of every step."""
 
@@ -56,7 +63,18 @@ class TunedEngine:
             [replace(row, shard=shard) for row in rows[start : start + shard_rows]]
             for shard, start in enumerate(range(0, len(rows), shard_rows))
         ]
-        book = _Book()
+        book, planned = _Book(), self._tuner.planning_s
+        with Late(self._engine) as late:
+            seconds = self._play(shards, book)
+        return replace(
+            book.result(seconds),
+            planning_s=self._tuner.planning_s - planned,
+            late_kernels=tuple(late.kernels),
+            late_graphs=late.graphs,
+        )
+
+    def _play(self, shards: list[list[Request]], book: _Book) -> float:
+        """→ seconds."""
         began = time.perf_counter()
         while shards or book.open:
             while shards and len(book.open) < _IN_FLIGHT:
@@ -71,7 +89,7 @@ class TunedEngine:
                 self._learning.see(_WORKER, self._tuner.evidence())
         while self._engine.step() is not None:  # a late round
             pass
-        return book.result(time.perf_counter() - began)
+        return time.perf_counter() - began
 
     def _hand_out(self, shard: list[Request], undispatched: int, book: _Book) -> None:
         depth = float(sum(book.open.values()) + len(shard) + undispatched)

@@ -7,7 +7,7 @@ tokens than rates, the last conditional rate holds for all further positions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,10 @@ from specpipe.benchmark.job import JobResult, TunedEngine
 from specpipe.benchmark.switching import switch_windows
 from specpipe.core import Request, SamplingParams
 from specpipe.engine.engine import Engine
-from specpipe.speculation.cost import points_to_time
 from specpipe.speculation.fixed import Fixed
 from specpipe.speculation.make import make_policy
+from specpipe.speculation.points import PROFILED_CONTEXT, points_to_time
+from specpipe.speculation.policy import Policy
 
 ACCEPTANCE = {
     "high": (0.9, 0.8, 0.7),
@@ -65,74 +66,84 @@ def mixed_rows(what: Comparison, vocab_size: int) -> list[Request]:
 
 def compare(engine: Engine, what: Comparison) -> Iterator[dict[str, Any]]:
     """One result after the other, ready for JSON: every job, then what they come to. The engine is fresh."""
-    rows = mixed_rows(what, engine.target.vocab_size)
-    engine.prepare(SamplingParams(), [(p, k) for k in range(max(what.ks) + 1) for p in (*engine.proposers, "none")])
-    shapes = points_to_time(engine.config.slots, max(what.ks), engine.proposers)
-    profile = engine.profile(SamplingParams(), shapes, within_s=2.0)
-    yield {"profile": [asdict(point) for point in profile]}
-    runs = _Runs(engine, what, rows, profile)
-    runs.warm_up()
-    for name in what.acceptance:
-        yield from runs.one(name)
+    jobs = Jobs(engine, what)
+    yield {"profile": [asdict(point) for point in jobs.profile]}
     names = [name for name in SEQUENCE if name in what.acceptance]
-    if len(names) > 1:
-        yield from runs.sequence(names)
+    tuned: TunedEngine | None = None
+    for name in what.acceptance:
+        for k in what.ks if name != "useless" else (0,):
+            if line := jobs.fixed(name, k):
+                yield line
+        found = jobs.start()
+        yield jobs.policy(name, found)
+        yield jobs.verdict(name)
+        tuned = found if [name] == names[:1] else tuned
+    if tuned is not None and len(names) > 1:
+        yield from jobs.sequence(tuned, names)
     if "middle" in what.acceptance:
-        yield from runs.switches("middle")
+        yield from jobs.switches("middle")
 
 
-class _Runs:
-    def __init__(self, engine: Engine, what: Comparison, rows: list[Request], profile: Sequence[Any]) -> None:
-        self._engine, self._what, self._rows, self._profile = engine, what, rows, profile
-        self._fixed: dict[tuple[str, int], JobResult] = {}
+class Jobs:
+    """Jobs of the same rows, one after the other, on one prepared engine."""
 
-    def warm_up(self) -> None:
-        """Shapes of prefill that jobs will meet, and clocks."""
-        self._tuned(max(self._what.ks)).run(self._rows[: 2 * self._engine.config.slots], self._what.shard_rows)
+    def __init__(self, engine: Engine, what: Comparison) -> None:
+        """Captures every graph and times the first rounds, as a worker does before its first shard."""
+        self._engine, self._what = engine, what
+        self._rows = mixed_rows(what, engine.target.vocab_size)
+        self._found: dict[tuple[str, int | None], JobResult] = {}
+        """By acceptance and K; None: the policy, which had learnt nothing before."""
+        widest = max(what.ks)
+        choices = [(proposer, k) for k in range(widest + 1) for proposer in (*engine.proposers, "none")]
+        engine.prepare(SamplingParams(), choices)
+        shapes = points_to_time(engine.config.slots, widest, engine.proposers)
+        self.profile = engine.profile(SamplingParams(), shapes, context=PROFILED_CONTEXT, within_s=2.0)
+        rows = self._rows[: max(4, engine.config.slots // 4)]
+        self._tuned(Fixed(k=widest, proposer="draft")).run(rows, what.shard_rows)  # the vendor's libraries, and clocks
 
-    def _tuned(self, k: int | None) -> TunedEngine:
-        """k: fixed; None: the policy."""
+    def start(self) -> TunedEngine:
+        """Under the policy, with nothing learnt but the profile."""
         what = self._what
-        policy = (
-            Fixed(k=k, proposer="draft")
-            if k is not None
-            else make_policy(what.policy, k=max(what.ks), max_running=what.threshold, proposers=self._engine.proposers)
+        return self._tuned(
+            make_policy(what.policy, k=max(what.ks), max_running=what.threshold, proposers=self._engine.proposers)
         )
-        return TunedEngine(self._engine, policy, self._profile)
 
-    def _accept(self, name: str) -> None:
-        self._engine.set_synthetic_rates(rates_for(ACCEPTANCE[name], len(self._engine.config.synthetic_rates)))
+    def fixed(self, name: str, k: int) -> dict[str, Any] | None:
+        """The job with one K; None where it ran already: plain decoding does not ask for acceptance."""
+        plain = next((found for (_, other), found in self._found.items() if other == 0), None)
+        ran = k == 0 and plain is not None
+        found = plain if ran and plain else self._run(self._tuned(Fixed(k=k, proposer="draft")), name)
+        self._found[name, k] = found
+        return None if ran else _line(found, acceptance=name, policy="fixed", k=k)
 
-    def one(self, name: str) -> Iterator[dict[str, Any]]:
-        """Every fixed K and the policy at one acceptance."""
-        self._accept(name)
-        best = (0.0, 0)
-        for k in self._what.ks if name != "useless" else (0,):
-            found = self._fixed.get(("", 0)) if k == 0 else None  # plain decoding does not ask
-            if found is None:
-                found = self._tuned(k).run(self._rows, self._what.shard_rows)
-                yield _line(found, acceptance=name, policy="fixed", k=k)
-            self._fixed["" if k == 0 else name, k] = found
-            best = max(best, (found.tokens_per_s, k))
-        policy = self._tuned(None).run(self._rows, self._what.shard_rows)
-        yield _line(policy, acceptance=name, policy=self._what.policy)
-        yield {
+    def policy(self, name: str, tuned: TunedEngine, **more: Any) -> dict[str, Any]:
+        """The job under the policy."""
+        found = self._run(tuned, name)
+        self._found.setdefault((name, None), found)
+        return _line(found, acceptance=name, policy=self._what.policy, **more)
+
+    def verdict(self, name: str) -> dict[str, Any]:
+        """The policy's first job at this acceptance, against the fixed K that ran at it."""
+        fixed = {k: job.tokens_per_s for (at, k), job in self._found.items() if at == name and k is not None}
+        best, speed = max(fixed, key=fixed.__getitem__), self._found[name, None].tokens_per_s
+        return {
             "acceptance": name,
-            "best_fixed_k": best[1],
-            "best_fixed_tokens_per_s": best[0],
-            "share_of_best_fixed": policy.tokens_per_s / best[0],
-            "share_of_plain": policy.tokens_per_s / self._fixed["", 0].tokens_per_s,
+            "best_fixed_k": best,
+            "best_fixed_tokens_per_s": fixed[best],
+            "share_of_best_fixed": speed / fixed[best],
+            "share_of_plain": speed / fixed[0],
         }
 
-    def sequence(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """The jobs of `names` as one: the policy keeps what it learnt; a fixed K has nothing to keep."""
-        tuned, seconds = self._tuned(None), 0.0
-        for name in names:
-            self._accept(name)
-            found = tuned.run(self._rows, self._what.shard_rows)
-            yield _line(found, acceptance=name, policy=self._what.policy, after=list(names[: names.index(name)]))
-            seconds += found.seconds
-        fixed = {k: sum(self._fixed["" if k == 0 else name, k].seconds for name in names) for k in self._what.ks}
+    def sequence(self, tuned: TunedEngine, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """The jobs of `names` as one, the first of which `tuned` has run: it keeps what it learnt; a fixed K has
+        nothing to keep."""
+        seconds = self._found[names[0], None].seconds
+        for place, name in enumerate(names[1:], start=1):
+            line = self.policy(name, tuned, after=list(names[:place]))
+            yield line
+            seconds += line["seconds"]
+        ks = [k for k in self._what.ks if all((name, k) in self._found for name in names)]
+        fixed = {k: sum(self._found[name, k].seconds for name in names) for k in ks}
         k = min(fixed, key=fixed.__getitem__)
         yield {
             "sequence": list(names),
@@ -145,10 +156,20 @@ class _Runs:
     def switches(self, name: str) -> Iterator[dict[str, Any]]:
         """Speculation off and on again while all slots are full."""
         self._accept(name)
-        for k in (k for k in self._what.ks if k):
-            for found in switch_windows(self._engine, self._rows, k=k):
-                yield {"acceptance": name, "k": k, **asdict(found)}
-            return
+        k = min(k for k in self._what.ks if k)
+        rows = mixed_rows(replace(self._what, rows=self._what.rows * 3 // 2), self._engine.target.vocab_size)
+        for found in switch_windows(self._engine, rows, k=k):
+            yield {"acceptance": name, "k": k, **asdict(found)}
+
+    def _tuned(self, policy: Policy) -> TunedEngine:
+        return TunedEngine(self._engine, policy, self.profile)
+
+    def _accept(self, name: str) -> None:
+        self._engine.set_synthetic_rates(rates_for(ACCEPTANCE[name], len(self._engine.config.synthetic_rates)))
+
+    def _run(self, tuned: TunedEngine, name: str) -> JobResult:
+        self._accept(name)
+        return tuned.run(self._rows, self._what.shard_rows)
 
 
 def _line(result: JobResult, **what: Any) -> dict[str, Any]:
@@ -160,5 +181,8 @@ def _line(result: JobResult, **what: Any) -> dict[str, Any]:
         "acceptance_length": result.verified.acceptance_length,
         "k_rounds": result.k_rounds,
         "plans": result.plans,
+        "planning_s": result.planning_s,
+        "late_kernels": list(result.late_kernels),
+        "late_graphs": result.late_graphs,
         "reasons": list(result.reasons),
     }

@@ -126,6 +126,7 @@ def engine(
             ks=jobs.ks,
             rates=rates_for((1.0,), max(jobs.ks)),
             max_model_len=2 * longest + 2,
+            tuned=True,
         )
         run_jobs(model, jobs, as_json=as_json)
         return

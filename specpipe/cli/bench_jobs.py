@@ -50,6 +50,8 @@ def _text(found: dict[str, Any]) -> str:
         )
     who = f"K={found['k']}" if "k" in found else found["policy"]
     rounds = ", ".join(f"K={k}: {count}" for k, count in found["k_rounds"].items())
+    if late := [*found["late_kernels"], *["a graph"] * found["late_graphs"]]:
+        rounds += f"   compiled or captured meanwhile: {', '.join(late)}"
     return (
         f"{found['acceptance']:<8} {who:<16} {found['tokens_per_s']:10,.0f} tok/s   acceptance length "
         f"{found['acceptance_length']:.2f}   rounds {rounds}"

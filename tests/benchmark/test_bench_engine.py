@@ -65,7 +65,10 @@ def test_jobs_under_a_policy_and_every_fixed_k_make_the_same_tokens() -> None:
     assert verdicts.keys() == {"high", "low"}
     (whole,) = [line for line in found if "sequence" in line]
     assert whole["sequence"] == ["high", "low"]
-    assert whole["seconds"] == pytest.approx(sum(line["seconds"] for line in ran if "after" in line))
+    policy = {line["acceptance"]: line for line in ran if line["policy"] == "goodput" if "after" not in line}
+    (after,) = [line for line in ran if "after" in line]
+    assert (after["acceptance"], after["after"]) == ("low", ["high"])
+    assert whole["seconds"] == pytest.approx(policy["high"]["seconds"] + after["seconds"])
     assert all(line["reasons"][0].startswith("goodput") for line in ran if line["policy"] == "goodput")
 
 
