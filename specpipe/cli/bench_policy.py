@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 @click.option(
     "--warm-up", default=50, show_default=True, type=click.IntRange(0), help="Rounds before the comparison begins."
 )
+@click.option(
+    "--processes", type=click.IntRange(1), help="Scenarios that are played at once; default: one for each core."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line and scenario.")
-def policy(scenarios: str | None, limit: int | None, seed: int | None, warm_up: int, as_json: bool) -> None:
+def policy(
+    scenarios: str | None, limit: int | None, seed: int | None, warm_up: int, processes: int | None, as_json: bool
+) -> None:
     """Plays seeded scenarios through the policy that runs use; only the rounds are simulated.
 
     Prints, by family, how much longer the policy takes after the warm-up than an oracle that knows what rounds take and
@@ -29,18 +34,20 @@ def policy(scenarios: str | None, limit: int | None, seed: int | None, warm_up: 
     """
     import dataclasses
     import json
+    from itertools import islice
 
-    from specpipe.benchmark.policy import simulate
+    from specpipe.benchmark.policy import simulate_all
     from specpipe.benchmark.policy_scenarios import families, load_scenarios
 
     chosen = list(families(load_scenarios(scenarios, seed=seed), limit=limit))
+    played = simulate_all([one for _, members in chosen for one in members], warm_up=warm_up, processes=processes)
     if not as_json:
         click.echo(f"{'family':<18} {'runs':>5} {'rounds':>9}   {'over the oracle':<25} over the best fixed K")
     everything = []
     for name, members in chosen:
         outcomes = []
-        for scenario in members:
-            outcomes.append(simulate(scenario, warm_up=warm_up))
+        for outcome in islice(played, len(members)):
+            outcomes.append(outcome)
             if as_json:
                 click.echo(json.dumps(dataclasses.asdict(outcomes[-1])))
         if not as_json:

@@ -56,6 +56,8 @@ class CostTable:
         self._draft_token_s = draft_token_s
         self._grids: dict[tuple[ProposerName, int, int, float], Grid] = {}
         self._rows_near: dict[int, Array] = {}
+        self._last_model: Array | None = None
+        """Of the table that this one goes on from: where the fit begins."""
         for point in points:
             self._add(point)
 
@@ -70,8 +72,7 @@ class CostTable:
 
     def with_points(self, points: Iterable[CostPoint]) -> CostTable:
         """What was known and what was measured since; the past of a cell fades."""
-        table = CostTable(draft_token_s=self._draft_token_s)
-        table._cells = dict(self._cells)
+        table = self._copy(self._draft_token_s)
         for point in points:
             table._add(point)
         return table
@@ -82,8 +83,12 @@ class CostTable:
             return self
         now = seconds / tokens
         known = now if self._draft_token_s is None else 0.5 * (self._draft_token_s + now)
-        table = CostTable(draft_token_s=known)
+        return self._copy(known)
+
+    def _copy(self, draft_token_s: float | None) -> CostTable:
+        table = CostTable(draft_token_s=draft_token_s)
         table._cells = dict(self._cells)
+        table._last_model = self.__dict__["_fitted"].model if "_fitted" in self.__dict__ else self._last_model
         return table
 
     def __bool__(self) -> bool:
@@ -131,7 +136,7 @@ class CostTable:
         k = np.array([float(key.k) for key in self._cells])
         drafts = Proposers(*np.array([_one_hot(key.proposer) for key in self._cells]).T)
         rows = features(drafts, k, n, context)
-        model = fit(rows / seconds[:, None], rounds / (rounds + _CREDIBLE))
+        model = fit(rows / seconds[:, None], rounds / (rounds + _CREDIBLE), near=self._last_model)
         residual = np.log(seconds / np.maximum(rows @ model, 1e-12))
         credible = _ODD * np.sqrt(rounds)  # a single round may have met anything
         return _Fitted(

@@ -40,10 +40,10 @@ def features(proposer: Proposers, k: Array, n: Array, context: Array) -> Array:
     )
 
 
-def fit(rows: Array, weight: Array) -> Array:
+def fit(rows: Array, weight: Array, *, near: Array | None = None) -> Array:
     """rows [cells, 9]: features / seconds; weight [cells]. → [9] coefficients of 0 or more.
 
-    Least squares of rows @ x − 1, that is of relative errors.
+    Least squares of rows @ x − 1, that is of relative errors. `near`: coefficients that may be close; saves time.
 
     A small ridge on each coefficient's contribution shares out what the points cannot tell apart.
     """
@@ -52,31 +52,40 @@ def fit(rows: Array, weight: Array) -> Array:
     scaled = rows / scale
     gram = (scaled * weight[:, None]).T @ scaled + 1e-3 * np.eye(FEATURES)
     target = (scaled * weight[:, None]).T @ np.ones(len(rows))
-    return np.asarray(_least(gram, target) / scale)
+    return np.asarray(_least(gram, target, np.zeros(FEATURES, dtype=bool) if near is None else near > 0) / scale)
 
 
-def _least(gram: Array, target: Array) -> Array:
-    """argmin over x ≥ 0 of x·gram·x / 2 − target·x, gram positive definite.
+def _least(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
+    """argmin over x ≥ 0 of x·gram·x / 2 − target·x, gram positive definite. free: which of x may be above 0.
 
     Active sets: Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
     """
-    x, free = np.zeros(len(target)), np.zeros(len(target), dtype=bool)
+    x = _solve(gram, target, free)
+    while (x < 0).any():
+        free = free & (x > 0)
+        x = _solve(gram, target, free)
     for _ in range(4 * len(target)):  # as a rule a few
         slope = np.where(free, 0.0, target - gram @ x)
         most = int(np.argmax(slope))
         if slope[most] <= _FLAT:
             break
+        free = free.copy()
         free[most] = True
         while True:
-            at = np.flatnonzero(free)
-            wanted = np.zeros(len(target))
-            wanted[at] = np.linalg.solve(gram[np.ix_(at, at)], target[at])
+            wanted = _solve(gram, target, free)
             low = free & (wanted <= 0)
             if not low.any():
                 break
             x = x + (wanted - x) * float(np.min(x[low] / (x[low] - wanted[low])))
             free &= x > _FLAT
         x = wanted
+    return x
+
+
+def _solve(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
+    """Without a bound; what is not free is 0."""
+    at, x = np.flatnonzero(free), np.zeros(len(target))
+    x[at] = np.linalg.solve(gram[np.ix_(at, at)], target[at])
     return x
 
 
