@@ -35,8 +35,8 @@ class Rehearsal:
         self.prefill([self._config.max_model_len] * full + [rest] * (rest > 0))
 
     def everything(self, keys: Iterable[RoundKey]) -> None:
-        """Rounds of few and many rows, prefills of few and many, short and long prompts, catching up with long rows: what
-        can differ in how kernels are launched does so between powers of two."""
+        """Rounds of few and many rows, prefills of few and many, short and long prompts, catching up with long rows.
+        What can differ in how kernels are launched does so between powers of two."""
         for key in keys:
             for rows in reversed(_powers_of_2(self._config.slots)):
                 self.round(rows, key)
