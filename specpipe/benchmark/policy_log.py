@@ -44,7 +44,9 @@ class RoundLog:
         return Evidence(
             verified={who: self._counts(played) for who, played in self._played.items()},
             rounds={who: sum(stretch.rounds for stretch in played) for who, played in self._played.items()},
-            row_rounds={who: sum(stretch.places.size for stretch in played) for who, played in self._played.items()},
+            row_rounds={
+                who: sum(stretch.places[:-1].size for stretch in played) for who, played in self._played.items()
+            },
             costs=costs,
             rows=self._ended[0],
             input_tokens=self._ended[1],
@@ -57,7 +59,7 @@ class RoundLog:
         """What the engine would report of these rounds."""
         widest = max(stretch.k for stretch in played)
         room = np.concatenate([self._room(stretch).ravel() for stretch in played])
-        accepted = np.concatenate([stretch.accepted.ravel() for stretch in played])
+        accepted = np.concatenate([np.diff(stretch.places, axis=0).ravel() for stretch in played]) - 1
         position = np.arange(widest)[:, None]
         offered = room > position
         return AcceptanceCounts(
@@ -71,7 +73,7 @@ class RoundLog:
 
     def _room(self, stretch: Stretch) -> Ints:
         """→ [m, n] drafts of each row."""
-        room = self._draws.offered(stretch.proposer, stretch.k, stretch.places)
+        room = self._draws.offered(stretch.proposer, stretch.k, stretch.places[:-1])
         if stretch.late is not None:
             room[:, stretch.late] = 0
         return room

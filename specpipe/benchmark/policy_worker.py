@@ -34,9 +34,7 @@ class Stretch(NamedTuple):
     draft_prefill: int
     """Tokens that the draft caught up before the first one."""
     places: Ints
-    """[m, n] where each row stood when a round began; empty where k is 0."""
-    accepted: Ints
-    """[m, n] drafts."""
+    """[m + 1, n] where each row stood when a round began, and after the last one; [m + 1, 0] where k is 0."""
     late: npt.NDArray[np.bool_] | None
     """[n] rows without a draft because the draft model was behind; None: no row."""
     ended: Ints
@@ -129,8 +127,7 @@ class SimulatedWorker:
             k = 0
         if not k:
             return self._plain(min(most, least))
-        caught_up = self._catch_up() if proposer == "draft" else 0
-        late = self.behind > 0 if proposer == "draft" and self.behind.any() else None
+        caught_up, late = self._catch_up() if proposer == "draft" else (0, None)
         # Before each of them the row that is next to end can use a draft: no other K would be taken for them.
         rounds = 1 if late is not None else min(most, max(0, least - 2) // (k + 1) + 1)
         return self._draft(proposer, k, rounds, caught_up, late)
@@ -141,8 +138,7 @@ class SimulatedWorker:
         self._at += rounds
         self.behind += rounds
         self._tokens += n * rounds
-        none = np.empty((rounds, 0), dtype=np.int64)
-        return self._book("none", 0, tokens, 0, none, none, None)
+        return self._book("none", 0, tokens, 0, np.empty((rounds + 1, 0), dtype=np.int64), None)
 
     def _draft(self, proposer: ProposerName, k: int, rounds: int, caught_up: int, late: Mask | None) -> Stretch:
         table, n = self.draws.emitted(proposer, k), len(self.rows)
@@ -153,15 +149,14 @@ class SimulatedWorker:
         if late is not None:
             at[1, late] = at[0, late] + 1
         self._at = at[-1].copy()
-        emitted = at[1:] - at[:-1]
         if proposer != "draft":
             self.behind += at[-1] - at[0]
         elif late is not None:
             self.behind[late] += 1
-        made = emitted.sum(axis=1)
-        tokens = self._tokens + np.cumsum(made) - made
-        self._tokens += int(made.sum())
-        return self._book(proposer, k, tokens, caught_up, at[:-1], emitted - 1, late)
+        reached = at.sum(axis=1)
+        tokens = reached[:-1] + (self._tokens - reached[0])
+        self._tokens += int(reached[-1] - reached[0])
+        return self._book(proposer, k, tokens, caught_up, at, late)
 
     def _book(
         self,
@@ -170,7 +165,6 @@ class SimulatedWorker:
         tokens: Ints,
         caught_up: int,
         places: Ints,
-        accepted: Ints,
         late: Mask | None,
     ) -> Stretch:
         """tokens [m]: of all rows when a round began."""
@@ -179,7 +173,7 @@ class SimulatedWorker:
         seconds = machine.seconds(proposer, k, n, context)
         self.seconds += float(seconds.sum()) + caught_up * machine.draft_prefill
         self.rounds += len(seconds)
-        return Stretch(proposer, k, n, context, seconds, caught_up, places, accepted, late, self._end_rows())
+        return Stretch(proposer, k, n, context, seconds, caught_up, places, late, self._end_rows())
 
     def _end_rows(self) -> Ints:
         over = self._at >= self._end
@@ -191,18 +185,21 @@ class SimulatedWorker:
         self._end, self.behind = self._end[goes_on], self.behind[goes_on]
         return ended
 
-    def _catch_up(self) -> int:
-        """The draft reads what it has not seen, as much as a step allows; the other rows draft nothing this round.
-        A single token is no more than its first step reads anyway."""
+    def _catch_up(self) -> tuple[int, Mask | None]:
+        """→ tokens, and the rows that are still behind, if there are any.
+
+        The draft reads what it has not seen, as much as a step allows; the other rows draft nothing this round. One
+        token is no more than its first step reads anyway.
+        """
         behind = self.behind
         if not behind.any():
-            return 0
+            return 0, None
         behind[behind == 1] = 0
         if (whole := int(behind.sum())) <= PREFILL_BUDGET:
             behind[:] = 0
-            return whole
+            return whole, None
         order = np.argsort(behind, kind="stable")  # as the engine does: those nearest to drafting first
         ahead = np.cumsum(behind[order]) - behind[order]
         room = np.clip(PREFILL_BUDGET - ahead, 0, behind[order])
         behind[order] -= room
-        return int(room.sum())
+        return int(room.sum()), behind > 0

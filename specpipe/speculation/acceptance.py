@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from specpipe.core import AcceptanceCounts
 
+Counts = tuple[float, ...]
 PRIOR = 0.7
 """Conditional acceptance of a position before anything is known: of the order of small drafts on chat."""
 PRIOR_WEIGHT = 8.0
@@ -52,15 +54,7 @@ class Acceptance:
         (accepted_i + w·c) / (reached_i + w), c being the prior for position 0, and later the prior or, where the
         position before was better known, that one's estimate: a position says something about the next.
         """
-        out = np.empty(k)
-        shift = 0.0  # of the position before, from its prior, in log odds
-        for i in range(k):
-            base = _logistic(_logit(self.prior[min(i, len(self.prior) - 1)]) + shift)
-            reached = self.reached[i] if i < len(self.reached) else 0.0
-            accepted = self.accepted[i] if i < len(self.accepted) else 0.0
-            out[i] = (accepted + PRIOR_WEIGHT * base) / (reached + PRIOR_WEIGHT)
-            shift = _logit(out[i]) - _logit(self.prior[min(i, len(self.prior) - 1)])
-        return out
+        return np.array(_conditional(self.reached, self.accepted, self.prior, k))
 
     @property
     def coverage(self) -> float:
@@ -86,6 +80,19 @@ class Acceptance:
             prior=tuple(float(c) for c in self.conditional(known)),
             prior_coverage=self.coverage,
         )
+
+
+@lru_cache(maxsize=64)  # a plan asks for the same several times
+def _conditional(reached: Counts, accepted: Counts, prior: Counts, k: int) -> Counts:
+    out: list[float] = []
+    shift = 0.0  # of the position before, from its prior, in log odds
+    for i in range(k):
+        leant_on = _logit(prior[min(i, len(prior) - 1)])
+        base = _logistic(leant_on + shift)
+        seen, passed = (reached[i], accepted[i]) if i < len(reached) else (0.0, 0.0)
+        out.append((passed + PRIOR_WEIGHT * base) / (seen + PRIOR_WEIGHT))
+        shift = _logit(out[-1]) - leant_on
+    return tuple(out)
 
 
 def _sum(old: tuple[float, ...], new: tuple[int, ...], keep: float, size: int) -> tuple[float, ...]:
