@@ -59,8 +59,6 @@ def test_every_variant_compiles(method: str, dtype: str, tmp_path: Path) -> None
     variants: list[dict[str, Any]] = [
         {},
         {"one_hot": True},
-        {"given": True},
-        {"k": 32},
         {"ragged": True, "top_n": 0},
         {"all_greedy": True},
         {"truncated": False},
@@ -71,6 +69,13 @@ def test_every_variant_compiles(method: str, dtype: str, tmp_path: Path) -> None
     ]
     report = compile_in_turn([{"method": method, "dtype": dtype} | v for v in variants], tmp_path)
     assert "_truncation_bounds_kernel" in report[0] and len(report) == len(variants)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_rounds_compile_with_all_that_may_be_given_and_with_32_drafts(method: str, tmp_path: Path) -> None:
+    report = compile_in_turn([{"method": method, "given": True}, {"method": method, "k": 32}], tmp_path)
+    assert all("_verify_kernel" in compiled for compiled in report)
 
 
 @pytest.mark.slow
