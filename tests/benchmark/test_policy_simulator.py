@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from specpipe.benchmark.policy import Outcome, PolicyRun, simulate
+from specpipe.benchmark.policy import Outcome, PolicyRun, simulate, simulate_all
 from specpipe.benchmark.policy_draws import Draws
 from specpipe.benchmark.policy_log import RoundLog
 from specpipe.benchmark.policy_scenarios import BUILT_IN, Scenario, families, load_scenarios
@@ -52,7 +52,7 @@ def test_goodput_holds_its_goals_on_some() -> None:
 @pytest.mark.parametrize("seed", [None, 1])
 def test_goodput_holds_its_goals_on_all(seed: int | None) -> None:
     """Seed 1: scenarios on which nothing was tuned."""
-    outcomes = [simulate(s) for s in load_scenarios(seed=seed)]
+    outcomes = list(simulate_all(load_scenarios(seed=seed)))
     hold(outcomes)
     assert min(outcome.rounds for outcome in outcomes) >= 500
 
