@@ -1,8 +1,8 @@
 """Compile a small engine's kernels ahead for an H200, without a GPU, and print what happened as JSON.
 
 `ahead`: how many kernels were compiled ahead; `later`: what the same rounds and prefills, and catching up of all
-lengths, compiled after that; `others`: what another thread's launch met meanwhile. Runs in a process of its own, for
-the reasons of compile_kernels.py.
+lengths, compiled after that; `others`: what another thread's launch met meanwhile; `found`: how many kernels further
+engines would need beyond those. Runs in a process of its own, for the reasons of compile_kernels.py.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from typing import Any
 
 import torch
 from compile_kernels import NoDevice
+from small_models import small_config
 from triton import knobs
 from triton.runtime import driver
 
 from specpipe.benchmark.shapes import config_of
-from specpipe.core import EngineConfig, SamplingParams
+from specpipe.core import EngineConfig, ProposerName, SamplingParams
 from specpipe.engine.attention import register
 from specpipe.engine.decoder import TokenizerDecoder
 from specpipe.engine.engine import Engine
@@ -27,15 +29,36 @@ from specpipe.models.loader import outline_of
 from specpipe_kernels import timestamp
 from specpipe_kernels.compile_ahead import CompileAhead, launches_skipped
 
+CHOICES: list[tuple[ProposerName, int]] = [("none", 0), ("draft", 1)]
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, min_tokens=2, repetition_penalty=1.2, logprobs=3)
+FAMILIES = ("gemma2", "gpt2", "gpt_oss", "mistral", "qwen3")
 
-def outline_engine() -> Engine:
+
+def outline_engine(kind: str = "", *, draft_fp8: bool = False) -> Engine:
+    """Of the benchmark's smallest shape, or of a family's."""
     config = EngineConfig(slots=5, max_model_len=290, max_k=1, prefill_budget=48, proposer="draft", page_size=16)
 
-    def runner() -> ModelRunner:
-        model = outline_of(config_of("small"), torch.bfloat16)
-        return ModelRunner(model, vocab_size=512, context_length=304, page_size=config.page_size)
+    def runner(*, fp8: bool) -> ModelRunner:
+        shape = small_config(kind) if kind else config_of("small")
+        model = outline_of(shape, torch.bfloat16)
+        return ModelRunner(model, vocab_size=shape.vocab_size, context_length=304, page_size=config.page_size, fp8=fp8)
 
-    return Engine(runner(), runner(), config=config, decoder=TokenizerDecoder(None), eos_ids=(0,), num_pages=2)
+    target, draft = runner(fp8=False), runner(fp8=draft_fp8)
+    return Engine(target, draft, config=config, decoder=TokenizerDecoder(None), eos_ids=(0,), num_pages=2)
+
+
+def found(engine: Engine, sampling: SamplingParams) -> int:
+    """How many kernels it would need, none of which is compiled."""
+    names: set[str] = set()
+
+    def note(*, fn: Any, key: str, **_: Any) -> bool:
+        names.add(fn.name + key)
+        return True
+
+    knobs.runtime.jit_cache_hook = note
+    engine.rehearse(sampling, CHOICES)
+    knobs.runtime.jit_cache_hook = None
+    return len(names)
 
 
 def catch_up(engine: Engine) -> None:
@@ -61,19 +84,21 @@ def launch_elsewhere(met: list[str]) -> None:
 
 def main() -> None:
     register()
-    choices = [("none", 0), ("draft", 1)]
-    ahead = CompileAhead(lambda: outline_engine().rehearse(SamplingParams(), choices), threads=2).wait()
+    ahead = CompileAhead(lambda: outline_engine().rehearse(SamplingParams(), CHOICES), threads=2).wait()
     later: list[str] = []
     others: list[str] = []
     knobs.runtime.jit_post_compile_hook = lambda *, fn, **_: later.append(fn.name)
     with launches_skipped():
         engine = outline_engine()
-        engine.rehearse(SamplingParams(), choices)
+        engine.rehearse(SamplingParams(), CHOICES)
         for lengths in ([1], [9, 5], [30, 1, 7], [33], [12, 11, 10, 9, 3]):
             engine._rehearsal.prefill(lengths)
         catch_up(engine)
         launch_elsewhere(others)
-    print(json.dumps({"ahead": ahead, "later": later, "others": others}))
+        new = {kind: found(outline_engine(kind), SamplingParams()) for kind in FAMILIES}
+        new["fp8"] = found(outline_engine(draft_fp8=True), SamplingParams())
+        new["sampled"] = found(outline_engine(), SAMPLED)
+    print(json.dumps({"ahead": ahead, "later": later, "others": others, "found": new}))
 
 
 if __name__ == "__main__":
