@@ -114,6 +114,7 @@ def engine(
             acceptance=acceptance or tuple(ACCEPTANCE),
             rows=rows,
             shard_rows=shard_rows,
+            shortest=min(32, longest),
             longest=longest,
         )
         model = Bench(

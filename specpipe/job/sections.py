@@ -33,8 +33,8 @@ class ModelSection(Section):
     dtype: Dtype = "auto"
     """Type of weights and activations. `auto` is bfloat16 on CUDA and float32 on a CPU."""
     draft_dtype: DraftDtype = "auto"
-    """`fp8` rounds the draft's weights to 8 bits: a faster draft on a GPU, acceptance about the same, outputs still the
-    target's. Needs a GPU of compute capability 8.9. `auto` is dtype."""
+    """`fp8` rounds the draft's weights to 8 bits: acceptance about the same, outputs still the target's; measured
+    slower than bf16 on an H200. Needs a GPU of compute capability 8.9. `auto` is dtype."""
     max_model_len: Annotated[Int, Field(ge=2)] | None = None
     """Longest prompt + output in tokens. Left out, it is what the target was made for. Longer prompts become error
     rows; outputs end with `finish_reason: length` where they reach it."""

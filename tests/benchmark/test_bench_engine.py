@@ -43,7 +43,7 @@ def test_what_cannot_be_measured_is_refused(options: str, message: str) -> None:
     assert message in result.output
 
 
-JOBS = "--device cpu --target small --draft small --slots 4 --rows 8 --shard-rows 3 --longest 33 --json"
+JOBS = "--device cpu --target small --draft small --slots 4 --rows 8 --shard-rows 3 --longest 31 --json"
 
 
 def jobs(options: str) -> list[dict[str, Any]]:
