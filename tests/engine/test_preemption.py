@@ -53,10 +53,10 @@ def test_greedy_tokens_are_the_targets_own(small_pair, k: int, proposer: str, ro
 @pytest.mark.parametrize(
     ("method", "k", "proposer", "rounds_behind"),
     [
-        ("invariant", 0, "none", 0),
+        pytest.param("invariant", 0, "none", 0, marks=pytest.mark.slow),
         ("invariant", 3, "draft", 1),
         ("standard", 0, "none", 1),
-        ("standard", 3, "draft", 0),
+        pytest.param("standard", 3, "draft", 0, marks=pytest.mark.slow),
         ("standard", 3, "draft", 1),
         ("standard", 3, "ngram", 1),
         ("block", 3, "draft", 1),

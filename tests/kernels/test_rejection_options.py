@@ -20,7 +20,7 @@ def logits_lse(logits: Tensor, s: SamplingTensors, owners: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("method", ["standard", "block", "synthetic"])
+@pytest.mark.parametrize("method", [pytest.param("standard", marks=pytest.mark.slow), "block", "synthetic"])
 def test_saved_log_sum_exps_change_nothing(backend: Backend, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_rows, "MAX_TILE", 32)
     r = random_round(vocab=100, draft_vocab=90, k=3, rows=5, method=method, truncated=False, ragged=True, seed=11)
@@ -78,7 +78,7 @@ def test_plain_decoding_counts_bonus_tokens(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("one_hot", [False, True])
+@pytest.mark.parametrize("one_hot", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_rows_scanned_one_position_at_a_time_give_the_same_round(
     backend: Backend, one_hot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
