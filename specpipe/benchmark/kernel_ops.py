@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from statistics import median, quantiles
 from types import SimpleNamespace
 
 import torch
@@ -18,7 +17,9 @@ from torch import Tensor
 from specpipe.benchmark.kernels import (
     LARGER_THAN_L2,
     KernelBench,
+    Timed,
     copy_bandwidth,
+    figures,
     random_logits,
     sampling_of,
     time_calls,
@@ -39,21 +40,14 @@ TEXT = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OpMeasured:
-    """One operation and shape. Times are microseconds a call."""
+class OpMeasured(Timed):
+    """One operation and shape."""
 
     op: str
-    batch: int
-    k: int
-    vocab: int
-    dtype: str
-    median_us: float
-    p10_us: float
-    p90_us: float
-    bytes: int
-    """Rows of the vocabulary that it must read, each once."""
-    of_copy: float
-    """bytes / median, over the bandwidth of a copy (its reads and writes)."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.op:<23}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,18 +149,13 @@ def measure_op(bench: KernelBench, bandwidth: float, op: str, shape: Shape, dtyp
     wanted = LARGER_THAN_L2 / max(size, shape.b * shape.vocab) if bench.device == "cuda" else 1
     more = [OPS[op](bench, shape, generator)[0] for _ in range(min(96, max(2, round(wanted))) - 1)]
     times = time_calls([call, *more], bench.replays, bench.device)
-    deciles = quantiles(times, n=10)
     return OpMeasured(
         op=op,
         batch=shape.b,
         k=shape.k,
         vocab=shape.vocab,
         dtype=dtype,
-        median_us=median(times),
-        p10_us=deciles[0],
-        p90_us=deciles[-1],
-        bytes=size,
-        of_copy=size / (1e-6 * median(times)) / bandwidth,
+        **figures(times, size, bandwidth),
     )
 
 

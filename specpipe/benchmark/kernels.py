@@ -10,8 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from statistics import NormalDist, median, quantiles
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,26 +42,41 @@ class KernelBench:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KernelMeasured:
-    """One combination. Times are microseconds a call."""
+class Timed:
+    """One shape of something. Times are microseconds a call."""
 
     batch: int
     k: int
     vocab: int
     dtype: str
+    median_us: float
+    p10_us: float
+    p90_us: float
+    bytes: int
+    """Rows of the vocabulary that must be read, each once."""
+    of_copy: float
+    """bytes / median, over the bandwidth of a copy (its reads and writes)."""
+
+    @property
+    def label(self) -> str:
+        """What was timed, in columns of one width."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelMeasured(Timed):
+    """One combination of `rejection_sample`; bytes are those of target and draft rows."""
+
     method: Method
     draft_lse: bool
     acceptance: float
     """Wanted, a position."""
     acceptance_length: float
     """Measured: tokens a call and request."""
-    median_us: float
-    p10_us: float
-    p90_us: float
-    bytes: int
-    """Target and draft rows, each once."""
-    of_copy: float
-    """bytes / median, over the bandwidth of a copy (its reads and writes)."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.method:<10} {self.acceptance:>6.2f} {self.acceptance_length:>6.2f}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +117,13 @@ def time_calls(calls: list[Callable[[], object]], replays: int, device: str) -> 
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / len(calls))
     return times[1:]
+
+
+def figures(times: list[float], size: int, bandwidth: float) -> dict[str, Any]:
+    """The fields of `Timed` that follow from the microseconds of calls which read `size` bytes."""
+    deciles, middle = quantiles(times, n=10), median(times)
+    of_copy = size / (1e-6 * middle) / bandwidth
+    return {"median_us": middle, "p10_us": deciles[0], "p90_us": deciles[-1], "bytes": size, "of_copy": of_copy}
 
 
 def _wall_us(calls: list[Callable[[], object]]) -> float:
@@ -175,8 +199,7 @@ def measure(
             )
 
         emitted = torch.cat([verify(x).num_emitted for x in inputs])
-        times = time_calls([lambda x=x: verify(x) for x in inputs], bench.replays, bench.device)  # type: ignore[misc]  # a default
-        deciles = quantiles(times, n=10)
+        times = time_calls([partial(verify, x) for x in inputs], bench.replays, bench.device)
         yield KernelMeasured(
             batch=b,
             k=k,
@@ -186,11 +209,7 @@ def measure(
             draft_lse=bench.draft_lse,
             acceptance=acceptance,
             acceptance_length=float(emitted.double().mean()),
-            median_us=median(times),
-            p10_us=deciles[0],
-            p90_us=deciles[-1],
-            bytes=size,
-            of_copy=size / (1e-6 * median(times)) / bandwidth,
+            **figures(times, size, bandwidth),
         )
 
 

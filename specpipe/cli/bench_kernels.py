@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from specpipe.benchmark.kernel_ops import OpMeasured
-    from specpipe.benchmark.kernels import KernelMeasured
+    from specpipe.benchmark.kernels import Timed
 
 _SIGNS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -72,7 +71,7 @@ def kernels(device: str, as_json: bool, ops: tuple[str, ...], **options: object)
 
     if device == "cuda" and not torch.cuda.is_available():
         raise MachineError("--device cuda, but this machine has no usable GPU; expected one, or --device cpu")
-    bench = KernelBench(device=device, **options)  # type: ignore[arg-type]
+    bench = KernelBench(device=device, **options)  # type: ignore[arg-type]  # its fields, checked by click
     others = tuple(op for op in ops if op != _OPS[0])
     if _OPS[0] in ops:
         _show(sweep(bench), "method     accept length", as_json)
@@ -80,13 +79,7 @@ def kernels(device: str, as_json: bool, ops: tuple[str, ...], **options: object)
         _show(sweep_ops(bench, others), "operation              ", as_json)
 
 
-def _which(m: KernelMeasured | OpMeasured) -> str:
-    if hasattr(m, "op"):
-        return f"{m.op:<23}"
-    return f"{m.method:<10} {m.acceptance:>6.2f} {m.acceptance_length:>6.2f}"
-
-
-def _show(measured: Iterable[KernelMeasured | OpMeasured], what: str, as_json: bool) -> None:
+def _show(measured: Iterable[Timed], what: str, as_json: bool) -> None:
     import dataclasses
     import json
 
@@ -97,10 +90,7 @@ def _show(measured: Iterable[KernelMeasured | OpMeasured], what: str, as_json: b
             click.echo(json.dumps(dataclasses.asdict(m)))
             continue
         spread = f"{m.p10_us:.1f}-{m.p90_us:.1f}"
-        which = (
-            f"{m.op:<23}" if hasattr(m, "op") else f"{m.method:<10} {m.acceptance:>6.2f} {m.acceptance_length:>6.2f}"
-        )
         click.echo(
-            f"{m.batch:>4} {m.k:>3} {m.vocab:>7} {_SIGNS[m.dtype]:<5} {which}"
+            f"{m.batch:>4} {m.k:>3} {m.vocab:>7} {_SIGNS[m.dtype]:<5} {m.label}"
             f" {m.median_us:>11.1f} {spread:>9} {m.of_copy:>7.0%}"
         )

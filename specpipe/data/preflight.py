@@ -80,7 +80,7 @@ def _type_in(file: InputFile, schema: Any, name: str) -> Any:
     field = schema.field(name)
     try:
         pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
-    except (pa.ArrowException, NotImplementedError):
+    except pa.ArrowException:
         raise DataError(
             f"output.keep_columns names {name!r}, which is {field.type} in {file.path}; outputs are Parquet, which has "
             "no such type. Leave it out, or write the input with another type"

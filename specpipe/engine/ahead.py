@@ -55,5 +55,5 @@ class KernelsAhead:
     def _forgiving(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # whatever it is, the first round meets it again and tells it
             log.info("kernels will be compiled when they are needed: %s: %s", type(error).__name__, error)

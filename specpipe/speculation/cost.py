@@ -170,7 +170,7 @@ class CostTable:
         return {"_cells": self._cells, "_draft_token_s": self._draft_token_s}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(draft_token_s=state["_draft_token_s"])  # type: ignore[misc]
+        CostTable.__init__(self, draft_token_s=state["_draft_token_s"])
         self._cells = state["_cells"]
 
     def to_json(self) -> dict[str, Any]:

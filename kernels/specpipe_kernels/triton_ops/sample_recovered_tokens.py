@@ -33,6 +33,20 @@ _RECOVERED = tl.constexpr(int(Purpose.RECOVERED))
 
 
 @triton.jit
+def _row_of(target_probs, draft_probs, draft_token_ids, row, stride_target, stride_draft, ONE_HOT: tl.constexpr):
+    """→ where p and q of a row begin, and its draft; ONE_HOT: there is no q. Otherwise nobody reads the draft."""
+    wide = row.to(tl.int64)
+    p_row = target_probs + wide * stride_target
+    q_row = p_row
+    draft = row
+    if ONE_HOT:
+        draft = tl.load(draft_token_ids + row).to(tl.int32)
+    else:
+        q_row = draft_probs + wide * stride_draft
+    return p_row, q_row, draft
+
+
+@triton.jit
 def _weights(p_row, q_row, draft, offsets, vocab, residual, ONE_HOT: tl.constexpr):
     """max(p - q, 0) of a tile, or p where `residual` is false; NaN where p or q is."""
     inside = offsets < vocab
@@ -73,13 +87,7 @@ def _recover_kernel(
     row = tl.program_id(0) // parts
     part = tl.program_id(0) % parts
     wide = row.to(tl.int64)
-    p_row = target_probs + wide * stride_target
-    q_row = p_row
-    draft = row
-    if ONE_HOT:
-        draft = tl.load(draft_token_ids + row).to(tl.int32)
-    else:
-        q_row = draft_probs + wide * stride_draft
+    p_row, q_row, draft = _row_of(target_probs, draft_probs, draft_token_ids, row, stride_target, stride_draft, ONE_HOT)
     noise_row = wide
     if HAS_ROWS:
         noise_row = tl.load(noise_rows + row).to(tl.int64)
@@ -121,13 +129,7 @@ def _recover_keyed_kernel(
     row = tl.program_id(0) // parts
     part = tl.program_id(0) % parts
     wide = row.to(tl.int64)
-    p_row = target_probs + wide * stride_target
-    q_row = p_row
-    draft = row
-    if ONE_HOT:
-        draft = tl.load(draft_token_ids + row).to(tl.int32)
-    else:
-        q_row = draft_probs + wide * stride_draft
+    p_row, q_row, draft = _row_of(target_probs, draft_probs, draft_token_ids, row, stride_target, stride_draft, ONE_HOT)
     masses = chunk_mass + wide * chunks
     begin, end = span_of(part, per, vocab, BLOCK)
     _store_masses(p_row, q_row, draft, begin, end, vocab, masses, True, ONE_HOT, BLOCK)
