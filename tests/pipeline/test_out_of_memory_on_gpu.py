@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,24 @@ def make_job(folder: Path, out: str, device: str) -> JobSpec:
 
 
 @pytest.fixture
-def no_room_left() -> Any:
-    """Once it is called, torch gets no more memory than it has; in the end as much as there is."""
-    done: list[bool] = []
+def no_room_left() -> Iterator[Callable[[], None]]:
+    """Once it is called, torch gets no more memory than it has, and what it has free is taken; in the end there is
+    as much as before."""
+    taken: list[torch.Tensor] = []
 
     def limit() -> None:
-        if not done:
-            done.append(True)
-            gc.collect()
-            torch.cuda.empty_cache()
-            whole = torch.cuda.get_device_properties(0).total_memory
-            torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / whole)
+        if taken:
+            return
+        gc.collect()
+        torch.cuda.empty_cache()
+        whole = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / whole)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            while True:
+                taken.append(torch.empty(2 << 20, dtype=torch.uint8, device="cuda"))
 
     yield limit
+    taken.clear()
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
