@@ -14,7 +14,7 @@ from specpipe.speculation.learning import Learning
 from specpipe.speculation.policy import Policy
 from specpipe.speculation.tuner import Tuner
 
-_IN_FLIGHT = 2  # shards that a worker holds at once, as a run's do
+_IN_FLIGHT, _MOST_IN_FLIGHT, _AHEAD = 2, 8, 1.25  # shards that a worker holds, and rows for each slot, as a run's do
 _WORKER = "worker"
 
 
@@ -77,7 +77,7 @@ class TunedEngine:
         """→ seconds."""
         began = time.perf_counter()
         while shards or book.open:
-            while shards and len(book.open) < _IN_FLIGHT:
+            while shards and self._takes_more(book):
                 self._hand_out(shards.pop(0), sum(map(len, shards)), book)
             step = self._engine.step()
             assert step is not None, "the engine is idle but owes rows"
@@ -90,6 +90,10 @@ class TunedEngine:
         while self._engine.step() is not None:  # a late round
             pass
         return time.perf_counter() - began
+
+    def _takes_more(self, book: _Book) -> bool:
+        short = sum(book.open.values()) < _AHEAD * self._engine.config.slots
+        return len(book.open) < (_MOST_IN_FLIGHT if short else _IN_FLIGHT)
 
     def _hand_out(self, shard: list[Request], undispatched: int, book: _Book) -> None:
         depth = float(sum(book.open.values()) + len(shard) + undispatched)

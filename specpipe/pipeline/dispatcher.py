@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 import time
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from specpipe.pipeline.tasks import Task, TaskQueue
 from specpipe.speculation.learning import Learning
 from specpipe.speculation.policy import Policy
 
+MOST_IN_FLIGHT = 8
+"""Shards that a worker holds at once where they are small."""
+_AHEAD = 1.25  # rows for each slot: a fifth of them end before the worker's next status
 _WINDOW_S, _WINDOW_PLANS = 0.1, 20  # a plan of goodput takes half a millisecond of the driver
 
 
@@ -37,11 +41,12 @@ class Dispatcher:
         policy: Policy,
         learning: Learning,
         *,
+        slots: int,
         in_flight: int,
         backup_s: float,
     ) -> None:
         self._tasks, self._fleet, self._policy, self._learning = tasks, fleet, policy, learning
-        self._in_flight, self._backup_s = in_flight, backup_s
+        self._slots, self._in_flight, self._backup_s = slots, in_flight, backup_s
         self._hungry: dict[str, Member] = {}
         self._holders: dict[int, list[Member]] = {}
         """Workers that got the same shard, for shards that have a backup."""
@@ -98,6 +103,31 @@ class Dispatcher:
             failed_only=task.failed_rows is not None,
         )
         return Dispatched(member, task, member.handle.run_shard(order))
+
+    # small shards: so many as leave no slot empty
+
+    def top_up(self) -> Iterator[Dispatched]:
+        """Workers that have slots to spare get more shards than the usual, whoever has the fewest rows first, up to a
+        fair share of the rows that are left: one that is still starting finds its own."""
+        if not self._tasks or self._tasks.suspects:
+            return
+        placed = [member for member in self._fleet.members.values() if member.placed]
+        open_rows = {member.name: member.open_rows for member in placed}
+        share = (sum(open_rows.values()) + self._tasks.rows) / max(1, len(placed))
+        enough = min(_AHEAD * self._slots, share)
+        short = [(rows, name) for name, rows in open_rows.items() if name in self._fleet.ready and rows < enough]
+        heapq.heapify(short)
+        while short and self._tasks:
+            rows, name = heapq.heappop(short)
+            member = self._fleet.ready[name]
+            if member.alone or len(member.tasks) >= MOST_IN_FLIGHT:
+                continue
+            task = self._tasks.take(worker=name, idle=not member.tasks, others=self._fleet.ready.keys())
+            if task is None:
+                continue
+            yield self._hand_out(member, task)
+            if rows + task.rows < enough:
+                heapq.heappush(short, (rows + task.rows, name))
 
     # the last shards: an idle worker gets a copy of one that takes long (backup tasks, Dean and Ghemawat 2004)
 

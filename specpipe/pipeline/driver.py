@@ -38,7 +38,8 @@ class DriverConfig:
     """Most at once; those without a place wait for one."""
     slots: int
     in_flight: int = 2
-    """Shards that a worker holds at once, so that its slots stay full across shard borders."""
+    """Shards that a worker holds at once, so that its slots stay full across shard borders; more where they are
+    small."""
     max_attempts: int = 3
     warm_up: bool = False
     poll_s: float = 1.0
@@ -99,6 +100,7 @@ class Driver:
             self._fleet,
             policy,
             self._learning,
+            slots=config.slots,
             in_flight=config.in_flight,
             backup_s=config.backup_s,
         )
@@ -256,6 +258,7 @@ class Driver:
             self._lost(member, why)
         self._ask(final=False)
         if not self._draining:
+            self._send(self._dispatcher.top_up())
             self._send(self._dispatcher.back_up())
         self._say_what_it_waits_for()
         self._show()

@@ -15,6 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 from specpipe.core import ShardReport
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.assemble import WorkerConfig
+from specpipe.pipeline.dispatcher import MOST_IN_FLIGHT
 from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.failures import EngineError
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
@@ -23,7 +24,7 @@ from specpipe.pipeline.metrics import Exporter, Value, export_every_second, work
 from specpipe.pipeline.worker import Worker
 from specpipe.telemetry.metrics import run_label
 
-_THREADS = 8  # shards in flight, status, and room
+_THREADS = MOST_IN_FLIGHT + 4  # status, and room
 _RAY_IDS = re.compile(r"(class_name|actor_id|pid|name|namespace|ip): ")
 _LONGEST = 400  # characters of what Ray says about a death
 _STDERR = 2  # Ray's log of the worker; its sys.stderr need not be a file

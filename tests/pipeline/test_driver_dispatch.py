@@ -1,14 +1,16 @@
 """How the driver hands out work, and what it costs."""
 
 import dataclasses
+import threading
 import time
+from collections import Counter
 
 import pytest
 from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, report, shards
 
 from specpipe.core import ShardReport, SpeculationPlan
 from specpipe.pipeline.driver import Driver, DriverConfig, Observers
-from specpipe.pipeline.handles import ShardOrder
+from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 from specpipe.pipeline.progress import Progress, Speed
 from specpipe.pipeline.scoreboard import Earlier
 from specpipe.speculation.learning import Learning
@@ -64,6 +66,39 @@ def test_two_shards_are_in_flight_a_worker() -> None:
     Driver(shards(40), pool, Recording(), DriverConfig(workers=3, slots=4)).run()
     assert max(len(held) for _, _, held in pool.orders) == 2
     assert sorted(order.shard.index for _, order, _ in pool.orders) == list(range(40))
+
+
+def held_at_most(slots: int) -> int:
+    """Shards of ten rows that one worker holds, none of which ends before the driver gives it no more."""
+    pool = FakePool(threads=20)
+    pool.behave = lambda worker, order: (pool.gate.wait(0.3), report(order, worker.name))[1]
+    Driver(shards(20), pool, Recording(), DriverConfig(workers=1, slots=slots, poll_s=0.01)).run()
+    return max(len(held) for _, _, held in pool.orders)
+
+
+@pytest.mark.parametrize(("slots", "held"), [(8, 2), (32, 4), (1000, 8)])
+def test_small_shards_fill_the_slots(slots: int, held: int) -> None:
+    assert held_at_most(slots) == held
+
+
+def test_a_worker_that_is_still_starting_finds_its_share_of_small_shards() -> None:
+    pool = FakePool(threads=20)
+    started = threading.Event()
+
+    def on_start(worker: FakeWorker) -> WorkerInfo:
+        if worker.name == "worker-1":
+            pool.gate.wait(0.3)
+            started.set()
+        return WorkerInfo(facts={})
+
+    def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
+        started.wait(20)
+        time.sleep(0.1)
+        return report(order, worker.name)
+
+    pool.on_start, pool.behave = on_start, behave
+    Driver(shards(12), pool, Recording(), DriverConfig(workers=2, slots=64, poll_s=0.01)).run()
+    assert Counter(name for name, _, _ in pool.orders) == {"worker-0": 6, "worker-1": 6}
 
 
 def test_there_are_no_more_workers_than_shards() -> None:
