@@ -24,10 +24,13 @@ class Room(NamedTuple):
 
 
 class Scheduler:
-    """First come, first served. A row gets a slot with pages for its tokens and the rounds ahead, and more as it grows.
+    """First come, first served; of rows submitted together those that may grow longest come first, so that the last
+    ones to run are short and slots do not stand empty beside a few long rows (longest processing time first: Graham,
+    "Bounds on Multiprocessing Timing Anomalies", 1969). No later submission overtakes an earlier one.
 
-    When pages run out the youngest row gives its own back and is recomputed later. Rows that wait are younger than all
-    that run, and `rows` is in order of age: so the oldest row always goes on, and it fits alone (`_problem`).
+    A row gets a slot with pages for its tokens and the rounds ahead, and more as it grows. When pages run out the
+    youngest row gives its own back and is recomputed later. Rows that wait are younger than all that run, and `rows` is
+    in order of age: so the oldest row always goes on, and it fits alone (`_problem`).
     """
 
     def __init__(self, config: EngineConfig, pages: PageAllocator, decoder: TextDecoder, *, reach: int) -> None:
@@ -52,7 +55,7 @@ class Scheduler:
         now = time.perf_counter()
         with self._lock:
             self.plan = plan
-            for request in requests:
+            for request in sorted(requests, key=lambda r: -r.sampling.max_new_tokens):
                 problem = self._problem(request)
                 if problem:
                     self._refused.append(Completion(request=request, finish_reason="error", error=problem))

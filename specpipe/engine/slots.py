@@ -1,5 +1,7 @@
 """Everything that the device knows about the rows it generates, one entry per slot.
 
+The host never waits here. On a GPU `x[slots] = 0` would: its number travels in memory that is not pinned.
+
 Slot `slots` (the last entry) is a dummy: batch rows that pad a bucket map to it. It is never active and its block
 table is all trash, so what a round does to it has no effect.
 
@@ -112,7 +114,7 @@ class SlotState:
         self.length[slots] = self.upload(lengths)
         self.limit[slots] = self.upload([len(r.prompt_token_ids) + r.sampling.max_new_tokens for r in requests])
         self.min_length[slots] = self.upload([len(r.prompt_token_ids) + r.sampling.min_tokens for r in requests])
-        self.draft_valid[slots] = 0
+        self.draft_valid.index_fill_(0, slots, 0)
         self.seed[slots] = self.upload([r.seed for r in requests])
         self.temperature[slots] = self.upload([r.sampling.temperature for r in requests], torch.float32)
         self.top_k[slots] = self.upload([r.sampling.top_k for r in requests], torch.int32)
@@ -137,7 +139,7 @@ class SlotState:
 
     def activate(self, slots: Sequence[int]) -> None:
         """The rows' prompts are prefilled: they take part in rounds from now on."""
-        self.active[self.upload(slots)] = True
+        self.active.index_fill_(0, self.upload(slots), True)
 
     def grant(self, grants: PageGrants) -> None:
         """Enters further pages into the rows' block tables."""
@@ -147,8 +149,8 @@ class SlotState:
     def release(self, slots: Sequence[int]) -> None:
         """The rows lose their slots. What a round in flight still writes for them goes to pages nobody reads yet."""
         index = self.upload(slots)
-        self.active[index] = False
-        self.block_table[index] = 0
+        self.active.index_fill_(0, index, False)
+        self.block_table.index_fill_(0, index, TRASH_PAGE)
 
     @property
     def on_device(self) -> SlotTensors:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.engines import generate, make_engine, make_requests, plan, run
+from support.engines import generate, make_engine, make_requests, plan, run, run_in_turn
 
 pytestmark = pytest.mark.gpu
 
@@ -38,9 +38,31 @@ def test_k_that_changes_with_occupancy(small_pair, rounds_behind: int) -> None:
     ]
     engine = make_engine(pair.target, pair.draft, slots=4, max_k=7, max_model_len=128, rounds_behind=rounds_behind)
 
-    completions = run(engine, requests, 0, 1, 7, 3, 0)
+    completions = run_in_turn(engine, requests, 0, 1, 7, 3, 0)
 
     assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests)
+
+
+def test_no_step_waits_for_the_device_but_for_the_round_before(small_pair) -> None:
+    """A host that waits launches nothing meanwhile. Graphs are captured in the first pass, which may wait."""
+    pair = on_cuda(small_pair("llama"))
+    requests = make_requests(9, vocab_size=pair.vocab_size, max_new_tokens=40)
+    engine = make_engine(pair.target, pair.draft, slots=6, pages=22, page_size=4)
+    once = run(engine, requests, 3)
+
+    engine.submit(requests, plan(3))
+    completions, preempted = [], 0
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        while (step := engine.step()) is not None:
+            completions += step.completions
+            preempted += sum(part.preemptions for part in step.shards.values())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    completions.sort(key=lambda completion: completion.request.row)
+    assert [c.token_ids for c in completions] == [c.token_ids for c in once]
+    assert preempted
 
 
 def test_invariant_tokens_do_not_depend_on_k(small_pair) -> None:

@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 
 import pytest
-from support.engines import generate, make_engine, make_requests, perturbed, run
+from support.engines import generate, make_engine, make_requests, perturbed, run, run_in_turn
 
 KINDS = ["llama", "qwen3", "gpt2", "mistral", "gemma2", "gpt_oss"]
 
@@ -54,7 +54,7 @@ def test_k_that_changes_with_occupancy(small_pair, rounds_behind: int) -> None:
     ]
     engine = make_engine(pair.target, pair.draft, slots=4, max_k=7, max_model_len=128, rounds_behind=rounds_behind)
 
-    completions = run(engine, requests, 0, 1, 7, 3, 0)
+    completions = run_in_turn(engine, requests, 0, 1, 7, 3, 0)
 
     assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests)
     assert sum(c.accepted_tokens for c in completions) > 0

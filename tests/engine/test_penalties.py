@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy.stats import chisquare
-from support.engines import generate, make_engine, make_requests, run
+from support.engines import generate, make_engine, make_requests, run, run_in_turn
 
 from specpipe.core import Request, SamplingParams
 
@@ -77,7 +77,7 @@ def test_k_that_changes_with_occupancy(small_pair) -> None:
     requests = [replace(r, sampling=replace(r.sampling, max_new_tokens=12 + 5 * r.row)) for r in requests]
     engine = make_engine(pair.target, pair.draft, slots=4, max_k=7, max_model_len=128, rounds_behind=1)
 
-    completions = run(engine, requests, 0, 1, 7, 3, 0)
+    completions = run_in_turn(engine, requests, 0, 1, 7, 3, 0)
 
     assert [list(c.token_ids) for c in completions] == [plain_loop(pair.reference, r) for r in requests]
 

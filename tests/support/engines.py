@@ -140,6 +140,13 @@ def run(engine: Engine, requests: Sequence[Request], *ks: int) -> list[Completio
     return drain(engine)
 
 
+def run_in_turn(engine: Engine, requests: Sequence[Request], *ks: int) -> list[Completion]:
+    """Every row is a submission of its own: they start in this order, also where later ones may grow longer."""
+    for request in requests:
+        engine.submit([request], plan(*ks))
+    return drain(engine)
+
+
 def generate(
     model: torch.nn.Module, requests: Sequence[Request], eos_ids: Sequence[int] = (), **options: object
 ) -> list[list[int]]:
