@@ -1,6 +1,7 @@
 """`specpipe bench engine`: decode throughput of one engine over batch sizes and K, with synthetic acceptance.
 
-Decode-only throughput = generated tokens / (seconds of the run - seconds of the same prompts with one token each).
+Decode-only throughput = generated tokens / (seconds of the run - seconds of the same prompts with one token each - what
+prefilling the draft took in the run: rows of one token need no draft, so their run leaves it out).
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Measured:
     decode_tokens_per_s: float
     total_s: float
     prefill_s: float
+    """Of the same prompts with one token each, and of prefilling the draft."""
     acceptance_length: float
     round_ms: float
     idle_share: float
@@ -172,20 +174,23 @@ def _plan(k: int) -> SpeculationPlan:
 
 def run(engine: Engine, rows: Sequence[Request], k: int) -> tuple[float, list[StepReport]]:
     """→ wall seconds from submission to the last completion, and every step."""
-    began = time.perf_counter()
+    began = ended = time.perf_counter()
     engine.submit(rows, _plan(k))
     steps = []
     while (step := engine.step()) is not None:
         steps.append(step)
-    return time.perf_counter() - began, steps
+        if step.completions:  # a late round may follow, for nobody
+            ended = time.perf_counter()
+    return ended - began, steps
 
 
 def measure(engine: Engine, bench: Bench, batch: int, k: int) -> Measured:
     """Warm-up, prefill alone, then the whole. The engine is prepared (`Engine.prepare`)."""
     vocab = engine.target.vocab_size
     run(engine, requests([(bench.prompt_tokens, 8)] * batch, vocab), k)
-    prefill_s, _ = run(engine, requests([(bench.prompt_tokens, 1)] * batch, vocab), k)
+    first_s, _ = run(engine, requests([(bench.prompt_tokens, 1)] * batch, vocab), k)
     total_s, steps = run(engine, requests([(bench.prompt_tokens, bench.new_tokens)] * batch, vocab), k)
+    prefill_s = first_s + sum(step.draft_prefill_s for step in steps)
     # Rounds in the middle: no prefill, no tail.
     rounds = [step for step in steps if step.running == batch and "prefill" not in step.phases][2:-8] or steps
     drafts = sum(part.verified.drafts for step in steps for part in step.shards.values())
