@@ -46,6 +46,8 @@ class AttentionBatch(NamedTuple):
     """[N] int64: flat KV position (page * page_size + offset) that each token's key and value go to."""
     max_queries: int
     """Most tokens of a row, known to the host."""
+    kv_only: bool = False
+    """Whether keys and values are all that is wanted: what follows those of the last layer may be left out."""
 
 
 class AttentionFacts(NamedTuple):

@@ -98,6 +98,11 @@ def can_fuse(model: Any, attention: Mapping[nn.Module, AttentionFacts]) -> bool:
     return plain and model.lm_head.bias is None and len(layers) == model.config.num_hidden_layers
 
 
+def _pages(layer: _Layer) -> tuple[Tensor, Tensor]:
+    """KV memory, which modules get after they are fused."""
+    return cast(Tensor, layer.attention.k_pages), cast(Tensor, layer.attention.v_pages)
+
+
 class FusedStack:
     """Stands in for `model.model.forward`."""
 
@@ -127,14 +132,18 @@ class FusedStack:
         normed = Normed(rms_norm(h, self._layers[0].input_norm, self._eps), None, self._eps)
         following = [layer.input_norm for layer in self._layers[1:]] + [None]
         for layer, next_norm in zip(self._layers, following, strict=True):
-            attended = self._attend(layer, normed, position_ids[0], specpipe_batch)
+            query = self._store(layer, normed, position_ids[0], specpipe_batch)
+            if specpipe_batch.kv_only and next_norm is None:
+                return BaseModelOutputWithPast(last_hidden_state=h[None, :0])
+            attended = self._attend(layer, query, specpipe_batch)
             h, normed = linear_residual(attended, layer.out, h, layer.post_norm, self._eps)
             h, normed = linear_residual(linear_glu(normed, layer.gate_up), layer.down, h, next_norm, self._eps)
         return BaseModelOutputWithPast(last_hidden_state=rms_norm(h, self._norm, self._eps)[None])
 
-    def _attend(self, layer: _Layer, normed: Normed, positions: Tensor, batch: AttentionBatch) -> Tensor:
-        k_pages, v_pages = cast(Tensor, layer.attention.k_pages), cast(Tensor, layer.attention.v_pages)
-        query = linear_rope_store_kv(
+    def _store(self, layer: _Layer, normed: Normed, positions: Tensor, batch: AttentionBatch) -> Tensor:
+        """Stores keys and values; → the queries [N, Hq, D]."""
+        k_pages, v_pages = _pages(layer)
+        return linear_rope_store_kv(
             normed,
             layer.qkv,
             layer.qkv_bias,
@@ -149,10 +158,12 @@ class FusedStack:
             k_norm=layer.k_norm,
             eps=self._eps,
         )
+
+    @staticmethod
+    def _attend(layer: _Layer, query: Tensor, batch: AttentionBatch) -> Tensor:
         out = paged_attention(
             query,
-            k_pages,
-            v_pages,
+            *_pages(layer),
             batch.block_tables,
             batch.cu_queries,
             batch.starts,

@@ -65,5 +65,5 @@ def prefill(runner: ModelRunner, state: SlotState, chunks: list[Chunk], *, page_
             cu_queries=state.upload([0, *ends], torch.int32),
             starts=state.upload(starts),
             max_queries=longest,
-            keep=1,
+            keep=None,
         )

@@ -61,13 +61,13 @@ class ModelRunner:
         cu_queries: Tensor,
         starts: Tensor,
         max_queries: int,
-        keep: Tensor | int,
+        keep: Tensor | int | None,
     ) -> Tensor:
         """tokens, positions [N] int64; block_tables [R, W]; cu_queries [R + 1] int32; starts [R] → logits [n, V].
 
-        keep: indices [n] of the tokens whose logits are wanted, or the number of last tokens (0: all). A token
-        that stands, by starts, at a negative position or past the block table writes to the trash page and its logits
-        mean nothing; `positions` are what the model is told, 0 … context_length - 1.
+        keep: indices [n] of the tokens whose logits are wanted, the number of last tokens (0: all), or None for none:
+        keys and values alone. A token that stands, by starts, at a negative position or past the block table writes to
+        the trash page and its logits mean nothing; `positions` are what the model is told, 0 … context_length - 1.
         """
         batch = AttentionBatch(
             block_tables=block_tables,
@@ -75,13 +75,14 @@ class ModelRunner:
             starts=starts,
             write_index=write_index(block_tables, cu_queries, starts, tokens.shape[0], self.page_size),
             max_queries=max_queries,
+            kv_only=keep is None,
         )
         with torch.inference_mode():
             out = self.model(
                 input_ids=tokens[None],
                 position_ids=positions[None],
                 use_cache=False,
-                logits_to_keep=keep,
+                logits_to_keep=starts.new_empty(0) if keep is None else keep,
                 specpipe_batch=batch,
             )
         logits: Tensor = out.logits[0]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.engines import generate, make_engine, make_requests, run
 
+from specpipe.engine import fused
 from specpipe.engine.runner import ModelRunner
 
 
@@ -28,6 +29,36 @@ def test_greedy_output_stays_the_targets(small_pair, monkeypatch: pytest.MonkeyP
     completions = run(engine, requests, k)
 
     assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_prefill_leaves_the_same_keys_and_values_and_runs_no_more_than_they_need(
+    small_pair, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The last layer ends with its keys and values; no logits are made."""
+    pair, pages, products = small_pair(kind), [], []
+    usual = fused.linear_residual
+    monkeypatch.setattr(fused, "linear_residual", lambda *args: products.append(args) or usual(*args))
+    for keep in (0, None):
+        runner = fused_runner(copy.deepcopy(pair.target), pair.vocab_size)
+        runner.allocate_pages(4)
+        products.clear()
+        logits = runner.forward(
+            torch.arange(7, 47),
+            torch.arange(40),
+            block_tables=torch.tensor([[2, 1, 3]], dtype=torch.int32),
+            cu_queries=torch.tensor([0, 40], dtype=torch.int32),
+            starts=torch.tensor([0]),
+            max_queries=40,
+            keep=keep,
+        )
+        pages.append(
+            [p for layer in runner.model.model.layers for p in (layer.self_attn.k_pages, layer.self_attn.v_pages)]
+        )
+    assert logits.shape == (0, pair.vocab_size)
+    assert len(products) == 2 * (len(runner.model.model.layers) - 1)
+    for whole, part in zip(*pages, strict=True):
+        assert whole.any() and torch.equal(whole, part)
 
 
 def test_weights_are_not_doubled(small_pair) -> None:

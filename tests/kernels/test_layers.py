@@ -95,6 +95,12 @@ def test_the_head_reads_its_weights_once_as_well(device: str, rows: int, monkeyp
     assert error(triton_linear.linear(x, weight), x.double() @ weight.double().T) < TOLERANCE[device]
 
 
+@on_each_device
+def test_no_rows_have_no_logits(device: str) -> None:
+    (weight,) = tensors(device, (333, 96))
+    assert triton_linear.linear(weight[:0], weight).shape == (0, 333)
+
+
 SHAPES = {"8b": (4096, 14336, 32, 8, 128), "1b": (2048, 8192, 32, 8, 64), "0.5b": (896, 4864, 14, 2, 64)}
 
 

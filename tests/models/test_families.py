@@ -92,7 +92,10 @@ def build(config_class: type, attention: str) -> Any:
     return model
 
 
-def in_chunks(runner: ModelRunner, rows: list[torch.Tensor], cuts: tuple[tuple[int, ...], ...]) -> list[torch.Tensor]:
+def in_chunks(
+    runner: ModelRunner, rows: list[torch.Tensor], cuts: tuple[tuple[int, ...], ...], *, kept: int = 0
+) -> list[torch.Tensor]:
+    """Logits of the chunks from the kept one on; those before leave keys and values alone."""
     tables = torch.arange(1, 13, dtype=torch.int32).view(2, 6)
     out: list[list[torch.Tensor]] = [[], []]
     for step in range(len(cuts[0]) - 1):
@@ -105,8 +108,11 @@ def in_chunks(runner: ModelRunner, rows: list[torch.Tensor], cuts: tuple[tuple[i
             cu_queries=torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32),
             starts=torch.tensor([start for start, _ in spans]),
             max_queries=max(counts),
-            keep=0,
+            keep=0 if step >= kept else None,
         )
+        if step < kept:
+            assert logits.shape == (0, runner.vocab_size)
+            continue
         for part, piece in zip(out, logits.split(counts), strict=True):
             part.append(piece)
     return [torch.cat(part) for part in out]
@@ -125,6 +131,8 @@ def check_family(config_class: type) -> None:
     for cuts in CHUNKS:
         for got, want in zip(in_chunks(runner, rows, cuts), expected, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=tolerance)
+    for got, want in zip(in_chunks(runner, rows, CHUNKS[-1], kept=1), expected, strict=True):
+        torch.testing.assert_close(got, want[-len(got) :], rtol=1e-4, atol=tolerance)
 
 
 @pytest.mark.slow

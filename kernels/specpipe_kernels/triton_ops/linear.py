@@ -369,6 +369,8 @@ def linear(x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None =
     """See `specpipe_kernels.linear`."""
     values = x.values if isinstance(x, Normed) else x
     outputs = (weight.values if isinstance(weight, Fp8Weight) else weight).shape[0]
+    if not values.shape[0]:  # a prefill asks for no logits
+        return values.new_empty(0, outputs)
     if _is_narrow(values, MAX_GLU_ROWS if outputs >= LARGE else MAX_ROWS):
         return _launch(x, weight, PLAIN, bias=bias)[0]
     return functional.linear(_complete(x), full_weight(weight), bias)
