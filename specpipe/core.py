@@ -196,6 +196,8 @@ class Exploration:
     proposer: ProposerName
     rounds: int
     every: int
+    catch_up: int | None = None
+    """Tokens that the draft model may catch up for such a round: some rows will do. None: as for any other."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.k <= MAX_DRAFT_TOKENS and 0 < self.rounds < self.every):
@@ -219,6 +221,9 @@ class SpeculationPlan:
     explore: Exploration | None = None
     tokens_per_s: tuple[float, ...] = ()
     """What a worker is expected to generate at each occupancy, as `ks`; empty where the policy does not say."""
+    least_ready: float = 0.0
+    """Share of the rows that the draft model must have caught up with for its rounds to pay; until then rounds are
+    plain. Rounds that explore do not wait."""
 
     def __post_init__(self) -> None:
         if not self.ks or not all(0 <= k <= MAX_DRAFT_TOKENS for k in self.ks):
@@ -230,10 +235,14 @@ class SpeculationPlan:
 
     def choice(self, running: int, round_index: int) -> tuple[ProposerName, int]:
         """Who drafts, and how many, in this round. Depends on counts alone, never on a token."""
-        if self.explore is not None and self.explore.due(round_index):
-            return self.explore.proposer, self.explore.k
+        if (explore := self.exploring(round_index)) is not None:
+            return explore.proposer, explore.k
         k = self.k_for(running)
         return (self.proposer if k else "none"), k
+
+    def exploring(self, round_index: int) -> Exploration | None:
+        """What this round tries, if it does."""
+        return self.explore if self.explore is not None and self.explore.due(round_index) else None
 
     def expected_tokens_per_s(self, running: int) -> float:
         """What a worker is expected to generate while `running` rows hold a slot; 0.0 where the policy does not say."""
@@ -340,6 +349,8 @@ class Evidence:
     """Tokens that the draft model alone has prefilled, where that was timed."""
     draft_prefill_s: float = 0.0
     """Seconds of that."""
+    draft_behind: float | None = None
+    """`StepReport.draft_behind` of the latest round; None without any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -387,6 +398,8 @@ class StepReport:
     draft_prefill_tokens: int = 0
     """Tokens that the draft model prefilled or caught up with."""
     draft_prefill_s: float = 0.0
+    draft_behind: float = 0.0
+    """Mean tokens of a row of the round that the draft model had not seen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -71,9 +71,15 @@ class PolicyRun:
     def __init__(self, scenario: Scenario, worker: SimulatedWorker, policy: Policy) -> None:
         self._scenario, self.worker, self._policy = scenario, worker, policy
         self._rng = np.random.default_rng([scenario.seed, 1])
-        names, slots, output = scenario.proposers, scenario.slots, float(scenario.output.max())
-        self._driver = Observer(slots=slots, proposers=names, output_tokens=output)
-        self._observer = Observer(slots=slots, proposers=names, half_life=WORKER_HALF_LIFE, output_tokens=output)
+        names, slots = scenario.proposers, scenario.slots
+        observer = partial(
+            Observer,
+            slots=slots,
+            proposers=names,
+            output_tokens=float(scenario.output.max()),
+            prefill_budget=scenario.prefill_budget,
+        )
+        self._driver, self._observer = observer(), observer(half_life=WORKER_HALF_LIFE)
         self._observer.lean_on(Beliefs(costs=CostTable(self._profile())))
         self._recent, self._shard_log = RoundLog(scenario, worker.draws), RoundLog(scenario, worker.draws)
         self._usual = Usual()
@@ -114,7 +120,10 @@ class PolicyRun:
         most = min(most, self._left())
         ahead = range(1, most if self.plan.explore is not None else 1)
         change = next((i for i in ahead if self.plan.choice(len(worker.rows), worker.rounds + i) != choice), most)
-        played = worker.play(*choice, change)
+        explore = self.plan.exploring(worker.rounds)
+        limit = None if explore is None else explore.catch_up
+        waits = self.plan.least_ready if explore is None else 0.0
+        played = worker.play(*choice, change, least_ready=waits, catch_up=limit)
         self.chosen[played.proposer, played.k] += played.rounds
         shape = Shape.of(played.proposer, played.k, played.running)
         measured = np.array([self._usual.believe(shape, self._measured(seconds)) for seconds in played.seconds])

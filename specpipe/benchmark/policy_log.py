@@ -21,6 +21,7 @@ class RoundLog:
         self._costs: dict[tuple[ProposerName, int, int], list[float]] = {}
         self._ended = [0, 0, 0]
         self._caught_up = 0
+        self._behind: float | None = None
 
     def add(self, stretch: Stretch, seconds: npt.NDArray[np.float64]) -> None:
         """`seconds` [m]: as measured; 0 for those that say nothing."""
@@ -31,6 +32,7 @@ class RoundLog:
             for i, value in enumerate((count, seconds.sum(), stretch.context[seconds > 0].sum())):
                 cell[i] += float(value)
         self._caught_up += stretch.draft_prefill
+        self._behind = stretch.behind
         if len(ended := stretch.ended):
             scenario = self._scenario
             for i, value in enumerate((len(ended), scenario.input[ended].sum(), scenario.output[ended].sum())):
@@ -53,6 +55,7 @@ class RoundLog:
             output_tokens=self._ended[2],
             draft_prefill_tokens=self._caught_up,
             draft_prefill_s=self._caught_up * self._scenario.machine.draft_prefill,
+            draft_behind=self._behind,
         )
 
     def _counts(self, played: list[Stretch]) -> AcceptanceCounts:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from specpipe.core import ProposerName
+from specpipe.core import EngineConfig, ProposerName
 from specpipe.errors import JobError
 
 Array = npt.NDArray[np.float64]
@@ -84,6 +84,8 @@ class Scenario:
     coverage: Mapping[ProposerName, Array]
     """[D]: share of rounds that have a draft."""
     seed: int
+    prefill_budget: int = field(default_factory=lambda: EngineConfig().prefill_budget)
+    """Tokens that the draft catches up a step at most."""
 
 
 def load_scenarios(path: str | None = None, *, seed: int | None = None) -> list[Scenario]:

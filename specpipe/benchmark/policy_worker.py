@@ -16,7 +16,6 @@ from specpipe.benchmark.policy_draws import Draws, Ints
 from specpipe.benchmark.policy_scenarios import Scenario
 from specpipe.core import ProposerName
 
-PREFILL_BUDGET = 2048  # tokens that the draft catches up a step
 Mask = npt.NDArray[np.bool_]
 
 
@@ -39,6 +38,8 @@ class Stretch(NamedTuple):
     """[n] rows without a draft because the draft model was behind; None: no row."""
     ended: Ints
     """Rows, with the last round."""
+    behind: float
+    """Mean tokens of a row that the draft had not seen when the last round began."""
 
     @property
     def rounds(self) -> int:
@@ -119,26 +120,39 @@ class SimulatedWorker:
             return self._waiting < scenario.slots
         return not self._waiting and len(self.rows) <= scenario.refill * scenario.slots
 
-    def play(self, proposer: ProposerName, k: int, most: int = 1) -> Stretch:
-        """So many rounds of the rows that hold a slot, fewer where one ends or a shard comes. Call `admit` before."""
+    def play(
+        self,
+        proposer: ProposerName,
+        k: int,
+        most: int = 1,
+        *,
+        least_ready: float = 0.0,
+        catch_up: int | None = None,
+    ) -> Stretch:
+        """So many rounds of the rows that hold a slot, fewer where one ends or a shard comes. Call `admit` before.
+
+        least_ready: as in a plan; catch_up: tokens that the draft catches up a step, if fewer than the budget.
+        """
         most = 1 if self._shard_due() else most
         least = int((self._end - self._at).min())
         if k and least == 1 and self.left == len(self.rows):
             k = 0
         if not k:
             return self._plain(min(most, least))
-        caught_up, late = self._catch_up() if proposer == "draft" else (0, None)
+        caught_up, late = self._catch_up(catch_up or self.scenario.prefill_budget) if proposer == "draft" else (0, None)
+        if late is not None and len(late) - np.count_nonzero(late) < least_ready * len(late):
+            return self._plain(1, caught_up)
         # Before each of them the row that is next to end can use a draft: no other K would be taken for them.
         rounds = 1 if late is not None else min(most, max(0, least - 2) // (k + 1) + 1)
         return self._draft(proposer, k, rounds, caught_up, late)
 
-    def _plain(self, rounds: int) -> Stretch:
+    def _plain(self, rounds: int, caught_up: int = 0) -> Stretch:
         n = len(self.rows)
         tokens = self._tokens + n * np.arange(rounds)
         self._at += rounds
         self.behind += rounds
         self._tokens += n * rounds
-        return self._book("none", 0, tokens, 0, np.empty((rounds + 1, 0), dtype=np.int64), None)
+        return self._book("none", 0, tokens, caught_up, np.empty((rounds + 1, 0), dtype=np.int64), None)
 
     def _draft(self, proposer: ProposerName, k: int, rounds: int, caught_up: int, late: Mask | None) -> Stretch:
         table, n = self.draws.emitted(proposer, k), len(self.rows)
@@ -173,7 +187,8 @@ class SimulatedWorker:
         seconds = machine.seconds(proposer, k, n, context)
         self.seconds += float(seconds.sum()) + caught_up * machine.draft_prefill
         self.rounds += len(seconds)
-        return Stretch(proposer, k, n, context, seconds, caught_up, places, late, self._end_rows())
+        behind = float(self.behind.mean())
+        return Stretch(proposer, k, n, context, seconds, caught_up, places, late, self._end_rows(), behind)
 
     def _end_rows(self) -> Ints:
         over = self._at >= self._end
@@ -185,7 +200,7 @@ class SimulatedWorker:
         self._end, self.behind = self._end[goes_on], self.behind[goes_on]
         return ended
 
-    def _catch_up(self) -> tuple[int, Mask | None]:
+    def _catch_up(self, budget: int) -> tuple[int, Mask | None]:
         """→ tokens, and the rows that are still behind, if there are any.
 
         The draft reads what it has not seen, as much as a step allows; the other rows draft nothing this round. One
@@ -195,11 +210,11 @@ class SimulatedWorker:
         if not behind.any():
             return 0, None
         behind[behind == 1] = 0
-        if (whole := int(behind.sum())) <= PREFILL_BUDGET:
+        if (whole := int(behind.sum())) <= budget:
             behind[:] = 0
             return whole, None
         order = np.argsort(behind, kind="stable")  # as the engine does: those nearest to drafting first
         ahead = np.cumsum(behind[order]) - behind[order]
-        room = np.clip(PREFILL_BUDGET - ahead, 0, behind[order])
+        room = np.clip(budget - ahead, 0, behind[order])
         behind[order] -= room
         return int(room.sum()), behind > 0

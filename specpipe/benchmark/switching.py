@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 import numpy as np
@@ -13,6 +13,7 @@ from specpipe.core import Request, SpeculationPlan
 from specpipe.engine.engine import Engine
 
 WINDOW_S = 2.0
+_LEAST_READY = 0.75  # of the rows: with many it is about what goodput asks for
 _PERIOD_S = 4.0  # between two switches: a window on either side that no other switch touches
 
 
@@ -39,7 +40,8 @@ def switch_windows(
     engine: Engine, rows: Sequence[Request], *, k: int, period_s: float = _PERIOD_S, window_s: float = WINDOW_S
 ) -> list[Switch]:
     """Runs rows with K = k and 0 by turns for as long as rows wait for slots; then lets them end."""
-    turns = cycle([SpeculationPlan(ks=(n,), proposer="draft", queue_depth=0.0, reason="switch") for n in (k, 0)])
+    on = SpeculationPlan(ks=(k,), proposer="draft", queue_depth=0.0, reason="switch", least_ready=_LEAST_READY)
+    turns = cycle([on, replace(on, ks=(0,))])
     plan = next(turns)
     engine.submit(rows, plan)
     switches: list[tuple[float, str]] = []

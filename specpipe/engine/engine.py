@@ -254,6 +254,7 @@ class Engine:
             round_s=times.round_s if launch.steady else 0.0,
             draft_prefill_tokens=launch.draft_prefill_tokens,
             draft_prefill_s=times.draft_prefill_s,
+            draft_behind=launch.draft_behind,
             shards=shards,
             completions=tuple(completions),
         )
@@ -291,9 +292,7 @@ class Engine:
         """Prefills at most a budget's worth for each model."""
         budget, page_size, rows = self.config.prefill_budget, self.config.page_size, self._scheduler.rows
         chunks = cut_chunks(self._scheduler.target_chunks(), budget)
-        drafts: list[Chunk] = []
-        if self.draft is not None and self._planned()[0] == "draft":
-            drafts = cut_chunks(self._scheduler.draft_chunks(), budget)
+        drafts = self._draft_chunks(budget)
         if not chunks and not drafts:
             return Launch()
         self._clock.mark(Mark.PREFILL_BEGIN)
@@ -308,6 +307,20 @@ class Engine:
             self._prefill_draft(self.draft, drafts)
         self._clock.mark(Mark.PREFILLED)
         return Launch(prefilled=True, draft_prefill_tokens=total_tokens(drafts))
+
+    def _draft_chunks(self, budget: int) -> list[Chunk]:
+        plan = self._scheduler.plan
+        if self.draft is None or plan is None or self._planned()[0] != "draft":
+            return []
+        explore = plan.exploring(self._round_index)
+        if explore is not None and explore.catch_up is not None:
+            budget = min(budget, explore.catch_up)
+        return cut_chunks(self._scheduler.draft_chunks(self._plain_in_flight), budget)
+
+    @property
+    def _plain_in_flight(self) -> int:
+        """Rounds without drafts that were launched and not read."""
+        return sum(flight.launch.k == 0 and bool(flight.launch.rows) for flight in self._in_flight)
 
     def _prefill_draft(self, draft: ModelRunner, chunks: list[Chunk]) -> None:
         prefill(draft, self._state, chunks, page_size=self.config.page_size)
@@ -325,6 +338,8 @@ class Engine:
             return read_later(prefill, nothing, self._clock.stamps) if prefill.prefilled else None
         room = any(row.limit - row.length > 1 for row in rows)
         proposer, k = self._planned() if room else ("none", 0)
+        if proposer == "draft" and self._must_wait(rows):
+            proposer, k = "none", 0
         key = RoundKey(
             k=k,
             proposer=proposer,
@@ -339,8 +354,21 @@ class Engine:
         packed = self._rounds.run([row.slot for row in rows], key)
         steady = self._rounds.captures == captures
         self._round_index += 1
-        launch = prefill._replace(rows=rows, k=k, proposer=proposer, steady=steady)
+        behind = sum(max(0, row.length - 1 - row.draft_done) for row in rows) / len(rows)
+        launch = prefill._replace(rows=rows, k=k, proposer=proposer, steady=steady, draft_behind=behind)
         return read_later(launch, packed, self._clock.stamps)
+
+    def _must_wait(self, rows: list[Row]) -> bool:
+        """Whether too few rows have a draft for a round with drafts to pay: all of them would verify K tokens.
+
+        Where a step catches up hardly more tokens than it generates, waiting would never end.
+        """
+        plan = self._scheduler.plan
+        if plan is None or not plan.least_ready or plan.exploring(self._round_index) is not None:
+            return False
+        able = [row for row in rows if row.limit - row.length > 1]
+        ready = sum(row.draft_ready(self._plain_in_flight) for row in able)
+        return ready < plan.least_ready * len(able) and self.config.prefill_budget >= 2 * len(able)
 
     def _width(self, rows: list[Row], k: int) -> int:
         """Block-table columns that this round can reach. A GPU kernel reads lengths; its shapes stay static."""

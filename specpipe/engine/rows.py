@@ -91,6 +91,11 @@ class Row:
     def prefilled(self) -> bool:
         return self.target_done >= self.context - 1
 
+    def draft_ready(self, plain_in_flight: int) -> bool:
+        """Whether the next round's first draft step feeds all that the draft model lacks. plain_in_flight: rounds
+        without drafts that were launched and not read."""
+        return self.draft_done >= self.length + plain_in_flight - 2
+
     def extend(self, tokens: list[int], now: float) -> str | None:
         """Takes what a round emitted, up to the token that completes a stop string.
 

@@ -167,8 +167,9 @@ class Scheduler:
         """Tokens that the target has not seen; the last one is fed by the row's first round."""
         return [Chunk(row.slot, row.target_done, row.context - 1) for row in self.rows.values() if not row.prefilled]
 
-    def draft_chunks(self) -> list[Chunk]:
-        """Tokens that the draft is behind by, for rows that have drafts to gain.
+    def draft_chunks(self, plain_in_flight: int) -> list[Chunk]:
+        """Tokens that the draft is behind by, for rows that have drafts to gain. plain_in_flight: rounds without drafts
+        that were launched and not read, each of which puts every row a token further behind.
 
         A round in flight may commit one more token, which a speculating row's first draft step feeds itself. Rows that
         the target is prefilled for come first and in its order: under a fixed K they draft from their first round on,
@@ -178,7 +179,7 @@ class Scheduler:
         chunks = [
             (row.prefilled, Chunk(row.slot, row.draft_done, row.length - 1))
             for row in self.rows.values()
-            if row.draft_done < row.length - 2 and row.limit - row.length > 1
+            if not row.draft_ready(plain_in_flight) and row.limit - row.length > 1
         ]
         behind = sorted((c for prefilled, c in chunks if prefilled), key=lambda chunk: chunk.stop - chunk.start)
         return [c for prefilled, c in chunks if not prefilled] + behind

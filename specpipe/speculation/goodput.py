@@ -31,6 +31,12 @@ EARLY_SHARE = 1 / 32
 HOPEFUL_ROUNDS = 32
 """A worker's first rounds take what may be best for all that is known: rows are new, the draft is not behind."""
 
+TRIAL_TOKENS = 1024
+TRIAL_ROWS = 4
+"""Rows of mean length that the draft model catches up for a try; of shorter ones, which are nearest to it, more."""
+MOST_READY = 0.9
+"""Rows that end and come never let all of them be ready."""
+
 
 class Choice(NamedTuple):
     """What one proposer would do."""
@@ -40,6 +46,8 @@ class Choice(NamedTuple):
     """[N + 1]."""
     rate: Array
     """[K + 1, N + 1] expected tokens per second."""
+    tokens: Array
+    """[K + 1] expected of a row's round."""
     seconds: float
     """Until all that waits is done."""
 
@@ -84,6 +92,7 @@ class Goodput:
         choices = [self._choose(name, situation, situation.costs, ahead) for name in self.proposers]
         best = min(choices, key=lambda choice: choice.seconds)
         explore = self._explore(best, choices, situation, situation.costs, ahead)
+        n = situation.running
         taken = best.rate[best.ks, np.arange(len(best.ks))]
         speculates = bool(best.ks.any())
         return SpeculationPlan(
@@ -93,6 +102,7 @@ class Goodput:
             reason=say(best.proposer, best.ks, best.rate, situation, explore),
             explore=explore,
             tokens_per_s=tuple(taken.tolist()),
+            least_ready=_least_ready(best, n) if best.proposer == "draft" and best.ks[n] else 0.0,
         )
 
     def _choose(self, proposer: ProposerName, situation: Situation, costs: CostTable, ahead: Array) -> Choice:
@@ -110,7 +120,8 @@ class Goodput:
             ks[turn.fewest : turn.most + 1] = drafting[turn.fewest : turn.most + 1]
             if turn.most < n:  # where more rows run, those that come are new: the draft is off there too
                 ks[n + 1 :] = 0
-        return Choice(proposer, ks, rate, float(np.sum(ahead / favoured[ks, rows])) + caught_up)
+        tokens = expected_tokens(situation.acceptance[proposer], self.k)
+        return Choice(proposer, ks, rate, tokens, float(np.sum(ahead / favoured[ks, rows])) + caught_up)
 
     def _favour(self, rate: Array, proposer: ProposerName, situation: Situation) -> Array:
         """The rates, with what is in force, at first plain decoding, a little better than it is."""
@@ -146,7 +157,10 @@ class Goodput:
             return None  # nothing is, or too little is left to pay for it
         share = self.explore_share if situation.rounds >= EARLY_ROUNDS else EARLY_SHARE
         every = 2 ** math.ceil(math.log2(found.rounds / share))  # so that a new plan does not begin the count anew
-        return Exploration(k=found.k, proposer=found.proposer if found.k else "none", rounds=1, every=every)
+        limit = None if best.proposer == "draft" and best.ks[situation.running] else trial_tokens(situation)
+        return Exploration(
+            k=found.k, proposer=found.proposer if found.k else "none", rounds=1, every=every, catch_up=limit
+        )
 
     def _try(
         self, choice: Choice, best: Choice, situation: Situation, costs: CostTable, now: float, daring: bool
@@ -161,8 +175,21 @@ class Goodput:
         grid = costs.grid(proposer=who, max_k=self.k, slots=situation.slots, context=situation.context)
         lost = np.maximum(0.0, grid.seconds[:, n] - tokens / now)
         if who == "draft":
-            lost[1:] += min(n * situation.behind, situation.prefill_budget) * costs.draft_token_s
+            lost[1:] += min(n * situation.behind, trial_tokens(situation)) * costs.draft_token_s
         usual = n * float(expected_tokens(situation.acceptance[best.proposer], self.k)[best.ks[n]]) / now
         rounds = np.maximum(1.0, 2 * lost / usual)
         k = int(np.argmax(gain / rounds))
         return _Try(who, k, float(gain[k]), float(lost[k]), float(rounds[k]))
+
+
+def trial_tokens(situation: Situation) -> int:
+    """What the draft model catches up for a round that explores: a few rows show as much as is needed."""
+    return min(situation.prefill_budget, max(TRIAL_TOKENS, math.ceil(TRIAL_ROWS * situation.behind)))
+
+
+def _least_ready(best: Choice, n: int) -> float:
+    """Share of n rows with a draft from which on a round with drafts makes more tokens a second than a plain one."""
+    k = int(best.ks[n])
+    gain = best.tokens[k] - 1
+    longer = best.tokens[k] * best.rate[0, n] / best.rate[k, n] - 1  # rate = n · tokens / seconds
+    return float(np.clip(longer / gain, 0.0, MOST_READY)) if gain > 0 else 0.0

@@ -18,6 +18,9 @@ LEAST_DRAFTS = 64.0
 STALE = 1.0
 """Half-lives after which what a proposer that does not run has shown counts half: it may be worth another try."""
 
+OF_AGE = 1.5
+"""Tokens that a row comes to, over those that it has where rows of all ages up to the longest run."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beliefs:
@@ -32,8 +35,8 @@ class Beliefs:
     output_tokens: float = 0.0
     rounds: int = 0
     """Seen so far."""
-    behind: float = 0.0
-    """Mean tokens of a running row that the draft model has not seen."""
+    behind: float | None = None
+    """Mean tokens of a running row that the draft model has not seen; None before any row: new ones lack all."""
 
 
 class Observer:
@@ -65,16 +68,15 @@ class Observer:
             costs = costs.with_prefill(tokens=evidence.draft_prefill_tokens, seconds=evidence.draft_prefill_s)
         rounds = sum(point.rounds for point in evidence.costs)
         context = _last(old.context, sum(point.context * point.rounds for point in evidence.costs), rounds)
-        output_tokens = _last(old.output_tokens, evidence.output_tokens, evidence.rows)
         self.beliefs = Beliefs(
             acceptance={name: self._seen(name, known, evidence) for name, known in old.acceptance.items()},
             costs=costs,
             occupancy=_last(old.occupancy, sum(point.running * point.rounds for point in evidence.costs), rounds),
             context=context,
             input_tokens=_last(old.input_tokens, evidence.input_tokens, evidence.rows),
-            output_tokens=output_tokens,
+            output_tokens=_last(old.output_tokens, evidence.output_tokens, evidence.rows),
             rounds=old.rounds + rounds,
-            behind=_behind(old.behind, evidence, context, output_tokens or self._expected_output),
+            behind=old.behind if evidence.draft_behind is None else evidence.draft_behind,
         )
 
     def _seen(self, name: ProposerName, known: Acceptance, evidence: Evidence) -> Acceptance:
@@ -110,6 +112,8 @@ class Observer:
         known = self.beliefs
         output = known.output_tokens or self._expected_output
         prompt = known.input_tokens or output
+        if known.output_tokens and known.context:  # the short rows end first; the others say how long they are already
+            output = max(output, OF_AGE * (known.context - prompt))
         return Situation(
             slots=self._slots,
             queue_depth=queue_depth,
@@ -117,7 +121,7 @@ class Observer:
             costs=known.costs or None,
             occupancy=known.occupancy,
             context=known.context or prompt + output / 2,
-            behind=known.behind,
+            behind=prompt if known.behind is None else known.behind,
             rounds=known.rounds,
             prefill_budget=self._prefill_budget,
             input_tokens=prompt,
@@ -128,14 +132,6 @@ class Observer:
 
 def _leaning(known: Acceptance, on: Acceptance) -> Acceptance:
     return replace(known, prior=on.prior, prior_coverage=on.prior_coverage)
-
-
-def _behind(old: float, evidence: Evidence, context: float, output_tokens: float) -> float:
-    """Every round without the draft leaves each row a token behind, and a row that takes an ended one's place whole."""
-    if rows := evidence.row_rounds.get("draft", 0):
-        return context * max(0.0, 1 - evidence.verified["draft"].drafts / rows)
-    plain = sum(point.rounds for point in evidence.costs)
-    return min(context, old + plain * (1 + max(0.0, context - old) / output_tokens))
 
 
 def _last(old: float, total: float, count: int) -> float:

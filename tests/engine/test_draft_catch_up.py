@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from support.engines import drain, make_engine, make_requests, plan, run
 
+from specpipe.core import Exploration, SpeculationPlan, StepReport
 from specpipe.engine.engine import Engine
 from specpipe.engine.rows import Row
 
@@ -112,3 +114,70 @@ def test_under_a_fixed_k_rows_draft_from_their_first_round(small_pair) -> None:
     alone = [run(make_engine(pair.target, pair.draft), [request], 3)[0] for request in requests]
     together = run(make_engine(pair.target, pair.draft, slots=6, prefill_budget=11), requests, 3)
     assert [(c.token_ids, c.draft_tokens) for c in together] == [(c.token_ids, c.draft_tokens) for c in alone]
+
+
+def steps_of(engine: Engine) -> list[StepReport]:
+    found = []
+    while (step := engine.step()) is not None:
+        engine.check_integrity()
+        found.append(step)
+    return found
+
+
+def behind_by_20_rounds(small_pair, *, prefill_budget: int, rounds_behind: int = 0) -> Engine:
+    """Six rows that decode plainly so far."""
+    pair = small_pair("llama")
+    engine = make_engine(
+        pair.target, pair.reference_draft, slots=6, rounds_behind=rounds_behind, prefill_budget=prefill_budget
+    )
+    engine.submit(make_requests(6, vocab_size=pair.vocab_size, max_new_tokens=55), plan(0))
+    for _ in range(20):
+        engine.step()
+    return engine
+
+
+@pytest.mark.parametrize("rounds_behind", [0, 1])
+def test_rounds_stay_plain_until_enough_rows_have_caught_up(small_pair, rounds_behind: int) -> None:
+    engine = behind_by_20_rounds(small_pair, prefill_budget=24, rounds_behind=rounds_behind)
+    engine.submit([], replace(plan(2), least_ready=0.8))
+
+    steps = [step for step in steps_of(engine) if step.running == 6]
+
+    first = next(i for i, step in enumerate(steps) if step.k)
+    assert first > 4 and sum(step.draft_prefill_tokens for step in steps[:first]) > 100
+    drafting = [sum(part.verified.drafts for part in step.shards.values()) for step in steps if step.k]
+    assert len(drafting) > 5 and min(drafting[:5]) >= 5  # later on rows come to their ends
+
+
+def test_waiting_for_rows_that_fall_behind_as_fast_as_they_catch_up_is_not_begun(small_pair) -> None:
+    engine = behind_by_20_rounds(small_pair, prefill_budget=8)
+    engine.submit([], replace(plan(2), least_ready=0.8))
+    assert {step.k for step in steps_of(engine)[:5]} == {2}
+
+
+def test_a_round_that_explores_catches_up_a_few_rows_and_waits_for_none(small_pair) -> None:
+    engine = behind_by_20_rounds(small_pair, prefill_budget=500)
+    tries = Exploration(k=3, proposer="draft", rounds=1, every=8, catch_up=40)
+    off = SpeculationPlan(ks=(0,), proposer="none", queue_depth=0.0, reason="test", explore=tries, least_ready=0.9)
+    engine.submit([], off)
+
+    tried = [step for step in steps_of(engine) if step.k]
+
+    assert len(tried) >= 4 and all(step.draft_prefill_tokens <= 40 for step in tried)
+    drafts = [sum(part.verified.drafts for part in step.shards.values()) for step in tried]
+    assert 1 <= drafts[0] < 6 and max(drafts) > drafts[0]
+
+
+@pytest.mark.parametrize("rounds_behind", [0, 1])
+def test_a_step_says_how_far_the_draft_is_behind(small_pair, rounds_behind: int) -> None:
+    pair = small_pair("llama")
+    requests = make_requests(3, vocab_size=pair.vocab_size, max_new_tokens=40)
+    prompts = sum(len(request.prompt_token_ids) for request in requests) / 3
+    engine = make_engine(pair.target, pair.draft, rounds_behind=rounds_behind, prefill_budget=200)
+    engine.submit(requests, plan(0))
+    plain = [step.draft_behind for step in (engine.step() for _ in range(15)) if step.running == 3]
+    assert plain[1] == pytest.approx(prompts, abs=1)
+    assert plain[-1] - plain[1] == len(plain) - 2
+    engine.submit([], plan(2))
+    caught_up = [step.draft_behind for step in steps_of(engine) if step.k]
+    assert max(caught_up[2:]) <= 1

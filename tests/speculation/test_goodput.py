@@ -133,6 +133,26 @@ def test_a_try_that_the_work_left_cannot_pay_for_is_not_made() -> None:
     assert POLICY.plan(replace(tail, costs=table(draft_token_s=1e-3))).explore is None
 
 
+def test_a_try_catches_up_few_rows_where_the_draft_is_off_and_all_where_it_is_on() -> None:
+    off = situation(acceptance(0.0, drafts=200), queue_depth=8, output_tokens=20_000, behind=400.0, prefill_budget=8192)
+    for behind, limit in ((400.0, 1600), (40.0, 1024), (4000.0, 8192)):
+        explore = POLICY.plan(replace(off, behind=behind)).explore
+        assert explore is not None and explore.catch_up == limit
+    on = POLICY.plan(situation(acceptance(0.2), queue_depth=8, output_tokens=20_000))
+    assert on.k_for(8) and on.explore is not None and on.explore.catch_up is None
+
+
+def test_rounds_with_drafts_wait_for_as_many_rows_as_make_them_pay() -> None:
+    few, many = POLICY.plan(situation(GOOD, queue_depth=4)), POLICY.plan(situation(GOOD, queue_depth=40))
+    assert few.k_for(4) and many.k_for(40)
+    assert 0 < few.least_ready < many.least_ready < 1
+    for plan, n in ((few, 4), (many, 40)):
+        k = plan.k_for(n)
+        tokens = 1 + plan.least_ready * sum(0.9**i for i in range(1, k + 1))
+        assert tokens / seconds(k, n) == pytest.approx(1 / seconds(0, n), rel=0.1)
+    assert POLICY.plan(situation(BAD)).least_ready == 0
+
+
 def test_without_any_measured_round_it_decodes_plainly() -> None:
     plan = POLICY.plan(situation(GOOD, costs=None))
     assert plan.max_k == 0 and "no round is timed" in plan.reason
