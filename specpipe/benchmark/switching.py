@@ -15,6 +15,8 @@ from specpipe.engine.engine import Engine
 WINDOW_S = 2.0
 _LEAST_READY = 0.75  # of the rows: with many it is about what goodput asks for
 _PERIOD_S = 4.0  # between two switches: a window on either side that no other switch touches
+SWITCHES_S = 5.5 * _PERIOD_S
+"""Full slots for as long as this show two switches and what follows them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ tokens than rates, the last conditional rate holds for all further positions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from specpipe.benchmark.engine import requests
 from specpipe.benchmark.job import JobResult, TunedEngine
-from specpipe.benchmark.switching import switch_windows
+from specpipe.benchmark.switching import SWITCHES_S, switch_windows
 from specpipe.core import Request, SamplingParams
 from specpipe.engine.engine import Engine
 from specpipe.speculation.fixed import Fixed
@@ -157,7 +158,9 @@ class Jobs:
         """Speculation off and on again while all slots are full."""
         self._accept(name)
         k = min(k for k in self._what.ks if k)
-        rows = mixed_rows(replace(self._what, rows=self._what.rows * 3 // 2), self._engine.target.vocab_size)
+        fastest = max(job.output_tokens / job.seconds for job in self._found.values())
+        count = math.ceil(SWITCHES_S * fastest / np.mean([row.sampling.max_new_tokens for row in self._rows]))
+        rows = mixed_rows(replace(self._what, rows=count), self._engine.target.vocab_size)
         for found in switch_windows(self._engine, rows, k=k):
             yield {"acceptance": name, "k": k, **asdict(found)}
 
