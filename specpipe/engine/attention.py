@@ -2,20 +2,20 @@
 
 Every forward is packed: one batch row that holds the N tokens of all rows behind each other, so that prefill
 chunks and decode rounds take the same path and no shape but N depends on the batch. The KV pages hang on the
-attention module itself: a list indexed by layer would make torch.compile guard on the index (docs/design.md).
+attention module itself.
 
 Shapes: N tokens, R rows, Hq/Hkv query/KV heads, D head size, W pages a row.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from specpipe.engine.attend import LayerCall, attend, attend_current
 from specpipe.errors import ModelError
-from specpipe_kernels import paged_attention, store_kv
 
 ATTENTION_NAME = "specpipe"
 
@@ -59,8 +59,14 @@ class AttentionFacts(NamedTuple):
     value_dim: int
     scale: float
     window: int | None
-    plain: bool
-    """No softcap and no sinks."""
+    softcap: float | None
+    sinks: Tensor | None
+    """[Hq]"""
+
+    @property
+    def plain(self) -> bool:
+        """No softcap and no sinks."""
+        return self.softcap is None and self.sinks is None
 
 
 class AttentionProbe:
@@ -92,41 +98,28 @@ def _attend(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    specpipe_batch: AttentionBatch | AttentionProbe,
+    specpipe_batch: AttentionBatch | AttentionProbe | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """query [1, Hq, N, D], key and value [1, Hkv, N, D] → ([1, N, Hq, D], None)."""
+    if specpipe_batch is None:
+        # A compiled layer. What else it is given is as it was when the layer was probed; looking at it here would make
+        # the compiled code depend on it.
+        return attend_current(query, key, value), None
     unknown = sorted(name for name, given in others.items() if given is not None and name not in _IGNORED)
     if unknown or attention_mask is not None:
         # An attention feature that is ignored gives wrong text without a word.
         raise NotImplementedError(
             f"{type(module).__name__} asks attention for {', '.join(unknown) or 'a mask'}, which specpipe does not have"
         )
+    facts = AttentionFacts(key.shape[1], key.shape[3], value.shape[3], scaling, sliding_window, softcap, s_aux)
     if isinstance(specpipe_batch, AttentionProbe):
-        plain = softcap is None and s_aux is None
-        facts = AttentionFacts(key.shape[1], key.shape[3], value.shape[3], scaling, sliding_window, plain)
         specpipe_batch.record(module, facts)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
-    k_pages, v_pages = cast(Tensor, module.k_pages), cast(Tensor, module.v_pages)
-    batch = specpipe_batch
-    store_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), k_pages, v_pages, batch.write_index)
-    out = paged_attention(
-        query[0].transpose(0, 1),
-        k_pages,
-        v_pages,
-        batch.block_tables,
-        batch.cu_queries,
-        batch.starts,
-        max_queries=batch.max_queries,
-        scale=scaling,
-        window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
-    )
-    return out.unsqueeze(0), None
+    return attend(LayerCall(module, facts, specpipe_batch), query, key, value), None
 
 
 def register() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from specpipe.engine.attention import AttentionBatch, AttentionFacts, AttentionProbe
+from specpipe.engine.joined import concatenated, concatenated_bias
 from specpipe_kernels import (
     Fp8Weight,
     Normed,
@@ -51,20 +52,6 @@ class _Layer(NamedTuple):
     window: int | None
 
 
-def _concatenated(*linears: nn.Module) -> Tensor:
-    """The weights of several projections above each other. The projections become views of it: nothing is doubled."""
-    parts = [cast(Tensor, one.weight) for one in linears]
-    whole = torch.cat([part.data for part in parts])
-    for part, piece in zip(parts, whole.split([part.shape[0] for part in parts]), strict=True):
-        part.data = piece
-    return whole
-
-
-def _bias(*linears: nn.Module) -> Tensor | None:
-    parts = [one.bias for one in linears]
-    return None if parts[0] is None else torch.cat([cast(Tensor, part).data for part in parts])
-
-
 def _layer(module: Any, facts: AttentionFacts, *, fp8: bool) -> _Layer:
     attention, mlp = module.self_attn, module.mlp
     stored: Callable[[Tensor], Tensor | Fp8Weight] = quantize_fp8 if fp8 else lambda weight: weight
@@ -72,11 +59,11 @@ def _layer(module: Any, facts: AttentionFacts, *, fp8: bool) -> _Layer:
     return _Layer(
         attention=attention,
         input_norm=module.input_layernorm.weight.data,
-        qkv=stored(_concatenated(*projections)),
-        qkv_bias=_bias(*projections),
+        qkv=stored(concatenated(*projections)),
+        qkv_bias=concatenated_bias(*projections),
         out=stored(attention.o_proj.weight.data),
         post_norm=module.post_attention_layernorm.weight.data,
-        gate_up=stored(_concatenated(mlp.gate_proj, mlp.up_proj)),
+        gate_up=stored(concatenated(mlp.gate_proj, mlp.up_proj)),
         down=stored(mlp.down_proj.weight.data),
         q_norm=attention.q_norm.weight.data if hasattr(attention, "q_norm") else None,
         k_norm=attention.k_norm.weight.data if hasattr(attention, "k_norm") else None,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
 from specpipe.engine.attention import AttentionBatch, AttentionFacts, probe_attention
+from specpipe.engine.compiled import STANCE, compile_layers
 from specpipe.engine.fp8 import check_fp8, round_to_fp8
 from specpipe.engine.fused import fuse
 from specpipe.engine.pages import allocate_pages, page_bytes
@@ -26,10 +29,13 @@ class ModelRunner:
         context_length: int,
         page_size: int,
         fused: bool | None = None,
+        compiler: str | None = None,
         fp8: bool = False,
     ) -> None:
         """fused: run the decoder stack as `specpipe.engine.fused` does where it can; by default on a GPU.
 
+        compiler: torch.compile's backend for decoder layers that are not fused (`specpipe.engine.compiled`); by default
+        "inductor" on a GPU and "", none, elsewhere.
         fp8: round the weights to 8 bits (`specpipe.engine.fp8`). Raises MachineError for a GPU that cannot.
         """
         self.model = model
@@ -44,6 +50,10 @@ class ModelRunner:
         self._attention: dict[nn.Module, AttentionFacts] = probe_attention(model, self.device)
         wanted = self.device.type != "cpu" if fused is None else fused
         self.fused = wanted and fuse(model, self._attention, positions=context_length, fp8=fp8)
+        backend = ("inductor" if self.device.type == "cuda" else "") if compiler is None else compiler
+        self.compiled = False
+        if backend and not self.fused:
+            self.compiled = compile_layers(model, self._attention, self._few_logits, backend=backend)
 
     @property
     def page_bytes(self) -> int:
@@ -77,7 +87,8 @@ class ModelRunner:
             max_queries=max_queries,
             kv_only=keep is None,
         )
-        with torch.inference_mode():
+        steady = torch.compiler.set_stance(STANCE) if self.compiled else nullcontext()
+        with torch.inference_mode(), steady:
             out = self.model(
                 input_ids=tokens[None],
                 position_ids=positions[None],
@@ -87,3 +98,23 @@ class ModelRunner:
             )
         logits: Tensor = out.logits[0]
         return logits
+
+    def _few_logits(self) -> Tensor:
+        """[n, V] of n - 1 tokens, and of one behind them; on pages of their own."""
+        self.allocate_pages(2)
+        n = min(self.page_size, self.context_length)
+        tokens = torch.arange(n, device=self.device)
+        parts = []
+        for start, stop in ((0, n - 1), (n - 1, n)):
+            parts.append(
+                self.forward(
+                    tokens[start:stop] % self.vocab_size,
+                    tokens[start:stop],
+                    block_tables=torch.ones(1, 1, dtype=torch.int32, device=self.device),
+                    cu_queries=torch.tensor([0, stop - start], dtype=torch.int32, device=self.device),
+                    starts=tokens[start : start + 1],
+                    max_queries=stop - start,
+                    keep=0,
+                )
+            )
+        return torch.cat(parts)

@@ -13,17 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from specpipe import __version__
+from specpipe.cache import cache_folder
 from specpipe.speculation.cost import CostTable
 
 log = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """SPECPIPE_CACHE, or specpipe/ in XDG_CACHE_HOME, by default ~/.cache."""
-    if own := os.environ.get("SPECPIPE_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "specpipe"
 
 
 class CostCache:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specpipe.core import CostPoint
-from specpipe.pipeline.cost_cache import CostCache, cache_folder
+from specpipe.pipeline.cost_cache import CostCache
 from specpipe.speculation.cost import CostTable
 
 PAIR = {"target": "a" * 40, "draft": "b" * 40}
@@ -41,14 +41,3 @@ def test_a_folder_that_cannot_be_written_costs_a_line(tmp_path: Path, caplog: py
     with caplog.at_level(logging.WARNING):
         CostCache(PAIR, tmp_path / "file").save({"H200": TABLE})
     assert "cannot be kept" in caplog.text
-
-
-def test_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECPIPE_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    monkeypatch.delenv("SPECPIPE_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "specpipe"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert cache_folder() == Path("/home/somebody/.cache/specpipe")

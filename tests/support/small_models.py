@@ -74,6 +74,7 @@ def small_config(kind: str, *, vocab_size: int = VOCAB_SIZE, **changes: Any) -> 
             | {"sliding_window": 24, "num_local_experts": 4, "num_experts_per_tok": 2}
             | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
         ),
+        "phi3": ("Phi3Config", {name: value for name, value in grouped.items() if name != "head_dim"}),
     }
     config_class, values = families[kind]
     return getattr(transformers, config_class)(**(values | changes))
