@@ -76,7 +76,7 @@ def held_at_most(slots: int) -> int:
     return max(len(held) for _, _, held in pool.orders)
 
 
-@pytest.mark.parametrize(("slots", "held"), [(8, 2), (32, 4), (1000, 8)])
+@pytest.mark.parametrize(("slots", "held"), [(8, 2), (32, 5), (1000, 8)])
 def test_small_shards_fill_the_slots(slots: int, held: int) -> None:
     assert held_at_most(slots) == held
 
