@@ -6,8 +6,9 @@ acceptance cannot hide. Seeds are fixed, so a p-value is what it is: below 1e-4 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 from support import sampling_oracle as oracle
@@ -20,19 +21,29 @@ from specpipe_kernels import Purpose, RejectionOutput, SamplingTensors, rejectio
 V, K = 16, 3
 LEAST = 1e-4
 EXACT = ("standard", "block", "invariant")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SIZES = [pytest.param(20_000, id="20k"), pytest.param(200_000, id="200k", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(params=DEVICES, autouse=True)
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where tensors are made: plain torch draws and verifies on a CPU, Triton on a GPU."""
+    with torch.device(request.param) as chosen:
+        yield chosen
 
 
 def opposed(positions: int, seed: int = 0, vocab: int = V) -> tuple[Tensor, Tensor]:
     """Logits of p [positions, V] and q: q prefers what p does not, and yet they overlap."""
-    g = torch.Generator().manual_seed(seed)
-    p = torch.randn(positions, vocab, generator=g) * 1.2
-    return p, -0.4 * p + torch.randn(positions, vocab, generator=g) * 0.6
+    g = torch.Generator("cpu").manual_seed(seed)
+    p, other = (torch.randn(positions, vocab, generator=g, device="cpu") for _ in range(2))
+    p, q = p * 1.2, -0.48 * p + other * 0.6
+    return p.to(torch.get_default_device()), q.to(torch.get_default_device())
 
 
 def probs(logits: Tensor, **fields: float) -> Tensor:
     row = oracle.Row(**fields)
-    return torch.stack([torch.from_numpy(oracle.distribution(x.double().numpy(), row)) for x in logits])
+    kept = [oracle.distribution(x.double().numpy(), row) for x in logits.cpu()]
+    return torch.tensor(np.stack(kept))
 
 
 def draft(q: Callable[[int, Tensor], Tensor], s: SamplingTensors, positions: Tensor, method: str, k: int) -> Tensor:

@@ -19,6 +19,7 @@ from transformers.generation.logits_process import (
 
 from specpipe_kernels.reference.kept_logits import kept_logits
 from specpipe_kernels.triton_ops import rows as triton_rows
+from specpipe_kernels.triton_ops import truncation_bounds as triton_module
 from specpipe_kernels.triton_ops.rows import Rows
 from specpipe_kernels.triton_ops.truncation_bounds import truncation_bounds
 
@@ -99,6 +100,30 @@ def test_logits_of_minus_infinity_are_never_kept(backend: Backend) -> None:
     logits[:, [3, 9]] = torch.tensor([1.0, 2.0])
     rows = [oracle.Row(top_k=8), oracle.Row(top_p=0.999999)]
     assert kept(backend, logits, rows).nonzero()[:, 1].tolist() == [3, 9, 3, 9]
+
+
+@pytest.mark.parametrize("backend", HEAVY)
+@pytest.mark.parametrize("listed", [512, 16], ids=["all candidates listed", "too many candidates"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_all_shapes(backend: Backend, dtype: torch.dtype, listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peaked, narrow, far from 0, in steps, padded with the lowest number, mostly forbidden, all alike but one."""
+    monkeypatch.setattr(triton_rows, "MAX_TILE", 32)
+    monkeypatch.setattr(triton_rows, "PROGRAMS", 32)
+    monkeypatch.setattr(triton_module, "MOST_LISTED", listed)
+    x = torch.randn(8, 200, generator=torch.Generator().manual_seed(3))
+    x[0, 100:104] += 20
+    x[1] = x[1] * 0.01 + 20
+    x[2] = x[2] * 2 - 30
+    x[3] = (x[3] * 2).round()
+    x[4, -9:] = torch.finfo(dtype).min
+    x[5, 6:] = -torch.inf
+    x[6] = 0.0
+    x[6, 77] = 0.5
+    x[7] = x[7].abs().log() * 9
+    fields = ({"top_k": 30, "top_p": 0.9}, {"top_p": 0.99, "temperature": 0.7}, {"top_k": 190, "temperature": 2.0})
+    for filters in fields:
+        rows = [oracle.Row(**filters)] * len(x)
+        assert torch.equal(kept(backend, x.to(dtype), rows), expected(x.to(dtype), rows)), filters
 
 
 @pytest.mark.parametrize("fields", FILTERS)

@@ -90,7 +90,8 @@ def same_rows(count: int, seed: int = 0, **fields: Any) -> SamplingTensors:
     row = sampling([oracle.Row(**fields)])
     repeated = SamplingTensors(*(x.repeat(count) for x in row[:5]))
     truncated = any(name in fields for name in ("top_k", "top_p", "min_p"))
-    return repeated._replace(seed=torch.randint(0, 2**63 - 1, (count,), generator=generator), truncated=truncated)
+    seeds = torch.randint(0, 2**63 - 1, (count,), generator=generator, device="cpu")
+    return repeated._replace(seed=seeds.to(row.seed.device), truncated=truncated)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,8 @@
 """Block verification's masses S_i = sum(max(p_i P - Q, 0)), where the decision needs them (arXiv 2403.10444).
 
-A program takes a span of the vocabulary for all positions of a request that are undecided; the last one decides.
+A program takes a span of the vocabulary for all positions of a request that are undecided; the last one decides. Many
+requests have none, so there are twice as many programs as elsewhere. They go backwards, because the rows that
+verification read last are still in L2; the draw then goes forwards.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait
 from specpipe_kernels.triton_ops.philox import uniform
 from specpipe_kernels.triton_ops.residual import residual_mass
 from specpipe_kernels.triton_ops.rows import (
+    PROGRAMS,
     arrivals,
     cut_of,
     floats,
@@ -40,17 +43,19 @@ def block_length(p, s, eta, count, K_PAD: tl.constexpr):
     return tl.max(tl.where((i < count) & (eta <= h), i + 1, 0))
 
 
-@triton.jit(do_not_specialize=["k", "stride_draft", "parts", "steps"])
+@triton.jit(do_not_specialize=["k", "stride_draft", "parts", "steps", "requests"])
 def _block_mass_kernel(
     p_logits, p_map, p_bound_logit, p_bound_token, q_logits, q_map, q_bound_logit, q_bound_token,
     draft_tokens, num_drafts, temperature, seeds, positions, p_lse, q_lse, weight, undecided, part_mass, counters,
     out_tokens, out_emitted, out_accepted, out_status,
-    p_stride_group, p_stride_row, q_stride_group, q_stride_row, stride_draft, p_vocab, q_vocab, parts, steps, k,
+    p_stride_group, p_stride_row, q_stride_group, q_stride_row, stride_draft, p_vocab, q_vocab,
+    parts, steps, k, requests,
     P_MAP: tl.constexpr, Q_MAP: tl.constexpr, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, K_PAD: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(PDL)
-    request = tl.program_id(0) // parts
+    let_next_start(PDL)
+    request = requests - 1 - tl.program_id(0) // parts
     part = tl.program_id(0) % parts
     bits = tl.load(undecided + request)
     inverse = inverse_temperature(tl.load(temperature + request))
@@ -69,7 +74,6 @@ def _block_mass_kernel(
                 item, lse_q, q_bound_logit, q_bound_token, request * k + i, TRUNCATED, BLOCK,
             )  # fmt: skip
             tl.store(part_mass + item.to(tl.int64) * parts + part, mass)
-    let_next_start(PDL)
     if ~is_last(counters, request, parts):
         return
     i = tl.arange(0, K_PAD)
@@ -103,12 +107,12 @@ def decide_blocks(
 ) -> None:
     """Finish `out` for the requests that `undecided` names."""
     rows, requests, k = p.rows, p.rows.requests, p.rows.width - 1
-    cut = cut_of(rows.vocab, requests)
+    cut = cut_of(rows.vocab, requests, programs=2 * PROGRAMS)
     _block_mass_kernel[(requests * cut.parts,)](
         *p.tensors, *q.tensors, rows.draft_tokens, rows.num_drafts, sampling.temperature, sampling.seed, positions,
         p_lse, q_lse, weight, undecided, floats(rows.logits, requests, k + 1, cut.parts),
         arrivals(rows.logits, requests),
-        *out, *p.strides, *q.strides, rows.stride_draft, rows.vocab, q.rows.vocab, cut.parts, cut.steps, k,
+        *out, *p.strides, *q.strides, rows.stride_draft, rows.vocab, q.rows.vocab, cut.parts, cut.steps, k, requests,
         **flags(p, q), BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=cut.warps, maxnreg=MAX_REGISTERS,
         **launch_options(rows.logits),
     )  # fmt: skip

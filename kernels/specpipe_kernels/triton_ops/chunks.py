@@ -54,13 +54,12 @@ def chunk_cut(vocab: int, requests: int, *, programs: int = 0) -> ChunkCut:
 
 @triton.jit
 def draw_from_chunk(
-    row, begin, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
+    x, begin, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
     TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """→ a chunk's mass over that of the reference, NaN or inf if a logit is; the reference; the score and the token of
-    its draw."""
+    its draw. x: its logits."""
     offsets = begin + tl.arange(0, BLOCK)
-    x = load_tile(row, offsets, vocab)
     # Needs nothing of x, so it is computed while x is on its way.
     noise = gumbel_tile(seed, position, index, purpose, begin, BLOCK)
     reference = finite_or_zero(tl.max(x))

@@ -16,6 +16,7 @@ from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait
 from specpipe_kernels.triton_ops.philox import chunk_gumbel
 from specpipe_kernels.triton_ops.residual import draw_from_residual, store_residual_masses
 from specpipe_kernels.triton_ops.rows import (
+    PROGRAMS,
     arrivals,
     floats,
     int32s,
@@ -23,6 +24,9 @@ from specpipe_kernels.triton_ops.rows import (
     is_last,
     load_drafts,
     load_part,
+    load_rows,
+    load_tile,
+    row_at,
     row_pointer,
 )
 from specpipe_kernels.triton_ops.sides import Side, flags
@@ -31,7 +35,8 @@ from specpipe_kernels.triton_ops.verify import Verified
 from specpipe_kernels.types import Purpose, RejectionOutput, SamplingTensors
 
 # More would leave too few warps to hide the memory's latency; few rows have few programs, and every wait counts.
-MAX_REGISTERS, SINGLE_REGISTERS = 64, 80
+MAX_REGISTERS, SINGLE_REGISTERS, AHEAD_REGISTERS = 64, 80, 96
+MOST_AHEAD = 4  # positions whose chunks are all loaded before it is known which one counts
 _RECOVERED = tl.constexpr(int(Purpose.RECOVERED))
 _BONUS = tl.constexpr(int(Purpose.BONUS))
 
@@ -41,6 +46,16 @@ def _residual_log_masses(masses, chunks, CHUNKS: tl.constexpr):
     lane = tl.arange(0, CHUNKS)
     mass = load_part(masses + lane, lane < chunks, 0.0)
     return tl.where(mass > 0.0, tl.log(mass), float("-inf"))
+
+
+@triton.jit
+def _load_chunk(row, q_row, begin, p_vocab, q_vocab, ONE_HOT: tl.constexpr, BLOCK: tl.constexpr):
+    """→ the logits of a chunk of p and q; one-hot proposals have no q."""
+    x = load_tile(row, begin + tl.arange(0, BLOCK), p_vocab)
+    y = x
+    if not ONE_HOT:
+        y = load_tile(q_row, begin + tl.arange(0, BLOCK), q_vocab)
+    return x, y
 
 
 @triton.jit(do_not_specialize=["k", "stride_draft", "parts", "per", "requests"])
@@ -53,20 +68,40 @@ def _draw_kernel(
     p_vocab, q_vocab, chunks, parts, per, k, requests,
     P_MAP: tl.constexpr, Q_MAP: tl.constexpr, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, K_PAD: tl.constexpr,
     WEIGHTED: tl.constexpr, BONUS: tl.constexpr, COUNTED: tl.constexpr, SINGLE: tl.constexpr,
-    BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
+    AHEAD: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    request = tl.program_id(0) // parts
+    if not WEIGHTED:
+        request = requests - 1 - request
+    part = tl.program_id(0) % parts
+    begin, end = span_of(part, per, p_vocab, BLOCK)
+    wide = request.to(tl.int64)
+    lane = tl.arange(0, K_PAD)
+    # Verification did not write these: they may be read while it runs. So may the chunk of every row it can end at.
+    temp = tl.load(temperature + request)
+    seed = tl.load(seeds + request)
+    position = tl.load(positions + request)
+    count, drafts = load_drafts(draft_tokens, stride_draft, num_drafts, request, k, K_PAD)
+    if AHEAD:
+        offsets = begin + tl.arange(0, BLOCK)
+        p_rows = row_pointer(p_logits, p_map, request, lane, p_stride_group, p_stride_row, P_MAP)
+        p_tiles = load_rows(p_rows, (lane < count) | ((lane == count) & BONUS), offsets, p_vocab)
+        q_tiles = p_tiles
+        if not ONE_HOT:
+            q_rows = row_pointer(q_logits, q_map, request, lane, q_stride_group, q_stride_row, Q_MAP)
+            q_tiles = load_rows(q_rows, lane < count, offsets, q_vocab)
     wait_for_inputs(PDL)
     let_next_start(PDL)
-    request = requests - 1 - tl.program_id(0) // parts
-    part = tl.program_id(0) % parts
-    temp = tl.load(temperature + request)
     status = tl.load(out_status + request)
     i = tl.load(out_accepted + request)
-    seed = tl.load(seeds + request)
-    position = tl.load(positions + request) + i
-    count, drafts = load_drafts(draft_tokens, stride_draft, num_drafts, request, k, K_PAD)
+    item = request * (k + 1) + i
+    shifts = tl.load(p_lse + wide * (k + 1) + lane, mask=lane <= k, other=0.0)
+    q_shifts = tl.load(q_lse + wide * (k + 1) + lane, mask=lane <= k, other=0.0)
+    if WEIGHTED:
+        shifts -= tl.log(tl.load(weight + wide * (k + 1) + lane, mask=lane <= k, other=1.0))
     if (temp == 0.0) | (status != 0):
         return
+    position += i
     rejected = i < count
     if not BONUS and ~rejected:
         if COUNTED and part == 0:
@@ -74,24 +109,24 @@ def _draw_kernel(
         return
     purpose = tl.where(rejected, _RECOVERED, _BONUS)
     inverse = inverse_temperature(temp)
-    begin, end = span_of(part, per, p_vocab, BLOCK)
-    wide = request.to(tl.int64)
-    item = request * (k + 1) + i
     q_item = request * k + i
     row = row_pointer(p_logits, p_map, request, i, p_stride_group, p_stride_row, P_MAP)
     q_row = row_pointer(q_logits, q_map, request, i, q_stride_group, q_stride_row, Q_MAP)
     masses = chunk_mass + wide * chunks
     partial = wide * parts + part
     # Of the residual; a bonus row has no such values.
-    p_shift = tl.load(p_lse + item, mask=rejected, other=0.0)
-    if WEIGHTED:
-        p_shift -= tl.log(tl.load(weight + item, mask=rejected, other=1.0))
-    q_shift = tl.load(q_lse + item, mask=rejected, other=0.0)
-    draft = tl.load(draft_tokens + wide * stride_draft + i, mask=rejected, other=-1)
+    ended = (lane == i) & rejected
+    p_shift = tl.sum(tl.where(ended, shifts, 0.0))
+    q_shift = tl.sum(tl.where(ended, q_shifts, 0.0))
+    draft = tl.sum(tl.where(ended, drafts + 1, 0)) - 1
     if rejected:
         if SINGLE:
+            if AHEAD:
+                x, y = row_at(p_tiles, i, K_PAD), row_at(q_tiles, i, K_PAD)
+            else:
+                x, y = _load_chunk(row, q_row, begin, p_vocab, q_vocab, ONE_HOT, BLOCK)
             mass, token = draw_from_residual(
-                row, q_row, begin, p_vocab, q_vocab, seed, position, i, draft, inverse,
+                x, y, begin, seed, position, i, draft, inverse,
                 p_shift, p_bound_logit, p_bound_token, item, q_shift, q_bound_logit, q_bound_token, q_item,
                 ONE_HOT, TRUNCATED, BLOCK,
             )  # fmt: skip
@@ -105,8 +140,9 @@ def _draw_kernel(
             )  # fmt: skip
     else:
         if SINGLE:
+            x = row_at(p_tiles, i, K_PAD) if AHEAD else load_tile(row, begin + tl.arange(0, BLOCK), p_vocab)
             mass, reference, _, token = draw_from_chunk(
-                row, begin, p_vocab, inverse, p_bound_logit, p_bound_token, item, seed, position, i, _BONUS,
+                x, begin, inverse, p_bound_logit, p_bound_token, item, seed, position, i, _BONUS,
                 TRUNCATED, BLOCK,
             )  # fmt: skip
             tl.store(masses + part, mass)
@@ -120,8 +156,8 @@ def _draw_kernel(
     noise = chunk_gumbel(seed, position, i, purpose, tl.arange(0, CHUNKS))
     if ~is_last(counters, request, parts):
         return
-    lane = tl.arange(0, CHUNKS)
-    tokens = load_part(part_token + wide * parts + lane, lane < parts, 0)
+    chunk_lane = tl.arange(0, CHUNKS)
+    tokens = load_part(part_token + wide * parts + chunk_lane, chunk_lane < parts, 0)
     left = rejected  # whether p - q leaves anything
     if rejected:
         log_masses = _residual_log_masses(masses, chunks, CHUNKS)
@@ -138,17 +174,19 @@ def _draw_kernel(
             chunk_mass, part_reference, request, inverse, chunks, parts, per, CHUNKS
         )  # fmt: skip
     chunk = pick_chunk(log_masses, noise, chunks)
-    last = tl.sum(tl.where(lane == chunk, tokens, 0))
+    last = tl.sum(tl.where(chunk_lane == chunk, tokens, 0))
     if not SINGLE or (rejected & ~left):
         if left:
+            x, y = _load_chunk(row, q_row, chunk * BLOCK, p_vocab, q_vocab, ONE_HOT, BLOCK)
             _, last = draw_from_residual(
-                row, q_row, chunk * BLOCK, p_vocab, q_vocab, seed, position, i, draft, inverse,
+                x, y, chunk * BLOCK, seed, position, i, draft, inverse,
                 p_shift, p_bound_logit, p_bound_token, item, q_shift, q_bound_logit, q_bound_token, q_item,
                 ONE_HOT, TRUNCATED, BLOCK,
             )  # fmt: skip
         else:
+            x = load_tile(row, chunk * BLOCK + tl.arange(0, BLOCK), p_vocab)
             _, _, _, last = draw_from_chunk(
-                row, chunk * BLOCK, p_vocab, inverse, p_bound_logit, p_bound_token, item, seed, position, i, purpose,
+                x, chunk * BLOCK, inverse, p_bound_logit, p_bound_token, item, seed, position, i, purpose,
                 TRUNCATED, BLOCK,
             )  # fmt: skip
     if rejected:
@@ -176,6 +214,9 @@ def draw_last(
     rows, q_rows = p.rows, q.rows if q else p.rows
     like, requests = rows.logits, rows.requests
     cut = chunk_cut(rows.vocab, requests)
+    single = cut.per == 1
+    ahead = requests * cut.chunks <= PROGRAMS // 2 and rows.k_pad <= MOST_AHEAD and like.element_size() == 2
+    registers = AHEAD_REGISTERS if ahead else SINGLE_REGISTERS if single else MAX_REGISTERS
     _draw_kernel[(requests * cut.parts,)](
         *p.tensors, *(q or p).tensors, rows.draft_tokens, rows.num_drafts,
         sampling.temperature, sampling.seed, positions, verified.p_lse, verified.q_lse, verified.weight,
@@ -184,6 +225,6 @@ def draw_last(
         *p.strides, *(q or p).strides, rows.stride_draft,
         rows.vocab, q_rows.vocab, cut.chunks, cut.parts, cut.per, rows.width - 1, requests,
         **flags(p, q), WEIGHTED=verified.weight is not None, BONUS=not bonus_given, COUNTED=counts is not None,
-        SINGLE=cut.per == 1, BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps,
-        maxnreg=SINGLE_REGISTERS if cut.per == 1 else MAX_REGISTERS, **launch_options(like),
+        SINGLE=single, AHEAD=ahead, BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps,
+        maxnreg=registers, **launch_options(like),
     )  # fmt: skip

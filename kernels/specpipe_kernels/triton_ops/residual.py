@@ -96,16 +96,12 @@ def residual_mass(
 
 @triton.jit
 def draw_from_residual(
-    row, q_row, begin, p_vocab, q_vocab, seed, position, index, draft, inverse,
+    x, y, begin, seed, position, index, draft, inverse,
     p_shift, p_bound_logit, p_bound_token, p_item, q_shift, q_bound_logit, q_bound_token, q_item,
     ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """→ a chunk's sum of max(p - q, 0), and the token drawn from it."""
+    """→ a chunk's sum of max(p - q, 0), and the token drawn from it. x, y: its logits."""
     offsets = begin + tl.arange(0, BLOCK)
-    x = load_tile(row, offsets, p_vocab)
-    y = x
-    if not ONE_HOT:
-        y = load_tile(q_row, offsets, q_vocab)
     noise = gumbel_tile(seed, position, index, _RECOVERED, begin, BLOCK)
     log_p, log_q = _log_probs(
         x, y, offsets, draft, inverse, p_shift, p_bound_logit, p_bound_token, p_item,

@@ -66,11 +66,11 @@ class Cut(NamedTuple):
     warps: int
 
 
-def cut_of(vocab: int, rows: int, *, lanes: int = LANES) -> Cut:
-    """lanes: entries of a tile that a thread takes."""
+def cut_of(vocab: int, rows: int, *, lanes: int = LANES, programs: int = 0) -> Cut:
+    """lanes: entries of a tile that a thread takes. programs: of all rows, unless there are more; PROGRAMS if 0."""
     tile = max(16, min(MAX_TILE * lanes // LANES, int(triton.next_power_of_2(vocab))))
     most = min(MAX_PARTS, triton.cdiv(vocab, tile))
-    steps = triton.cdiv(triton.cdiv(vocab, min(most, max(1, PROGRAMS // rows))), tile)
+    steps = triton.cdiv(triton.cdiv(vocab, min(most, max(1, (programs or PROGRAMS) // rows))), tile)
     parts = triton.cdiv(vocab, steps * tile)
     return Cut(tile, steps, parts, int(triton.next_power_of_2(most)), max(1, tile // (32 * lanes)))
 
@@ -156,6 +156,19 @@ def load_part(at, mask, other):
 @triton.jit
 def load_tile(row, offsets, vocab):
     return tl.load(row + offsets, mask=offsets < vocab, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def load_rows(rows, used, offsets, vocab):
+    """[N, BLOCK], as stored, of the rows that the pointers `rows` [N] name; -inf in those not `used`."""
+    inside = used[:, None] & (offsets < vocab)[None, :]
+    return tl.load(rows[:, None] + offsets[None, :], mask=inside, other=float("-inf"))
+
+
+@triton.jit
+def row_at(tiles, i, N: tl.constexpr):
+    """Row i of tiles [N, BLOCK], in fp32."""
+    return tl.sum(tl.where(tl.arange(0, N)[:, None] == i, tiles.to(tl.float32), 0.0), 0)
 
 
 @triton.jit

@@ -62,10 +62,10 @@ def _sample_kernel(
         temp = temp * 0.0
     if temp > 0.0:
         if per == 1:
+            x = load_tile(row, begin + tl.arange(0, BLOCK), vocab)
             mass, reference, score, token = draw_from_chunk(
-                row, begin, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
-                TRUNCATED, BLOCK,
-            )  # fmt: skip
+                x, begin, inverse, bound_logit, bound_token, item, seed, position, index, purpose, TRUNCATED, BLOCK
+            )
             tl.store(masses + part, mass)
             tl.store(part_score + partial, score)
             tl.store(part_token + partial, token)
@@ -108,8 +108,9 @@ def _sample_kernel(
             chunk = pick_chunk(log_masses, noise, chunks)
             drawn = tl.sum(tl.where(lane == chunk, tokens, 0))
             if per > 1:
+                x = load_tile(row, chunk * BLOCK + tl.arange(0, BLOCK), vocab)
                 _, _, _, drawn = draw_from_chunk(
-                    row, chunk * BLOCK, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
+                    x, chunk * BLOCK, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
                     TRUNCATED, BLOCK,
                 )  # fmt: skip
     else:

@@ -1,20 +1,22 @@
 """Where top-k, top-p and min-p cut a row, without sorting it; the Triton form of `reference.kept_logits`.
 
-Floats are mapped to unsigned keys of the same order. The last kept key is found four bits at a time: a launch weighs
-(counts, or sums the mass of) the keys under every value of the next four bits, each program in its span of a row; the
-next launch adds up the parts, always in one order, and looks below the digit at which the target is reached. bf16 and
-fp16 logits have fewer bits to find. Ties at the cut are kept from the lowest token id on.
+Five launches, whatever the dtype and the filters: the extent of a row; twice its weight at or above eight thresholds,
+which brackets the cut, the second time between two of the first; a list of what lies in the bracket; the cut. Many
+programs share a row but in the last one; what they found is added up in a fixed order, so that the cut does not depend
+on timing. Ties at the cut are kept from the lowest token id on.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from specpipe_kernels.triton_ops.cutoffs import cut_of_candidates, load_candidates, weight_from
+from specpipe_kernels.triton_ops.fast_math import at_least, fast_exp
+from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.triton_ops.rows import (
     NOWHERE,
     Rows,
@@ -26,300 +28,281 @@ from specpipe_kernels.triton_ops.rows import (
     load_tile,
     row_pointer,
 )
-from specpipe_kernels.triton_ops.tiles import span_of
+from specpipe_kernels.triton_ops.tiles import next_tile, span_of
 from specpipe_kernels.types import Bounds, SamplingTensors
 
-_DIGITS = tl.constexpr(16)
+MOST_LISTED = 8192
+"""Candidates of a row that one program holds; of more it searches the row itself, which is slow."""
+_BINS = tl.constexpr(8)
+_FARTHEST = tl.constexpr(1024.0)  # from the largest logit to the lowest threshold of top-k
 # Low bits of the fp32 form that are always zero.
 _UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
-_SIGN = tl.constexpr(0x80000000)
-_ONES = tl.constexpr(0xFFFFFFFF)
-
-
-@triton.jit
-def _keys(x, UNUSED: tl.constexpr):
-    """Unsigned integers in the order of x; -0.0 equals 0.0."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
-    return tl.where(bits >= _SIGN, bits ^ _ONES, bits | _SIGN) >> UNUSED
-
-
-@triton.jit
-def _logit_of(key, UNUSED: tl.constexpr):
-    """The float of a key; -inf for keys below all floats."""
-    full = (key << UNUSED).to(tl.uint32)
-    low = tl.full([], (1 << UNUSED) - 1, tl.uint32)
-    bits = tl.where(full >= _SIGN, full ^ _SIGN, (full | low) ^ _ONES).to(tl.uint32)
-    x = bits.to(tl.float32, bitcast=True)
-    return tl.where(x == x, x, float("-inf"))
-
-
-@triton.jit
-def _weight(x, offsets, vocab, top, inverse, kept_logit, kept_token, MASS: tl.constexpr):
-    """1 a token for top-k; for top-p the mass of what top-k kept, over the largest."""
-    if MASS:
-        kept = (x > kept_logit) | ((x == kept_logit) & (offsets <= kept_token))
-        return tl.where(kept, tl.exp((x - top) * inverse), 0.0)
-    return tl.where(offsets < vocab, 1.0, 0.0)
-
-
-@triton.jit
-def _target(top_k, top_p, request, vocab, MASS: tl.constexpr):
-    """→ the weight that the kept tokens must reach (top-p: as a share of the whole), and whether this filter cuts."""
-    if MASS:
-        p = tl.load(top_p + request)
-        return p, p < 1.0
-    k = tl.load(top_k + request)
-    return k.to(tl.float32), (k > 0) & (k < vocab)
-
-
-@triton.jit
-def _largest(tops, item, parts, PARTS: tl.constexpr):
-    part = tl.arange(0, PARTS)
-    return tl.max(tl.load(tops + item.to(tl.int64) * parts + part, mask=part < parts, other=float("-inf")))
-
-
-@triton.jit
-def _next_digit(
-    weights, prefixes, aboves, item, parts, shift, share, done,
-    MASS: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """→ the last kept key down to the digit at `shift`, the weight above that, and the weight to reach.
-
-    done: digits that were found before. Where there are none, the weights are those of the whole row.
-    """
-    first = done == 0
-    part = tl.arange(0, PARTS)
-    digit = tl.arange(0, _DIGITS)
-    at = weights + (item.to(tl.int64) * parts + part[:, None]) * _DIGITS + digit[None, :]
-    weight = tl.sum(tl.load(at, mask=(part < parts)[:, None], other=0.0), 0)
-    prefix = tl.load(prefixes + item, mask=~first, other=0).to(tl.uint32, bitcast=True)
-    above = tl.load(aboves + 2 * item.to(tl.int64), mask=~first, other=0.0)
-    target = tl.load(aboves + 2 * item.to(tl.int64) + 1, mask=~first, other=0.0)
-    if MASS:
-        share *= tl.sum(weight)
-    target = tl.where(first, share, target)
-    reached = above + tl.cumsum(weight, 0, reverse=True)
-    found = tl.max(tl.where(reached >= target, digit, 0))
-    above = tl.where(found == _DIGITS - 1, above, tl.sum(tl.where(digit == found + 1, reached, 0.0)))
-    return prefix | (found.to(tl.uint32) << shift), above, target
-
-
-@triton.jit
-def _kept_before(kept_logit, kept_token, item, MASS: tl.constexpr):
-    """What top-p finds kept by top-k; all for top-k."""
-    if MASS:
-        return tl.load(kept_logit + item), tl.load(kept_token + item)
-    return tl.full([], float("-inf"), tl.float32), tl.full([], NOWHERE, tl.int32)
-
-
-@triton.jit
-def _tied(row, offsets, vocab, logit, before_logit, before_token, MASS: tl.constexpr):
-    """1 where a token that the filter before kept has this logit."""
-    x = load_tile(row, offsets, vocab)
-    tied = ((x == logit) & (offsets < vocab)).to(tl.int32)
-    if MASS:
-        tied = tl.where((x > before_logit) | (offsets <= before_token), tied, 0)
-    return tied
 
 
 @triton.jit
 def _find(
-    logits, row_map, draft_tokens, num_drafts, temperature, stride_group, stride_row, stride_draft, width, parts,
+    logits, row_map, draft_tokens, num_drafts, temperature, top_k, top_p,
+    stride_group, stride_row, stride_draft, vocab, width, parts,
     HAS_MAP: tl.constexpr, BONUS: tl.constexpr, K_PAD: tl.constexpr,
 ):  # fmt: skip
-    """→ item, part and request of a program, its row, the temperature, and whether the row is truncated."""
+    """→ item, part and request of a program, its row, temperature, k (0: off), p, and whether the row is truncated."""
     item = tl.program_id(0) // parts
     request = item // width
     position = item % width
-    used = count_positions(draft_tokens, stride_draft, num_drafts, request, width, K_PAD, BONUS)
     temp = tl.load(temperature + request)
+    k = tl.load(top_k + request)
+    p = tl.load(top_p + request)
     row = row_pointer(logits, row_map, request, position, stride_group, stride_row, HAS_MAP)
-    return item, tl.program_id(0) % parts, request, row, temp, (position < used) & (temp > 0.0)
+    used = count_positions(draft_tokens, stride_draft, num_drafts, request, width, K_PAD, BONUS)
+    k = tl.where((k > 0) & (k < vocab), k, 0)
+    return item, tl.program_id(0) % parts, request, row, temp, k, p, (position < used) & (temp > 0.0)
+
+
+@triton.jit
+def _load_extent(tops, bottoms, item, parts, PARTS: tl.constexpr):
+    part = tl.arange(0, PARTS)
+    at = item.to(tl.int64) * parts + part
+    top = tl.max(tl.load(tops + at, mask=part < parts, other=float("-inf")))
+    return top, tl.min(tl.load(bottoms + at, mask=part < parts, other=float("inf")))
+
+
+@triton.jit
+def _first_thresholds(top, bottom, k, p, temp, vocab):
+    """[_BINS], ascending from -inf. Those of top-k come close to the largest logit; those of top-p are evenly spread.
+
+    Tokens below the lowest one of top-p have a mass of at most 1 - p together, and the largest logit has 1.
+    """
+    bin_ = tl.arange(0, _BINS)
+    reach = tl.where(k > 0, _FARTHEST, temp * tl.log(vocab / tl.maximum(1.0 - p, 1e-8)))
+    spread = tl.where(k > 0, tl.exp2(1.0 - bin_), (_BINS - bin_) / (_BINS - 1.0))
+    return tl.where(bin_ == 0, float("-inf"), top - tl.minimum(top - bottom, reach) * spread)
+
+
+@triton.jit
+def _further_thresholds(low, high, top):
+    """[_BINS] of [low, high), evenly spread."""
+    return low + (tl.minimum(high, top) - low) * (tl.arange(0, _BINS) / (_BINS + 0.0))
+
+
+@triton.jit
+def _bracket(
+    weights, thresholds, item, parts, k, p, low, high, above, target, FIRST: tl.constexpr, PARTS: tl.constexpr
+):
+    """Narrow low <= cut < high: → that, the weight from `high` on, the weight to reach (NaN for unsound rows).
+
+    weights [items, parts, _BINS]: of a part, at or above each threshold.
+    """
+    part = tl.arange(0, PARTS)
+    bin_ = tl.arange(0, _BINS)
+    at = weights + (item.to(tl.int64) * parts + part[:, None]) * _BINS + bin_[None, :]
+    reached = tl.sum(tl.load(at, mask=(part < parts)[:, None], other=0.0), 0)
+    if FIRST:
+        target = tl.where(k > 0, k.to(tl.float32), p * tl.max(reached))
+    found = tl.max(tl.where(reached >= target, bin_, -1))
+    inside = (found >= 0) & (found < _BINS - 1)
+    low = tl.where(found >= 0, tl.sum(tl.where(bin_ == found, thresholds, 0.0)), low)
+    high = tl.where(inside, tl.sum(tl.where(bin_ == found + 1, thresholds, 0.0)), high)
+    above = tl.where(inside, tl.sum(tl.where(bin_ == found + 1, reached, 0.0)), above)
+    return low, high, above, target
+
+
+@triton.jit
+def _first_bracket(weights, thresholds, item, parts, k, p, PARTS: tl.constexpr):
+    infinity = tl.full([], float("inf"), tl.float32)
+    zero = tl.zeros([], tl.float32)
+    return _bracket(weights, thresholds, item, parts, k, p, -infinity, infinity, zero, zero, True, PARTS)
 
 
 @triton.jit(do_not_specialize=["width", "stride_draft", "parts", "steps"])
-def _largest_kernel(
-    logits, row_map, draft_tokens, num_drafts, temperature,
-    stride_group, stride_row, stride_draft, vocab, width, parts, steps, tops,
-    HAS_MAP: tl.constexpr, BONUS: tl.constexpr, K_PAD: tl.constexpr, BLOCK: tl.constexpr,
+def _extent_kernel(
+    logits, row_map, draft_tokens, num_drafts, temperature, top_k, top_p,
+    stride_group, stride_row, stride_draft, vocab, width, parts, tops, bottoms, steps,
+    HAS_MAP: tl.constexpr, BONUS: tl.constexpr, K_PAD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of a span."""
-    item, part, _, row, _, used = _find(
-        logits, row_map, draft_tokens, num_drafts, temperature, stride_group, stride_row, stride_draft, width, parts,
-        HAS_MAP, BONUS, K_PAD,
+    """The largest and the smallest finite logit of a span."""
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    item, part, _, row, _, _, _, used = _find(
+        logits, row_map, draft_tokens, num_drafts, temperature, top_k, top_p,
+        stride_group, stride_row, stride_draft, vocab, width, parts, HAS_MAP, BONUS, K_PAD,
     )  # fmt: skip
     if ~used:
         return
     begin, end = span_of(part, steps, vocab, BLOCK)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
+    smallest = tl.full([BLOCK], float("inf"), tl.float32)
+    x = load_tile(row, begin + tl.arange(0, BLOCK), vocab)
     for start in range(begin, end, BLOCK):
-        largest = tl.maximum(largest, load_tile(row, start + tl.arange(0, BLOCK), vocab))
-    tl.store(tops + item.to(tl.int64) * parts + part, tl.max(largest))
+        following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
+        largest = tl.maximum(largest, x)
+        smallest = tl.minimum(smallest, tl.where(x > float("-inf"), x, float("inf")))
+        x = following
+    partial = item.to(tl.int64) * parts + part
+    tl.store(tops + partial, tl.max(largest))
+    tl.store(bottoms + partial, tl.min(smallest))
 
 
-@triton.jit(do_not_specialize=["width", "stride_draft", "parts", "steps", "step", "shift"])
+@triton.jit(do_not_specialize=["width", "stride_draft", "parts", "steps", "extents", "further"])
 def _weigh_kernel(
-    logits, row_map, draft_tokens, num_drafts, temperature,
-    stride_group, stride_row, stride_draft, vocab, width, parts, steps, tops,
-    top_k, top_p, kept_logit, kept_token,
-    weights, prefixes, aboves, next_weights, next_prefixes, next_aboves, step, shift,
-    MASS: tl.constexpr, HAS_MAP: tl.constexpr, BONUS: tl.constexpr, K_PAD: tl.constexpr,
-    UNUSED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    logits, row_map, draft_tokens, num_drafts, temperature, top_k, top_p,
+    stride_group, stride_row, stride_draft, vocab, width, parts, tops, bottoms,
+    extents, before, weights, steps, further,
+    HAS_MAP: tl.constexpr, BONUS: tl.constexpr, K_PAD: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """The weight of a span under every digit at `shift` of the keys that begin as the last kept one does.
-
-    weights, prefixes, aboves: what the launch before left, for the digit above, if step > 0.
-    """
-    item, part, request, row, temp, used = _find(
-        logits, row_map, draft_tokens, num_drafts, temperature, stride_group, stride_row, stride_draft, width, parts,
-        HAS_MAP, BONUS, K_PAD,
+    """The weight of a span at or above each threshold; if further != 0, of those between what `before` brackets."""
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    item, part, _, row, temp, k, p, used = _find(
+        logits, row_map, draft_tokens, num_drafts, temperature, top_k, top_p,
+        stride_group, stride_row, stride_draft, vocab, width, parts, HAS_MAP, BONUS, K_PAD,
     )  # fmt: skip
-    share, cuts = _target(top_k, top_p, request, vocab, MASS)
-    if ~used | ~cuts:
+    if ~used | ((k == 0) & ~(p < 1.0)):
         return
-    inverse = inverse_temperature(temp)
-    top = _largest(tops, item, parts, PARTS)
-    before_logit, before_token = _kept_before(kept_logit, kept_token, item, MASS)
-    place = (tl.zeros([], tl.int32) + shift).to(tl.uint32)
-    prefix = tl.zeros([], tl.uint32)
-    if step > 0:
-        prefix, above, target = _next_digit(
-            weights, prefixes, aboves, item, parts, place + 4, share, tl.zeros([], tl.int32) + step - 1, MASS, PARTS
-        )
-        if part == 0:
-            tl.store(next_prefixes + item, prefix.to(tl.int32, bitcast=True))
-            tl.store(next_aboves + 2 * item.to(tl.int64), above)
-            tl.store(next_aboves + 2 * item.to(tl.int64) + 1, target)
-    digit = tl.arange(0, _DIGITS)
-    sums = tl.zeros([_DIGITS, BLOCK], tl.float32)
     begin, end = span_of(part, steps, vocab, BLOCK)
+    lane = tl.arange(0, BLOCK)
+    x = load_tile(row, begin + lane, vocab)
+    inverse = inverse_temperature(temp)
+    top, bottom = _load_extent(tops, bottoms, item, extents, PARTS)
+    thresholds = _first_thresholds(top, bottom, k, p, temp, vocab)
+    if further != 0:
+        low, high, _above, _target = _first_bracket(before, thresholds, item, parts, k, p, PARTS)
+        thresholds = _further_thresholds(low, high, top)
+    sums = tl.zeros([_BINS, BLOCK], tl.float32)
     for start in range(begin, end, BLOCK):
-        offsets = start + tl.arange(0, BLOCK)
-        x = load_tile(row, offsets, vocab)
-        key = _keys(x, UNUSED)
-        weight = _weight(x, offsets, vocab, top, inverse, before_logit, before_token, MASS)
-        weight = tl.where(((key >> place) >> 4) == ((prefix >> place) >> 4), weight, 0.0)
-        here = ((key >> place) & 15).to(tl.int32)
-        sums += tl.where(here[None, :] == digit[:, None], weight[None, :], 0.0)
-    tl.store(next_weights + (item.to(tl.int64) * parts + part) * _DIGITS + digit, tl.sum(sums, 1))
+        following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
+        weight = tl.where(k > 0, 1.0, fast_exp((x - top) * inverse))
+        sums += at_least(x[None, :], thresholds[:, None]) * weight[None, :]
+        x = following
+    tl.store(weights + (item.to(tl.int64) * parts + part) * _BINS + tl.arange(0, _BINS), tl.sum(sums, 1))
 
 
-@triton.jit(do_not_specialize=["width", "stride_draft", "parts", "steps"])
-def _tie_kernel(
-    logits, row_map, draft_tokens, num_drafts, temperature,
-    stride_group, stride_row, stride_draft, vocab, width, parts, steps, tops,
-    top_k, top_p, min_p, kept_logit, kept_token, weights, prefixes, aboves, ties, out_logit, out_token,
-    COUNT: tl.constexpr, MASS: tl.constexpr, HAS_MAP: tl.constexpr, BONUS: tl.constexpr, K_PAD: tl.constexpr,
-    UNUSED: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """COUNT: the tokens of a span that have the last kept logit. Else what the filter keeps, from those counts."""
-    item, part, request, row, temp, used = _find(
-        logits, row_map, draft_tokens, num_drafts, temperature, stride_group, stride_row, stride_draft, width, parts,
-        HAS_MAP, BONUS, K_PAD,
+@triton.jit
+def _narrowed(tops, bottoms, first, second, item, extents, weighed, k, p, temp, vocab, PARTS: tl.constexpr):
+    """→ largest logit, and of the last bracket: low <= cut < high, the weight from `high` on, the weight to reach."""
+    top, bottom = _load_extent(tops, bottoms, item, extents, PARTS)
+    thresholds = _first_thresholds(top, bottom, k, p, temp, vocab)
+    low, high, above, target = _first_bracket(first, thresholds, item, weighed, k, p, PARTS)
+    thresholds = _further_thresholds(low, high, top)
+    low, high, above, target = _bracket(
+        second, thresholds, item, weighed, k, p, low, high, above, target, False, PARTS
     )  # fmt: skip
-    share, cuts = _target(top_k, top_p, request, vocab, MASS)
+    # Where top-k cuts, all that it keeps is listed, for top-p to choose from.
+    return top, low, tl.where(k > 0, float("inf"), high), tl.where(k > 0, 0.0, above), target
+
+
+@triton.jit(do_not_specialize=["width", "stride_draft", "parts", "steps", "weighed", "room"])
+def _list_kernel(
+    logits, row_map, draft_tokens, num_drafts, temperature, top_k, top_p,
+    stride_group, stride_row, stride_draft, vocab, width, parts, tops, bottoms, weighed, first, second,
+    steps, listed, room, counts,
+    HAS_MAP: tl.constexpr, BONUS: tl.constexpr, K_PAD: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """List the tokens that a span has in the bracket, and count them."""
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    item, part, _, row, temp, k, p, used = _find(
+        logits, row_map, draft_tokens, num_drafts, temperature, top_k, top_p,
+        stride_group, stride_row, stride_draft, vocab, width, parts, HAS_MAP, BONUS, K_PAD,
+    )  # fmt: skip
+    if ~used | ((k == 0) & ~(p < 1.0)):
+        return
+    begin, end = span_of(part, steps, vocab, BLOCK)
+    lane = tl.arange(0, BLOCK)
+    x = load_tile(row, begin + lane, vocab)
+    _, low, high, _, _ = _narrowed(
+        tops, bottoms, first, second, item, parts, weighed, k, p, temp, vocab, PARTS
+    )  # fmt: skip
+    partial = item.to(tl.int64) * parts + part
+    count = tl.zeros([], tl.int32)
+    for start in range(begin, end, BLOCK):
+        following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
+        taken = ((x >= low) & (x < high) & (x > float("-inf"))).to(tl.int32)
+        here = tl.sum(taken)
+        if here > 0:
+            place = count + tl.cumsum(taken, 0) - 1
+            tl.store(listed + partial * room + place, start + lane, mask=(taken == 1) & (place < room))
+        count += here
+        x = following
+    tl.store(counts + partial, count)
+
+
+@triton.jit(do_not_specialize=["width", "stride_draft", "parts", "weighed", "room"])
+def _cut_kernel(
+    logits, row_map, draft_tokens, num_drafts, temperature, top_k, top_p,
+    stride_group, stride_row, stride_draft, vocab, width, parts, tops, bottoms, weighed, first, second,
+    min_p, listed, room, counts, through, out_logit, out_token,
+    HAS_MAP: tl.constexpr, BONUS: tl.constexpr, K_PAD: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    LOG: tl.constexpr, MOST: tl.constexpr, UNUSED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Find the cut of a row among the tokens that are listed."""
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    item, _, request, row, temp, k, p, used = _find(
+        logits, row_map, draft_tokens, num_drafts, temperature, top_k, top_p,
+        stride_group, stride_row, stride_draft, vocab, width, 1, HAS_MAP, BONUS, K_PAD,
+    )  # fmt: skip
     if ~used:
         return
-    top = _largest(tops, item, parts, PARTS)
-    before_logit, before_token = _kept_before(kept_logit, kept_token, item, MASS)
-    begin, end = span_of(part, steps, vocab, BLOCK)
-    partial = item.to(tl.int64) * parts + part
-    lane = tl.arange(0, BLOCK)
-    logit = before_logit
-    token = before_token
-    missing = tl.zeros([], tl.int32)  # ties to keep
-    if cuts:
-        key, above, target = _next_digit(
-            weights,
-            prefixes,
-            aboves,
-            item,
-            parts,
-            tl.zeros([], tl.uint32),
-            share,
-            tl.full([], 1, tl.int32),
-            MASS,
-            PARTS,
-        )
-        logit = _logit_of(key, UNUSED)
-        each = 1.0
-        if MASS:
-            each = tl.maximum(tl.exp((logit - top) * inverse_temperature(temp)), 1e-37)
-        missing = tl.minimum(tl.maximum(tl.ceil((target - above) / each), 1.0), 1e9).to(tl.int32)
-    if COUNT:
-        if cuts:
-            count = tl.zeros([BLOCK], tl.int32)
-            for start in range(begin, end, BLOCK):
-                count += _tied(row, start + lane, vocab, logit, before_logit, before_token, MASS)
-            tl.store(ties + partial, tl.sum(count))
-    else:
-        mine = part == 0  # whether this program tells what is kept
-        if cuts:
-            other = tl.arange(0, PARTS)
-            counts = tl.load(ties + item.to(tl.int64) * parts + other, mask=other < parts, other=0)
-            before = tl.sum(tl.where(other < part, counts, 0))
-            through = tl.sum(tl.where(other <= part, counts, 0))
-            token = tl.full([], NOWHERE, tl.int32)  # where there are fewer than that
-            mine = ((before < missing) & (missing <= through)) | (mine & (tl.sum(counts) < missing))
-            if (before < missing) & (missing <= through):
-                for start in range(begin, end, BLOCK):
-                    tied = _tied(row, start + lane, vocab, logit, before_logit, before_token, MASS)
-                    nth = (tied == 1) & (before + tl.cumsum(tied, 0) == missing)
-                    token = tl.minimum(token, tl.min(tl.where(nth, start + lane, NOWHERE)))
-                    before += tl.sum(tied)
-        if MASS:  # min-p comes last
-            floor = tl.load(min_p + request)
-            least = tl.where(floor > 0.0, top + temp * tl.log(tl.where(floor > 0.0, floor, 1.0)), float("-inf"))
-            token = tl.where(least > logit, NOWHERE, token)
-            logit = tl.maximum(least, logit)
-        if mine:
-            tl.store(out_logit + item, logit)
-            tl.store(out_token + item, token)
-
-
-class _Found(NamedTuple):
-    """What a launch leaves for the next one, of every item."""
-
-    weights: Tensor
-    """[items, parts, digits]."""
-    prefixes: Tensor
-    """[items] int32."""
-    aboves: Tensor
-    """[items, 2]: the weight above the prefix, the weight to reach."""
+    top, low, _, above, target = _narrowed(
+        tops, bottoms, first, second, item, parts, weighed, k, p, temp, vocab, PARTS
+    )  # fmt: skip
+    floor = tl.load(min_p + request)
+    logit = tl.full([], float("-inf"), tl.float32)
+    token = tl.full([], NOWHERE, tl.int32)
+    if ((k > 0) | (p < 1.0)) & (target == target):
+        inverse = inverse_temperature(temp)
+        n, xs, tokens = load_candidates(row, listed, counts, through, item, parts, room, PARTS, LOG, MOST)
+        all_listed = n <= MOST
+        if k > 0:
+            logit, token = cut_of_candidates(
+                xs, tokens, all_listed, above, target, low, row, vocab, top, inverse, logit, token, False, UNUSED, BLOCK
+            )
+            target = p * weight_from(
+                float("-inf"), xs, tokens, all_listed, row, vocab, top, inverse, logit, token, True, BLOCK
+            )
+        if p < 1.0:
+            logit, token = cut_of_candidates(
+                xs, tokens, all_listed, above, target, low, row, vocab, top, inverse, logit, token, True, UNUSED, BLOCK
+            )
+    least = tl.where(floor > 0.0, top + temp * tl.log(tl.where(floor > 0.0, floor, 1.0)), float("-inf"))
+    tl.store(out_token + item, tl.where(least > logit, NOWHERE, token))  # min-p comes last
+    tl.store(out_logit + item, tl.maximum(least, logit))
 
 
 def truncation_bounds(rows: Rows, sampling: SamplingTensors) -> Bounds:
     """[items] each; undefined where a row is greedy or not in use."""
-    like, items, unused = rows.logits, rows.items, _UNUSED_BITS[rows.logits.dtype]
-    cut = cut_of(rows.vocab, items, lanes=4)
-    tops, ties = floats(like, items, cut.parts), int32s(like, items, cut.parts)
-    by_k, bounds = (Bounds(floats(like, items), int32s(like, items)) for _ in range(2))
-    # Two in turns: a launch reads what the one before left, while others of its programs write already.
-    found = [
-        _Found(floats(like, items, cut.parts, _DIGITS.value), int32s(like, items), floats(like, items, 2))
-        for _ in range(2)
-    ]
-    grid = (items * cut.parts,)
+    like, items = rows.logits, rows.items
+    cut, weigh = cut_of(rows.vocab, items), cut_of(rows.vocab, items, lanes=4)
     located = (
-        like, rows.row_map, rows.draft_tokens, rows.num_drafts, sampling.temperature,
-        rows.stride_group, rows.stride_row, rows.stride_draft, rows.vocab, rows.width, cut.parts, cut.steps, tops,
+        like, rows.row_map, rows.draft_tokens, rows.num_drafts, sampling.temperature, sampling.top_k, sampling.top_p,
+        rows.stride_group, rows.stride_row, rows.stride_draft, rows.vocab, rows.width,
     )  # fmt: skip
     common: dict[str, Any] = {
-        "HAS_MAP": rows.row_map is not None, "BONUS": rows.bonus, "K_PAD": rows.k_pad, "BLOCK": cut.tile,
-        "num_warps": cut.warps,
+        "HAS_MAP": rows.row_map is not None, "BONUS": rows.bonus, "K_PAD": rows.k_pad, **launch_options(like),
     }  # fmt: skip
-    _largest_kernel[grid](*located, **common)
-    common |= {"UNUSED": unused, "PARTS": cut.parts_pad}
-    steps = (32 - unused + 3) // 4
-    for mass, out in ((False, by_k), (True, bounds)):
-        for step in range(steps):
-            _weigh_kernel[grid](
-                *located, sampling.top_k, sampling.top_p, *by_k, *found[(step + 1) % 2], *found[step % 2],
-                step, 4 * (steps - 1 - step), MASS=mass, **common,
-            )  # fmt: skip
-        for count in (True, False):
-            _tie_kernel[grid](
-                *located, sampling.top_k, sampling.top_p, sampling.min_p, *by_k, *found[(steps + 1) % 2], ties, *out,
-                COUNT=count, MASS=mass, **common,
-            )  # fmt: skip
+    extent = floats(like, items, cut.parts), floats(like, items, cut.parts)
+    weights = [floats(like, items, weigh.parts, _BINS.value) for _ in range(2)]
+    _extent_kernel[(items * cut.parts,)](
+        *located, cut.parts, *extent, cut.steps, BLOCK=cut.tile, num_warps=cut.warps, **common
+    )
+    common["PARTS"] = max(cut.parts_pad, weigh.parts_pad)
+    for step in range(2):
+        _weigh_kernel[(items * weigh.parts,)](
+            *located, weigh.parts, *extent, cut.parts, weights[0], weights[step], weigh.steps, step,
+            BLOCK=weigh.tile, num_warps=weigh.warps, **common,
+        )  # fmt: skip
+    found = *located, cut.parts, *extent, weigh.parts, *weights
+    room, counts = min(MOST_LISTED, cut.steps * cut.tile), int32s(like, items, cut.parts)
+    listed = int32s(like, items, cut.parts, room)
+    _list_kernel[(items * cut.parts,)](
+        *found, cut.steps, listed, room, counts, BLOCK=cut.tile, num_warps=cut.warps, **common
+    )
+    bounds = Bounds(floats(like, items), int32s(like, items))
+    _cut_kernel[(items,)](
+        *found, sampling.min_p, listed, room, counts, torch.empty_like(counts), *bounds,
+        BLOCK=cut.tile, LOG=common["PARTS"].bit_length() - 1, MOST=MOST_LISTED, UNUSED=_UNUSED_BITS[like.dtype],
+        num_warps=max(1, MOST_LISTED // 512), **common,
+    )  # fmt: skip
     return bounds
