@@ -1,7 +1,7 @@
 """Decoder layers through torch.compile, for models that are not fused: one compiled code for all layers that are alike.
 
-What differs between forwards but the number of tokens stays outside of it (`specpipe.engine.attend`), and the number of
-tokens is symbolic, one included: nothing is compiled while rows run.
+What differs between forwards but the number of tokens stays outside of it (`specpipe.engine.attend`). The number of
+tokens is symbolic, where it is not 1, which torch compiles for itself: nothing is compiled while rows run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +102,16 @@ class _Merging:
         return self._compile(module, inputs)
 
 
+def _keep_on_disk() -> None:
+    """What inductor compiles goes to the user's cache folder: where torch says, the next boot may delete it."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+    from triton import knobs
+
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):  # torch sets it when it is imported
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / "inductor")
+    os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)  # inductor would move that of our own kernels
+
+
 def _check_equal(logits: Tensor, expected: Tensor) -> None:
     """Raises ArithmeticError. Compiled code rounds to 16 bits less often: there logits differ by a hundredth or so."""
     error = float((logits - expected).float().square().mean().sqrt() / expected.float().std())
@@ -113,15 +123,12 @@ def _check_equal(logits: Tensor, expected: Tensor) -> None:
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Symbolic sizes that may be 1, constants that are constant; nothing that compilers warn of while they work."""
+    """Constants are constant, not inputs; nothing that compilers warn of while they work."""
     from torch._dynamo import config as tracing
-    from torch.fx.experimental import _config as shapes
 
-    # Inductor would keep its work where the next boot deletes it, and move all of Triton's there.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
+    _keep_on_disk()
     with (
         tracing.patch(specialize_float=True),
-        cast(Any, shapes).patch(backed_size_oblivious=True),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")

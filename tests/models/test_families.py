@@ -118,13 +118,16 @@ def in_chunks(
     return [torch.cat(part) for part in out]
 
 
-def check_family(config_class: type) -> None:
+def check_family(config_class: type, compiler: str) -> bool:
+    """→ whether its layers were compiled."""
     rows = [torch.randint(5, 300, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS]
     with torch.inference_mode():
         model = build(config_class, "eager")
         expected = [model(input_ids=row[None], use_cache=False).logits[0] for row in rows]
     vocab_size = expected[0].shape[-1]
-    runner = ModelRunner(build(config_class, "specpipe"), vocab_size=vocab_size, context_length=512, page_size=16)
+    runner = ModelRunner(
+        build(config_class, "specpipe"), vocab_size=vocab_size, context_length=512, page_size=16, compiler=compiler
+    )
     runner.allocate_pages(13)
     # The exponentials of torch's fused attention are good to 20 units in the last place, those of eager ones to one.
     tolerance = 5e-5 * float(expected[0].std().clamp(min=1))
@@ -133,20 +136,27 @@ def check_family(config_class: type) -> None:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=tolerance)
     for got, want in zip(in_chunks(runner, rows, CHUNKS[-1], kept=1), expected, strict=True):
         torch.testing.assert_close(got, want[-len(got) :], rtol=1e-4, atol=tolerance)
+    return runner.compiled
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # families warn about their own defaults
-def test_paged_logits_equal_the_models_own_in_every_family_that_passes() -> None:
+@pytest.mark.parametrize("compiler", ["", "eager"])
+def test_paged_logits_equal_the_models_own_in_every_family_that_passes(
+    compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One test over all: to know the families, 400 configuration modules must be imported, too slow for collection."""
     register()
-    wrong = {}
+    monkeypatch.setattr("specpipe.engine.runner.STANCE", "fail_on_recompile")
+    wrong, uncompiled = {}, set()
     families = supported()
     for model_type, config_class in families.items():
         try:
-            check_family(config_class)
+            if not check_family(config_class, compiler):
+                uncompiled.add(model_type)
         except Exception as error:
             wrong[model_type] = f"{type(error).__name__}: {error}"
     assert not wrong, "\n".join(f"{name}: {reason}" for name, reason in wrong.items())
     assert {"llama", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_oss", "deepseek_v3"} <= families.keys()
+    assert not compiler or uncompiled <= {"beam"}, f"layers of {uncompiled} do not compile"
