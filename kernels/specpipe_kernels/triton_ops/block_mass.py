@@ -53,38 +53,42 @@ def _block_mass_kernel(
     P_MAP: tl.constexpr, Q_MAP: tl.constexpr, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, K_PAD: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    wait_for_inputs(PDL)
-    let_next_start(PDL)
     request = requests - 1 - tl.program_id(0) // parts
     part = tl.program_id(0) % parts
-    bits = tl.load(undecided + request)
+    begin, end = span_of(part, steps, p_vocab, BLOCK)
+    lane = tl.arange(0, K_PAD)
+    # Verification did not write these: they may be read while it runs.
     inverse = inverse_temperature(tl.load(temperature + request))
+    count, drafts = load_drafts(draft_tokens, stride_draft, num_drafts, request, k, K_PAD)
+    eta = uniform(tl.load(seeds + request), tl.load(positions + request) + lane, lane, _BLOCK)
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    items = request * (k + 1) + lane
+    bits = tl.load(undecided + request)
+    p = tl.load(weight + items + 1, mask=lane < count, other=0.0)
+    p_shifts = tl.load(p_lse + items + 1, mask=lane < count, other=0.0) - tl.log(p)
+    q_shifts = tl.load(q_lse + items + 1, mask=lane < count, other=0.0)
     if bits == 0:
         return
-    begin, end = span_of(part, steps, p_vocab, BLOCK)
     for i in range(1, k):
         if ((bits >> (i - 1)) & 1) == 1:
             position = tl.zeros([], tl.int32) + i
             item = request * (k + 1) + i
-            lse_p, lse_q, scale = tl.load(p_lse + item), tl.load(q_lse + item), tl.load(weight + item)
             row = row_pointer(p_logits, p_map, request, position, p_stride_group, p_stride_row, P_MAP)
             q_row = row_pointer(q_logits, q_map, request, position, q_stride_group, q_stride_row, Q_MAP)
+            p_shift = tl.sum(tl.where(lane == i - 1, p_shifts, 0.0))
+            q_shift = tl.sum(tl.where(lane == i - 1, q_shifts, 0.0))
             mass = residual_mass(
-                row, q_row, begin, end, p_vocab, q_vocab, inverse, lse_p - tl.log(scale), p_bound_logit, p_bound_token,
-                item, lse_q, q_bound_logit, q_bound_token, request * k + i, TRUNCATED, BLOCK,
+                row, q_row, begin, end, p_vocab, q_vocab, inverse, p_shift, p_bound_logit, p_bound_token, item,
+                q_shift, q_bound_logit, q_bound_token, request * k + i, TRUNCATED, BLOCK,
             )  # fmt: skip
             tl.store(part_mass + item.to(tl.int64) * parts + part, mass)
     if ~is_last(counters, request, parts):
         return
-    i = tl.arange(0, K_PAD)
-    count, drafts = load_drafts(draft_tokens, stride_draft, num_drafts, request, k, K_PAD)
-    lane = tl.arange(0, PARTS)
-    item = request * (k + 1) + i + 1
-    known = (i < k) & (((bits >> i.to(tl.int64)) & 1) == 1)
-    at = part_mass + item.to(tl.int64)[:, None] * parts + lane[None, :]
-    mass = tl.sum(load_part(at, known[:, None] & (lane < parts)[None, :], 0.0), 1)
-    p = tl.load(weight + item, mask=i < count, other=0.0)
-    eta = uniform(tl.load(seeds + request), tl.load(positions + request) + i, i, _BLOCK)
+    other = tl.arange(0, PARTS)
+    known = (lane < k) & (((bits >> lane.to(tl.int64)) & 1) == 1)
+    at = part_mass + (items + 1).to(tl.int64)[:, None] * parts + other[None, :]
+    mass = tl.sum(load_part(at, known[:, None] & (other < parts)[None, :], 0.0), 1)
     accepted = block_length(p, mass, eta, count, K_PAD)
     last = tl.zeros([], tl.int32) - 1
     emit(

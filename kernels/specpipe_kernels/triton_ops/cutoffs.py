@@ -46,12 +46,12 @@ def weight_of(x, token, vocab, top, inverse, kept_logit, kept_token, MASS: tl.co
 
 @triton.jit
 def weight_from(
-    logit, xs, tokens, listed, row, vocab, top, inverse, kept_logit, kept_token, MASS: tl.constexpr, BLOCK: tl.constexpr
+    logit, xs, weights, listed, row, vocab, top, inverse, kept_logit, kept_token,
+    MASS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The weight of logits of at least `logit`: of candidates, or of the row if they are not all listed."""
     if listed:
-        weight = weight_of(xs, tokens, vocab, top, inverse, kept_logit, kept_token, MASS)
-        reached = tl.sum(tl.where(xs >= logit, weight, 0.0))
+        reached = tl.sum(tl.where(xs >= logit, weights, 0.0))
     else:
         total = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
@@ -94,16 +94,28 @@ def cut_of_candidates(
     above: weight that precedes all candidates, whose logits are `lowest` at least.
     """
     above = tl.where(listed, above, 0.0)
+    weights = weight_of(xs, tokens, vocab, top, inverse, kept_logit, kept_token, MASS)
     low, high = _keys(lowest, UNUSED), _keys(top, UNUSED) + 1
     while high - low > 1:
         middle = low + (high - low) // 2
         reached = above + weight_from(
-            _logit_of(middle, UNUSED), xs, tokens, listed, row, vocab, top, inverse, kept_logit, kept_token, MASS, BLOCK
+            _logit_of(middle, UNUSED),
+            xs,
+            weights,
+            listed,
+            row,
+            vocab,
+            top,
+            inverse,
+            kept_logit,
+            kept_token,
+            MASS,
+            BLOCK,
         )
         low, high = tl.where(reached >= target, middle, low), tl.where(reached >= target, high, middle)
     logit = _logit_of(low, UNUSED)
     above += weight_from(
-        _logit_of(low + 1, UNUSED), xs, tokens, listed, row, vocab, top, inverse, kept_logit, kept_token, MASS, BLOCK
+        _logit_of(low + 1, UNUSED), xs, weights, listed, row, vocab, top, inverse, kept_logit, kept_token, MASS, BLOCK
     )
     each = 1.0
     if MASS:
@@ -114,11 +126,11 @@ def cut_of_candidates(
 
 @triton.jit
 def load_candidates(
-    row, listed, counts, through, item, parts, room, PARTS: tl.constexpr, LOG: tl.constexpr, MOST: tl.constexpr
+    row, listed, counts, through, item, parts, room, log_parts, PARTS: tl.constexpr, MOST: tl.constexpr
 ):  # fmt: skip
     """→ how many tokens the parts of a row listed, and the logits and tokens [MOST] of the first ones.
 
-    counts [items, parts]; through: as much room. A part's list has `room` places.
+    counts [items, parts]; through: as much room. A part's list has `room` places. 2 ** log_parts > parts.
     """
     part = tl.arange(0, PARTS)
     first = item.to(tl.int64) * parts
@@ -129,8 +141,8 @@ def load_candidates(
     place = tl.arange(0, MOST)
     valid = place < n
     owner = tl.zeros([MOST], tl.int32)  # parts whose candidates all stand before a place
-    for bit in tl.static_range(LOG):
-        ahead = owner + (PARTS >> (bit + 1))
+    for bit in range(log_parts):
+        ahead = owner + (1 << (log_parts - 1 - bit))
         passed = tl.load(through + first + ahead - 1, mask=valid & (ahead <= parts), other=NOWHERE) <= place
         owner = tl.where(passed, ahead, owner)
     before = tl.load(through + first + owner - 1, mask=valid & (owner > 0), other=0)

@@ -3,8 +3,8 @@
 With programmatic dependent launch (Hopper and newer, PTX griddepcontrol) a kernel may start while its predecessor
 finishes. Every kernel launched with `launch_options` must call `wait_for_inputs` before it touches what the kernel
 before it wrote, and `let_next_start` after that, when its own reading is done: earlier, the next kernel's programs
-would take the room that its last ones need (measured: 1 to 7 % of a round slower than without). Verification and its
-draw say it right after the wait: their programs are few, and what follows a round's draw is small (measured: 1 to 6 %
+would take the room that its last ones need (measured: 1 to 7 % of a round slower than without). Sampling and
+verification say it right after the wait: their programs are few, and what follows them is small (measured: 1 to 11 %
 faster). As every kernel waits before it lets the next one start, what lies two or more launches back is complete when
 a kernel starts, and may be read before it waits.
 """

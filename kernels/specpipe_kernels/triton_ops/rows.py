@@ -66,9 +66,10 @@ class Cut(NamedTuple):
     warps: int
 
 
-def cut_of(vocab: int, rows: int, *, lanes: int = LANES, programs: int = 0) -> Cut:
-    """lanes: entries of a tile that a thread takes. programs: of all rows, unless there are more; PROGRAMS if 0."""
-    tile = max(16, min(MAX_TILE * lanes // LANES, int(triton.next_power_of_2(vocab))))
+def cut_of(vocab: int, rows: int, *, lanes: int = LANES, programs: int = 0, warps: int = 8) -> Cut:
+    """lanes: entries of a tile that a thread takes. programs: of all rows, unless there are more; PROGRAMS if 0.
+    warps: of a program, unless its tile is short."""
+    tile = max(16, min(MAX_TILE * lanes * warps // (8 * LANES), int(triton.next_power_of_2(vocab))))
     most = min(MAX_PARTS, triton.cdiv(vocab, tile))
     steps = triton.cdiv(triton.cdiv(vocab, min(most, max(1, (programs or PROGRAMS) // rows))), tile)
     parts = triton.cdiv(vocab, steps * tile)

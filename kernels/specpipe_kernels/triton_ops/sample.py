@@ -47,6 +47,7 @@ def _sample_kernel(
     BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     item = tl.program_id(0) // parts
     part = tl.program_id(0) % parts
     temp = tl.load(temperature + item)
@@ -90,7 +91,6 @@ def _sample_kernel(
     # Before this program knows whether it is the last: its wait for the others is no time for arithmetic.
     lane = tl.arange(0, CHUNKS)
     noise = chunk_gumbel(seed, position, index, purpose, lane)
-    let_next_start(PDL)
     if ~is_last(counters, item, parts):
         return
     used = lane < parts

@@ -84,7 +84,6 @@ def _recover_kernel(
 ):  # fmt: skip
     """A span's best entry of the residual; the last program of a row finds the row's."""
     wait_for_inputs(PDL)
-    let_next_start(PDL)
     row = tl.program_id(0) // parts
     part = tl.program_id(0) % parts
     wide = row.to(tl.int64)
@@ -97,6 +96,7 @@ def _recover_kernel(
     score, token = _best_of_span(p_row, q_row, draft, noise, begin, end, vocab, True, ONE_HOT, BLOCK)
     tl.store(part_score + wide * parts + part, score)
     tl.store(part_token + wide * parts + part, token)
+    let_next_start(PDL)
     if ~is_last(counters, row, parts):
         return
     lane = tl.arange(0, PARTS)
@@ -126,7 +126,6 @@ def _recover_keyed_kernel(
 ):  # fmt: skip
     """Masses of some chunks of the residual, NaN where p or q is; the last program of a row draws."""
     wait_for_inputs(PDL)
-    let_next_start(PDL)
     row = tl.program_id(0) // parts
     part = tl.program_id(0) % parts
     wide = row.to(tl.int64)
@@ -134,6 +133,7 @@ def _recover_keyed_kernel(
     masses = chunk_mass + wide * chunks
     begin, end = span_of(part, per, vocab, BLOCK)
     _store_masses(p_row, q_row, draft, begin, end, vocab, masses, True, ONE_HOT, BLOCK)
+    let_next_start(PDL)
     if ~is_last(counters, row, parts):
         return
     seed = tl.load(seeds + row)

@@ -14,11 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from specpipe_kernels.triton_ops.cutoffs import cut_of_candidates, load_candidates, weight_from
+from specpipe_kernels.triton_ops.cutoffs import cut_of_candidates, load_candidates, weight_from, weight_of
 from specpipe_kernels.triton_ops.fast_math import at_least, fast_exp
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.triton_ops.rows import (
     NOWHERE,
+    PROGRAMS,
     Rows,
     count_positions,
     cut_of,
@@ -177,43 +178,47 @@ def _weigh_kernel(
     tl.store(weights + (item.to(tl.int64) * parts + part) * _BINS + tl.arange(0, _BINS), tl.sum(sums, 1))
 
 
-@triton.jit
-def _narrowed(tops, bottoms, first, second, item, extents, weighed, k, p, temp, vocab, PARTS: tl.constexpr):
-    """→ largest logit, and of the last bracket: low <= cut < high, the weight from `high` on, the weight to reach."""
-    top, bottom = _load_extent(tops, bottoms, item, extents, PARTS)
-    thresholds = _first_thresholds(top, bottom, k, p, temp, vocab)
-    low, high, above, target = _first_bracket(first, thresholds, item, weighed, k, p, PARTS)
-    thresholds = _further_thresholds(low, high, top)
-    low, high, above, target = _bracket(
-        second, thresholds, item, weighed, k, p, low, high, above, target, False, PARTS
-    )  # fmt: skip
-    # Where top-k cuts, all that it keeps is listed, for top-p to choose from.
-    return top, low, tl.where(k > 0, float("inf"), high), tl.where(k > 0, 0.0, above), target
-
-
-@triton.jit(do_not_specialize=["width", "stride_draft", "parts", "steps", "weighed", "room"])
+@triton.jit(do_not_specialize=["width", "stride_draft", "parts", "steps", "extents", "room"])
 def _list_kernel(
     logits, row_map, draft_tokens, num_drafts, temperature, top_k, top_p,
-    stride_group, stride_row, stride_draft, vocab, width, parts, tops, bottoms, weighed, first, second,
-    steps, listed, room, counts,
+    stride_group, stride_row, stride_draft, vocab, width, parts, tops, bottoms, extents, first, second,
+    steps, listed, room, counts, brackets,
     HAS_MAP: tl.constexpr, BONUS: tl.constexpr, K_PAD: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """List the tokens that a span has in the bracket, and count them."""
+    """List the tokens that a span has in the bracket, and count them.
+
+    brackets [items, 4]: the largest logit, the least that is listed, the weight above the list, and the weight to
+    reach, NaN where no cut is to be found.
+    """
     wait_for_inputs(PDL)
     let_next_start(PDL)
     item, part, _, row, temp, k, p, used = _find(
         logits, row_map, draft_tokens, num_drafts, temperature, top_k, top_p,
         stride_group, stride_row, stride_draft, vocab, width, parts, HAS_MAP, BONUS, K_PAD,
     )  # fmt: skip
-    if ~used | ((k == 0) & ~(p < 1.0)):
+    searched = (k > 0) | (p < 1.0)
+    if ~used | ~(searched | (part == 0)):
         return
     begin, end = span_of(part, steps, vocab, BLOCK)
     lane = tl.arange(0, BLOCK)
     x = load_tile(row, begin + lane, vocab)
-    _, low, high, _, _ = _narrowed(
-        tops, bottoms, first, second, item, parts, weighed, k, p, temp, vocab, PARTS
+    top, bottom = _load_extent(tops, bottoms, item, extents, PARTS)
+    thresholds = _first_thresholds(top, bottom, k, p, temp, vocab)
+    low, high, above, target = _first_bracket(first, thresholds, item, parts, k, p, PARTS)
+    thresholds = _further_thresholds(low, high, top)
+    low, high, above, target = _bracket(
+        second, thresholds, item, parts, k, p, low, high, above, target, False, PARTS
     )  # fmt: skip
+    # Where top-k cuts, all that it keeps is listed, for top-p to choose from.
+    high = tl.where(k > 0, float("inf"), high)
+    if part == 0:
+        tl.store(brackets + 4 * item, top)
+        tl.store(brackets + 4 * item + 1, low)
+        tl.store(brackets + 4 * item + 2, tl.where(k > 0, 0.0, above))
+        tl.store(brackets + 4 * item + 3, tl.where(searched, target, float("nan")))
+    if ~searched:
+        return
     partial = item.to(tl.int64) * parts + part
     count = tl.zeros([], tl.int32)
     for start in range(begin, end, BLOCK):
@@ -228,13 +233,13 @@ def _list_kernel(
     tl.store(counts + partial, count)
 
 
-@triton.jit(do_not_specialize=["width", "stride_draft", "parts", "weighed", "room"])
+@triton.jit(do_not_specialize=["width", "stride_draft", "parts", "room", "log_parts"])
 def _cut_kernel(
     logits, row_map, draft_tokens, num_drafts, temperature, top_k, top_p,
-    stride_group, stride_row, stride_draft, vocab, width, parts, tops, bottoms, weighed, first, second,
-    min_p, listed, room, counts, through, out_logit, out_token,
+    stride_group, stride_row, stride_draft, vocab, width, parts,
+    min_p, listed, room, counts, through, log_parts, brackets, out_logit, out_token,
     HAS_MAP: tl.constexpr, BONUS: tl.constexpr, K_PAD: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    LOG: tl.constexpr, MOST: tl.constexpr, UNUSED: tl.constexpr, PDL: tl.constexpr,
+    MOST: tl.constexpr, UNUSED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Find the cut of a row among the tokens that are listed."""
     wait_for_inputs(PDL)
@@ -245,22 +250,24 @@ def _cut_kernel(
     )  # fmt: skip
     if ~used:
         return
-    top, low, _, above, target = _narrowed(
-        tops, bottoms, first, second, item, parts, weighed, k, p, temp, vocab, PARTS
-    )  # fmt: skip
     floor = tl.load(min_p + request)
+    top = tl.load(brackets + 4 * item)
+    low = tl.load(brackets + 4 * item + 1)
+    above = tl.load(brackets + 4 * item + 2)
+    target = tl.load(brackets + 4 * item + 3)
     logit = tl.full([], float("-inf"), tl.float32)
     token = tl.full([], NOWHERE, tl.int32)
-    if ((k > 0) | (p < 1.0)) & (target == target):
+    if target == target:
         inverse = inverse_temperature(temp)
-        n, xs, tokens = load_candidates(row, listed, counts, through, item, parts, room, PARTS, LOG, MOST)
+        n, xs, tokens = load_candidates(row, listed, counts, through, item, parts, room, log_parts, PARTS, MOST)
         all_listed = n <= MOST
         if k > 0:
             logit, token = cut_of_candidates(
                 xs, tokens, all_listed, above, target, low, row, vocab, top, inverse, logit, token, False, UNUSED, BLOCK
             )
+            weights = weight_of(xs, tokens, vocab, top, inverse, logit, token, True)
             target = p * weight_from(
-                float("-inf"), xs, tokens, all_listed, row, vocab, top, inverse, logit, token, True, BLOCK
+                float("-inf"), xs, weights, all_listed, row, vocab, top, inverse, logit, token, True, BLOCK
             )
         if p < 1.0:
             logit, token = cut_of_candidates(
@@ -274,7 +281,7 @@ def _cut_kernel(
 def truncation_bounds(rows: Rows, sampling: SamplingTensors) -> Bounds:
     """[items] each; undefined where a row is greedy or not in use."""
     like, items = rows.logits, rows.items
-    cut, weigh = cut_of(rows.vocab, items), cut_of(rows.vocab, items, lanes=4)
+    wide, cut = cut_of(rows.vocab, items), cut_of(rows.vocab, items, warps=1, programs=8 * PROGRAMS)
     located = (
         like, rows.row_map, rows.draft_tokens, rows.num_drafts, sampling.temperature, sampling.top_k, sampling.top_p,
         rows.stride_group, rows.stride_row, rows.stride_draft, rows.vocab, rows.width,
@@ -282,27 +289,28 @@ def truncation_bounds(rows: Rows, sampling: SamplingTensors) -> Bounds:
     common: dict[str, Any] = {
         "HAS_MAP": rows.row_map is not None, "BONUS": rows.bonus, "K_PAD": rows.k_pad, **launch_options(like),
     }  # fmt: skip
-    extent = floats(like, items, cut.parts), floats(like, items, cut.parts)
-    weights = [floats(like, items, weigh.parts, _BINS.value) for _ in range(2)]
-    _extent_kernel[(items * cut.parts,)](
-        *located, cut.parts, *extent, cut.steps, BLOCK=cut.tile, num_warps=cut.warps, **common
+    extents = floats(like, items, wide.parts), floats(like, items, wide.parts), wide.parts
+    _extent_kernel[(items * wide.parts,)](
+        *located, wide.parts, *extents[:2], wide.steps, BLOCK=wide.tile, num_warps=wide.warps, **common
     )
-    common["PARTS"] = max(cut.parts_pad, weigh.parts_pad)
+    common["PARTS"] = max(wide.parts_pad, cut.parts_pad)
+    weights = [floats(like, items, cut.parts, _BINS.value) for _ in range(2)]
     for step in range(2):
-        _weigh_kernel[(items * weigh.parts,)](
-            *located, weigh.parts, *extent, cut.parts, weights[0], weights[step], weigh.steps, step,
-            BLOCK=weigh.tile, num_warps=weigh.warps, **common,
+        _weigh_kernel[(items * cut.parts,)](
+            *located, cut.parts, *extents, weights[0], weights[step], cut.steps, step,
+            BLOCK=cut.tile, num_warps=cut.warps, **common,
         )  # fmt: skip
-    found = *located, cut.parts, *extent, weigh.parts, *weights
     room, counts = min(MOST_LISTED, cut.steps * cut.tile), int32s(like, items, cut.parts)
-    listed = int32s(like, items, cut.parts, room)
+    listed, brackets = int32s(like, items, cut.parts, room), floats(like, items, 4)
     _list_kernel[(items * cut.parts,)](
-        *found, cut.steps, listed, room, counts, BLOCK=cut.tile, num_warps=cut.warps, **common
-    )
+        *located, cut.parts, *extents, *weights, cut.steps, listed, room, counts, brackets,
+        BLOCK=cut.tile, num_warps=cut.warps, **common,
+    )  # fmt: skip
     bounds = Bounds(floats(like, items), int32s(like, items))
     _cut_kernel[(items,)](
-        *found, sampling.min_p, listed, room, counts, torch.empty_like(counts), *bounds,
-        BLOCK=cut.tile, LOG=common["PARTS"].bit_length() - 1, MOST=MOST_LISTED, UNUSED=_UNUSED_BITS[like.dtype],
-        num_warps=max(1, MOST_LISTED // 512), **common,
+        *located, cut.parts, sampling.min_p, listed, room, counts, torch.empty_like(counts), cut.parts.bit_length(),
+        brackets, *bounds,
+        BLOCK=wide.tile, MOST=MOST_LISTED, UNUSED=_UNUSED_BITS[like.dtype], num_warps=max(1, MOST_LISTED // 512),
+        **common,
     )  # fmt: skip
     return bounds
