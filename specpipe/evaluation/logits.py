@@ -43,11 +43,16 @@ class Gap:
         return self.lost <= self.tolerance
 
 
+def rounding(dtype: str, logit: float) -> float:
+    """How far apart two logits may be in fp32 and trade places in `dtype`: four of its units in the last place at the
+    size of the largest logit, and 1e-3 at least."""
+    return max(_FLOOR, 4 * _EPS.get(dtype, _EPS["float32"]) * abs(logit))
+
+
 def logit_gaps(run: RunOutputs, divergences: Sequence[Divergence], dtype: str, device: str = "cpu") -> list[Gap]:
     """Loads the run's target and reads it once for each of the first LOOKED_AT divergences of greedy rows.
 
-    dtype: what the runs computed in; its unit in the last place, four of them at the size of the largest logit and
-    1e-3 at least, is the tolerance. Rows that were sampled are left out: theirs may part anywhere.
+    dtype: what the runs computed in. Rows that were sampled are left out: theirs may part anywhere.
     Raises OutputError where the job can no longer be read, ModelError, DataError.
     """
     import torch
@@ -80,7 +85,7 @@ def logit_gaps(run: RunOutputs, divergences: Sequence[Divergence], dtype: str, d
                 top2=top2,
                 gap=first - second,
                 lost=first - min(chosen),
-                tolerance=max(_FLOOR, 4 * _EPS.get(dtype, _EPS["float32"]) * abs(first)),
+                tolerance=rounding(dtype, first),
             )
         )
     return found

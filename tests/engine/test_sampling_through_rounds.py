@@ -4,46 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scipy.stats import chisquare
+from support.chi_squared import p_value
 from support.engines import make_engine, make_requests, perturbed, run
+from support.pairs_of_tokens import draw, joint
 
-from specpipe.core import Request, SamplingParams
 from specpipe_kernels import Bounds, SamplingTensors
 from specpipe_kernels.reference.kept_logits import truncation_bounds
 
 PROMPT = (3, 1, 4)
-NEW_TOKENS = 4
-
-
-def joint(model: torch.nn.Module, vocab_size: int, temperature: float, top_k: int) -> torch.Tensor:
-    """Exact probability of the first two tokens after PROMPT: [V, V]."""
-
-    def distribution(prefixes: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode():
-            logits = model(prefixes).logits[:, -1].double() / temperature
-        cut = logits.topk(top_k).values[:, -1:]
-        return logits.masked_fill(logits < cut, -torch.inf).softmax(-1)
-
-    prompt = torch.tensor([PROMPT])
-    first = distribution(prompt)[0]
-    prefixes = torch.cat([prompt.expand(vocab_size, -1), torch.arange(vocab_size)[:, None]], dim=1)
-    return first[:, None] * distribution(prefixes)
-
-
-def same_prompt(count: int, **sampling: object) -> list[Request]:
-    params = SamplingParams(max_new_tokens=NEW_TOKENS, **sampling)
-    return [
-        Request(request_id=str(i), shard=0, row=i, prompt="", prompt_token_ids=PROMPT, sampling=params, seed=i)
-        for i in range(count)
-    ]
 
 
 @pytest.mark.parametrize("method", ["standard", "block", "invariant"])
 @pytest.mark.parametrize(("proposer", "k"), [("draft", 1), ("draft", 3), ("ngram", 2), ("none", 0)])
 def test_the_joint_of_two_tokens_is_the_targets(small_pair, method: str, proposer: str, k: int) -> None:
     pair = small_pair("llama", vocab_size=16)
-    temperature, top_k, rows = 0.7, 11, 4000
-    requests = same_prompt(rows, temperature=temperature, top_k=top_k)
+    sampling = {"temperature": 0.7, "top_k": 11}
     engine = make_engine(
         pair.target,
         pair.draft,
@@ -55,16 +30,9 @@ def test_the_joint_of_two_tokens_is_the_targets(small_pair, method: str, propose
         prefill_budget=4096,
     )
 
-    completions = run(engine, requests, k)
+    pairs, completions = draw(engine, PROMPT, 4000, k, **sampling)
 
-    expected = joint(pair.reference, 16, temperature, top_k).flatten()
-    pairs = torch.tensor([c.token_ids[:2] for c in completions])
-    counts = torch.bincount(pairs[:, 0] * 16 + pairs[:, 1], minlength=256)
-    assert counts[expected == 0].sum() == 0
-    rare = expected * rows < 5
-    observed = torch.cat([counts[~rare], counts[rare].sum()[None]])
-    wanted = torch.cat([expected[~rare], expected[rare].sum()[None]]) * rows
-    assert chisquare(observed.numpy(), wanted.numpy()).pvalue > 1e-4
+    assert p_value(pairs, joint(pair.reference, PROMPT, **sampling)) > 1e-4
     if k:
         accepted, drafted = (sum(getattr(c, n) for c in completions) for n in ("accepted_tokens", "draft_tokens"))
         assert 0 < accepted < drafted

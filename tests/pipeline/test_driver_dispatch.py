@@ -71,8 +71,8 @@ def test_two_shards_are_in_flight_a_worker() -> None:
 def held_at_most(slots: int) -> int:
     """Shards of ten rows that one worker holds, none of which ends before the driver gives it no more."""
     pool = FakePool(threads=20)
-    pool.behave = lambda worker, order: (pool.gate.wait(0.3), report(order, worker.name))[1]
-    Driver(shards(20), pool, Recording(), DriverConfig(workers=1, slots=slots, poll_s=0.01)).run()
+    pool.behave = lambda worker, order: (pool.gate.wait(0.2), report(order, worker.name))[1]
+    Driver(shards(12), pool, Recording(), DriverConfig(workers=1, slots=slots, poll_s=0.01)).run()
     return max(len(held) for _, _, held in pool.orders)
 
 

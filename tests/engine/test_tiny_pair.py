@@ -1,0 +1,130 @@
+"""The embedded pair on a device: transformers' tokens in fp32, near-ties alone decided by bf16, draws of the target's
+distribution by every method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from scipy.stats import chi2_contingency
+from support.chi_squared import p_value
+from support.engines import generate, run
+from support.pairs_of_tokens import draw, joint
+
+from specpipe.core import EngineConfig, Method, Request, SamplingParams
+from specpipe.engine.build import DeviceName, DtypeName, EngineSpec, build_engine
+from specpipe.engine.engine import Engine
+from specpipe.evaluation.logits import rounding
+from specpipe.models.loader import load_model
+from specpipe.models.source import resolve
+from specpipe.models.tokenizer import load_tokenizer
+
+SAMPLE = Path(__file__).parents[2] / "jobs/data/sharegpt_sample.parquet"
+DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
+DRAWS = [pytest.param("cpu", 600, marks=pytest.mark.slow), pytest.param("cuda", 4000, marks=pytest.mark.gpu)]
+METHODS = ["standard", "block", "invariant"]
+
+
+def tiny_engine(device: DeviceName, dtype: DtypeName, *, method: Method = "standard", slots: int = 64) -> Engine:
+    """For K of 0 and 3."""
+    config = EngineConfig(slots=slots, max_model_len=512, max_k=3, proposer="draft", method=method)
+    target, draft = resolve("builtin:tiny", "target"), resolve("builtin:tiny", "draft")
+    spec = EngineSpec(
+        target=target, draft=draft, device=device, dtype=dtype, config=config, choices=(("none", 0), ("draft", 3))
+    )
+    return build_engine(spec)
+
+
+def reference(device: str):
+    return load_model(resolve("builtin:tiny", "target"), device, torch.float32, "sdpa")
+
+
+def chats(rows: int, new_tokens: int) -> list[Request]:
+    """Greedy rows of the first questions of the sample job."""
+    tokenizer = load_tokenizer(resolve("builtin:tiny", "target"))
+    requests = []
+    for row, chat in enumerate(pq.read_table(SAMPLE)["conversations"].to_pylist()[:rows]):
+        turn = [{"role": "user", "content": chat[0]["value"]}]
+        ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)["input_ids"]
+        sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens, ignore_eos=True)
+        requests.append(
+            Request(
+                request_id=str(row),
+                shard=0,
+                row=row,
+                prompt="",
+                prompt_token_ids=tuple(ids),
+                sampling=sampling,
+                seed=row,
+            )
+        )
+    return requests
+
+
+def told_by(model, request: Request, tokens: list[int]) -> torch.Tensor:
+    """fp32 logits that the model has for every one of `tokens`, given those before: [tokens, V] on the CPU."""
+    ids = torch.tensor([[*request.prompt_token_ids, *tokens]], device=model.device)
+    with torch.inference_mode():
+        return model(ids).logits[0, len(request.prompt_token_ids) - 1 : -1].cpu()
+
+
+@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize("device", DEVICES)
+def test_greedy_rows_are_those_of_transformers_in_fp32(device: DeviceName, k: int) -> None:
+    requests = chats(12, 80)
+    completions = run(tiny_engine(device, "float32"), requests, k)
+    assert [list(c.token_ids) for c in completions] == generate(reference(device), requests)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize("device", DEVICES)
+def test_bf16_takes_another_token_only_where_rounding_decides(device: DeviceName, k: int) -> None:
+    """Along the text that bf16 writes, every token is the fp32 model's best, up to rounding."""
+    model, requests = reference(device), chats(64, 100)
+    completions = run(tiny_engine(device, "bfloat16"), requests, k)
+    lost, leads = [], []
+    for request, completion in zip(requests, completions, strict=True):
+        tokens = list(completion.token_ids)
+        logits = told_by(model, request, tokens)
+        first, second = logits.topk(2).values.unbind(-1)
+        allowed = torch.tensor([rounding("bfloat16", logit) for logit in first.tolist()])
+        lost.append((first - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]) / allowed)
+        leads.append((first - second) / allowed)
+    parted, lead = torch.cat(lost), torch.cat(leads)
+    others = parted[parted > 0]
+    print(
+        f"\n{device}, K={k}: {len(others)} of {len(parted)} tokens ({len(others) / len(parted):.2%}) are not fp32's; "
+        f"how far below its best, of what rounding explains: median {others.median():.2f}, largest {others.max():.2f}"
+    )
+    assert parted.max() <= 1
+    assert (lead > 1).double().mean() > 0.5, "most wrong tokens would be seen"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("device", "rows"), DRAWS)
+def test_every_method_draws_from_the_targets_distribution_in_fp32(
+    device: DeviceName, rows: int, method: Method
+) -> None:
+    prompt, sampling = chats(1, 1)[0].prompt_token_ids, {"temperature": 4.0, "top_k": 11}
+    engine = tiny_engine(device, "float32", method=method, slots=256)
+    pairs, completions = draw(engine, prompt, rows, 3, **sampling)
+    assert p_value(pairs, joint(reference(device), prompt, **sampling)) > 1e-4
+    assert 0 < sum(c.accepted_tokens for c in completions) < sum(c.draft_tokens for c in completions)
+
+
+@pytest.mark.parametrize(("device", "rows"), DRAWS)
+def test_every_method_draws_from_one_distribution_in_bf16(device: DeviceName, rows: int) -> None:
+    """Each method's draws against those of plain decoding: no bf16 model is exact enough to be the standard."""
+    prompt, sampling = chats(1, 1)[0].prompt_token_ids, {"temperature": 4.0, "top_k": 11}
+    drawn = [draw(tiny_engine(device, "bfloat16", slots=256), prompt, rows, 0, **sampling)[0]]
+    for method in METHODS:
+        drawn.append(draw(tiny_engine(device, "bfloat16", method=method, slots=256), prompt, rows, 3, **sampling)[0])
+    cells = int(max(pairs.max() for pairs in drawn)) + 1
+    counts = torch.stack([torch.bincount(pairs, minlength=cells) for pairs in drawn])
+    rare = counts.sum(0) < 20
+    table = torch.cat([counts[:, ~rare], counts[:, rare].sum(1, keepdim=True)], dim=1)
+    assert table.shape[1] > 8
+    for other in table[1:]:
+        assert chi2_contingency(torch.stack([table[0], other]).numpy()).pvalue > 1e-4
