@@ -207,6 +207,11 @@ class Exploration:
         """Whether round `round_index`, counted from 0 since the engine started, is one of them."""
         return round_index % self.every >= self.every - self.rounds
 
+    def unchanged(self, round_index: int) -> int:
+        """For how many rounds, this one included, `due` stays what it is."""
+        place = round_index % self.every
+        return self.every - place if self.due(round_index) else self.every - self.rounds - place
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculationPlan:

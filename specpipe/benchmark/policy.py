@@ -16,6 +16,7 @@ from multiprocessing import get_context
 
 import numpy as np
 
+from specpipe.benchmark.policy_course import Courses
 from specpipe.benchmark.policy_draws import Draws
 from specpipe.benchmark.policy_log import RoundLog
 from specpipe.benchmark.policy_oracle import Choice, Oracle
@@ -32,8 +33,10 @@ from specpipe.speculation.tuner import REPLAN_ROUNDS, rounds_to_plan
 
 WARM_UP = 50
 CHOOSE_AGAIN = 16
-"""Rounds after which the oracle looks again, as it does whenever a row ends or begins."""
+"""Rounds after which the oracle looks again, as it does where the number of rows has changed by more than CHANGED."""
+CHANGED = 1 / 16
 _WORTH_A_PROCESS = 8  # scenarios
+_PLAIN: Choice = ("none", 0)
 _NOISE = 0.03  # of a measured round's seconds, log-normal
 _HICCUP = 0.002  # share of rounds that take three times as long
 
@@ -118,12 +121,12 @@ class PolicyRun:
             self._replan()
         choice = self.plan.choice(len(worker.rows), worker.rounds)
         most = min(most, self._left())
-        ahead = range(1, most if self.plan.explore is not None else 1)
-        change = next((i for i in ahead if self.plan.choice(len(worker.rows), worker.rounds + i) != choice), most)
+        if self.plan.explore is not None:
+            most = min(most, self.plan.explore.unchanged(worker.rounds))
         explore = self.plan.exploring(worker.rounds)
         limit = None if explore is None else explore.catch_up
         waits = self.plan.least_ready if explore is None else 0.0
-        played = worker.play(*choice, change, least_ready=waits, catch_up=limit)
+        played = worker.play(*choice, most, least_ready=waits, catch_up=limit)
         self.chosen[played.proposer, played.k] += played.rounds
         shape = Shape.of(played.proposer, played.k, played.running)
         measured = np.array([self._usual.believe(shape, self._measured(seconds)) for seconds in played.seconds])
@@ -138,7 +141,7 @@ class PolicyRun:
 
     def _replan(self) -> None:
         self._since = 0
-        self._observer.see(self._recent.evidence())
+        self._observer.see(self._recent.evidence(self.worker.mean_behind))
         self._recent = RoundLog(self._scenario, self.worker.draws)
         self.plan = self._policy.plan(self._observer.situation(queue_depth=self.worker.queue_depth, plan=self.plan))
 
@@ -152,13 +155,9 @@ def simulate(scenario: Scenario, *, policy: Policy | None = None, warm_up: int =
     began, start = worker.seconds, worker.fork().caught_up()
     while run.step():
         pass
-    choices: list[Choice] = [("none", 0)]
+    choices = [_PLAIN]
     choices += [(who, k) for who in scenario.proposers for k in range(1, scenario.max_k + 1)]
-    choices.sort(key=lambda choice: -run.chosen[choice])  # a good one first: the others are not played to their end
-    best, choice = np.inf, choices[0]
-    for who, k in choices:
-        seconds = _finish(start.fork(), partial(_always, who, k), within_s=best)
-        best, choice = min((best, choice), (seconds, (who, k)))
+    best, choice = Courses(start).best(choices)
     oracle = best
     for patient in (True, False):
         oracle = min(oracle, _finish(start.fork(), Oracle(scenario, patient=patient), within_s=oracle))
@@ -188,13 +187,12 @@ def simulate_all(
         yield from pool.map(play, scenarios, chunksize=2)
 
 
-def _always(proposer: ProposerName, k: int, worker: SimulatedWorker) -> Choice:
-    return proposer, k
-
-
 def _finish(worker: SimulatedWorker, choose: Callable[[SimulatedWorker], Choice], *, within_s: float = np.inf) -> float:
-    """→ seconds at the end, or some beyond `within_s` where it would be later. It chooses again where a row ends or
-    begins, and after so many rounds."""
+    """→ seconds at the end, or some beyond `within_s` where it would be later. It chooses again after so many rounds,
+    and where the number of rows has changed."""
+    rows, until, choice = 0, 0, _PLAIN
     while worker.seconds <= within_s and worker.admit():
-        worker.play(*choose(worker), CHOOSE_AGAIN)
+        if worker.rounds >= until or abs(len(worker.rows) - rows) > CHANGED * rows:
+            rows, until, choice = len(worker.rows), worker.rounds + CHOOSE_AGAIN, choose(worker)
+        worker.play(*choice, until - worker.rounds)
     return worker.seconds

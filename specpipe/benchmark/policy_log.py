@@ -21,7 +21,6 @@ class RoundLog:
         self._costs: dict[tuple[ProposerName, int, int], list[float]] = {}
         self._ended = [0, 0, 0]
         self._caught_up = 0
-        self._behind: float | None = None
 
     def add(self, stretch: Stretch, seconds: npt.NDArray[np.float64]) -> None:
         """`seconds` [m]: as measured; 0 for those that say nothing."""
@@ -32,13 +31,13 @@ class RoundLog:
             for i, value in enumerate((count, seconds.sum(), stretch.context[seconds > 0].sum())):
                 cell[i] += float(value)
         self._caught_up += stretch.draft_prefill
-        self._behind = stretch.behind
         if len(ended := stretch.ended):
             scenario = self._scenario
             for i, value in enumerate((len(ended), scenario.input[ended].sum(), scenario.output[ended].sum())):
                 self._ended[i] += int(value)
 
-    def evidence(self) -> Evidence:
+    def evidence(self, behind: float | None = None) -> Evidence:
+        """behind: `Evidence.draft_behind`."""
         costs = tuple(
             CostPoint(proposer=who, k=k, running=n, context=context / rounds, rounds=int(rounds), seconds=seconds)
             for (who, k, n), (rounds, seconds, context) in self._costs.items()
@@ -55,7 +54,7 @@ class RoundLog:
             output_tokens=self._ended[2],
             draft_prefill_tokens=self._caught_up,
             draft_prefill_s=self._caught_up * self._scenario.machine.draft_prefill,
-            draft_behind=self._behind,
+            draft_behind=behind,
         )
 
     def _counts(self, played: list[Stretch]) -> AcceptanceCounts:

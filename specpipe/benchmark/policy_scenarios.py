@@ -36,8 +36,11 @@ class Machine:
 
     def seconds(self, proposer: ProposerName, k: int, rows: int, context: Context) -> Context:
         """One round of `rows` rows that are `context` tokens long in the mean, or of several such rounds."""
-        attended = self.kv + (k * self.draft_kv if proposer == "draft" else 0.0)
-        return self._forwards(proposer, k, rows) + attended * rows * context
+        return self._forwards(proposer, k, rows) + self.token_s(proposer, k) * rows * context
+
+    def token_s(self, proposer: ProposerName, k: int) -> float:
+        """What each token that rows attend to adds to a round."""
+        return self.kv + (k * self.draft_kv if proposer == "draft" else 0.0)
 
     def _forwards(self, proposer: ProposerName, k: int, rows: int) -> float:
         """Seconds of a round without attention."""

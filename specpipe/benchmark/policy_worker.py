@@ -38,8 +38,6 @@ class Stretch(NamedTuple):
     """[n] rows without a draft because the draft model was behind; None: no row."""
     ended: Ints
     """Rows, with the last round."""
-    behind: float
-    """Mean tokens of a row that the draft had not seen when the last round began."""
 
     @property
     def rounds(self) -> int:
@@ -79,6 +77,11 @@ class SimulatedWorker:
         return self
 
     @property
+    def mean_behind(self) -> float:
+        """Tokens that the draft has not seen, of a row that holds a slot."""
+        return float(self.behind.sum()) / max(1, len(self.behind))
+
+    @property
     def queue_depth(self) -> float:
         """Rows running, waiting and in shards that have not arrived."""
         return float(len(self.rows) + len(self.scenario.output) - self._admitted)
@@ -93,11 +96,21 @@ class SimulatedWorker:
         """Mean tokens of the rows that hold a slot."""
         return self._tokens / len(self.rows)
 
+    def unfinished(self) -> tuple[Ints, Ints, Ints]:
+        """→ rows that have not ended, those that hold a slot first; the place of each, and the one where it ends."""
+        new = np.arange(self._admitted, len(self.scenario.output))
+        start = new * self.draws.length
+        return (
+            np.concatenate([self.rows, new]),
+            np.concatenate([self._at, start]),
+            np.concatenate([self._end, start + self.scenario.output[new]]),
+        )
+
     def admit(self) -> bool:
         """Shards arrive and rows get slots; says whether any row runs."""
         while self._shard_due():
             self.shards_in += 1
-        if new := min(self.scenario.slots - len(self.rows), self._waiting):
+        if new := min(self.scenario.slots - len(self.rows), self.waiting):
             scenario, rows = self.scenario, np.arange(self._admitted, self._admitted + new)
             start = rows * self.draws.length
             self.rows = np.concatenate([self.rows, rows])
@@ -109,7 +122,8 @@ class SimulatedWorker:
         return bool(len(self.rows))
 
     @property
-    def _waiting(self) -> int:
+    def waiting(self) -> int:
+        """Rows of shards that have arrived, without a slot."""
         return (self._ends[self.shards_in - 1] if self.shards_in else 0) - self._admitted
 
     def _shard_due(self) -> bool:
@@ -117,8 +131,8 @@ class SimulatedWorker:
         if self.shards_in == len(self._ends):
             return False
         if scenario.refill >= 1:
-            return self._waiting < scenario.slots
-        return not self._waiting and len(self.rows) <= scenario.refill * scenario.slots
+            return self.waiting < scenario.slots
+        return not self.waiting and len(self.rows) <= scenario.refill * scenario.slots
 
     def play(
         self,
@@ -187,8 +201,7 @@ class SimulatedWorker:
         seconds = machine.seconds(proposer, k, n, context)
         self.seconds += float(seconds.sum()) + caught_up * machine.draft_prefill
         self.rounds += len(seconds)
-        behind = float(self.behind.mean())
-        return Stretch(proposer, k, n, context, seconds, caught_up, places, late, self._end_rows(), behind)
+        return Stretch(proposer, k, n, context, seconds, caught_up, places, late, self._end_rows())
 
     def _end_rows(self) -> Ints:
         over = self._at >= self._end
@@ -203,8 +216,8 @@ class SimulatedWorker:
     def _catch_up(self, budget: int) -> tuple[int, Mask | None]:
         """→ tokens, and the rows that are still behind, if there are any.
 
-        The draft reads what it has not seen, as much as a step allows; the other rows draft nothing this round. One
-        token is no more than its first step reads anyway.
+        The draft reads prompts beside the target, and what it has not seen of other rows as far as a step allows; those
+        that are left draft nothing this round. One token is no more than its first step reads anyway.
         """
         behind = self.behind
         if not behind.any():
@@ -213,8 +226,12 @@ class SimulatedWorker:
         if (whole := int(behind.sum())) <= budget:
             behind[:] = 0
             return whole, None
+        new = self._at == self.rows * self.draws.length
+        with_prompts = int(behind[new].sum())
+        behind[new] = 0
+        budget = max(0, budget - with_prompts)
         order = np.argsort(behind, kind="stable")  # as the engine does: those nearest to drafting first
         ahead = np.cumsum(behind[order]) - behind[order]
         room = np.clip(budget - ahead, 0, behind[order])
         behind[order] -= room
-        return int(room.sum()), behind > 0
+        return with_prompts + int(room.sum()), behind > 0 if behind.any() else None

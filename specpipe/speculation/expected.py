@@ -6,6 +6,8 @@ Shapes: N slots, K widest round; arrays are indexed by rows running, 0 … N, an
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,8 +26,9 @@ HOPE_SECONDS = 0.1
 near by, over √(n + 1)."""
 
 
+@lru_cache(maxsize=64)  # a plan asks for the same several times
 def expected_tokens(acceptance: Acceptance, max_k: int, *, hope: bool = False) -> Array:
-    """→ [K + 1]: tokens that a row's round of K drafts yields, 1 + coverage · Σ_i Π_{j ≤ i} c_j."""
+    """→ [K + 1]: tokens that a row's round of K drafts yields, 1 + coverage · Σ_i Π_{j ≤ i} c_j. Not to be changed."""
     conditional = acceptance.conditional(max_k)
     coverage = acceptance.coverage
     if hope:
@@ -46,23 +49,25 @@ def rates(
     *,
     hope: bool = False,
     daring: bool = False,
+    at: slice = slice(None),
 ) -> Array:
-    """→ [K + 1, N + 1] tokens per second, the draft's prefill of new rows paid. Rows 0 read as 1.
+    """→ [K + 1, N + 1], or those rows of it, tokens per second, the draft's prefill of new rows paid. Rows 0 read as 1.
 
     daring: hope, too, that a round which was never timed is as short as plain decoding. Worth a try at most: it finds
     out where the cost table is wrong altogether.
     """
     grid = costs.grid(proposer=proposer, max_k=max_k, slots=situation.slots, context=situation.context)
-    seconds = grid.seconds
+    seconds = grid.seconds[:, at]
     if hope:
-        unknown = 1 - grid.known
+        unknown = 1 - grid.known[:, at]
         lower = seconds * (1 - HOPE_SECONDS * np.sqrt(unknown))
         seconds = np.minimum(lower, seconds - unknown * (seconds - seconds[0])) if daring else lower
     tokens = expected_tokens(situation.acceptance[proposer], max_k, hope=hope)
-    made = tokens[:, None] * np.maximum(np.arange(situation.slots + 1), 1)
+    made = tokens[:, None] * np.maximum(np.arange(situation.slots + 1)[at], 1)
     if proposer == "draft":
         prefill_s = situation.input_tokens / max(1.0, situation.output_tokens) * costs.draft_token_s
-        seconds = seconds + prefill_s * made * (np.arange(max_k + 1) > 0)[:, None] * _new_rows(situation)
+        seconds = seconds.copy()
+        seconds[1:] += prefill_s * made[1:] * _new_rows(situation)[at]
     return np.asarray(made / seconds)
 
 

@@ -28,8 +28,6 @@ seconds, catching up included."""
 EARLY_ROUNDS = 64
 EARLY_SHARE = 1 / 32
 """In a worker's first rounds the share is larger: what is learnt then pays longest."""
-HOPEFUL_ROUNDS = 32
-"""A worker's first rounds take what may be best for all that is known: rows are new, the draft is not behind."""
 
 TRIAL_TOKENS = 1024
 TRIAL_ROWS = 4
@@ -107,9 +105,7 @@ class Goodput:
 
     def _choose(self, proposer: ProposerName, situation: Situation, costs: CostTable, ahead: Array) -> Choice:
         rate = rates(proposer, situation, costs, self.k)
-        early = situation.rounds < HOPEFUL_ROUNDS
-        likely = rates(proposer, situation, costs, self.k, hope=True) if early else rate
-        favoured = self._favour(likely, proposer, situation)
+        favoured = self._favour(rate, proposer, situation)
         ks, rows = np.argmax(favoured, axis=0), np.arange(situation.slots + 1)
         caught_up = 0.0
         if proposer == "draft":
@@ -167,7 +163,7 @@ class Goodput:
     ) -> _Try:
         """The K of a proposer, other than the plan's, that is most worth a try. `now`: the plan's tokens per second."""
         n, who = situation.running, choice.proposer
-        hoped = rates(who, situation, costs, self.k, hope=True, daring=daring)[:, n]
+        hoped = rates(who, situation, costs, self.k, hope=True, daring=daring, at=slice(n, n + 1))[:, 0]
         gain = np.where(hoped > now * (1 + 2 * self.hysteresis), 1 - now / hoped, 0.0)
         if who == best.proposer:
             gain[best.ks[n]] = 0.0

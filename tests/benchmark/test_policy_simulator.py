@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from specpipe.benchmark.policy import Outcome, PolicyRun, simulate, simulate_all
+from specpipe.benchmark.policy_course import Courses
 from specpipe.benchmark.policy_draws import Draws
 from specpipe.benchmark.policy_log import RoundLog
 from specpipe.benchmark.policy_scenarios import BUILT_IN, Scenario, families, load_scenarios
@@ -127,12 +128,53 @@ def test_a_draft_that_is_behind_is_caught_up_before_it_drafts() -> None:
     chosen = scenario("draining queue")
     worker = SimulatedWorker(chosen, Draws(chosen))
     worker.admit()
+    worker.play("none", 0)
     log = RoundLog(chosen, worker.draws)
     played = worker.play("draft", 2)
     log.add(played, played.seconds)
-    assert 0 < played.draft_prefill <= 2048
+    assert 0 < played.draft_prefill <= chosen.prefill_budget
     assert played.late is not None and len(played.ended) == 0
     assert log.evidence().verified["draft"].drafts == np.count_nonzero(worker.behind == 0)
+
+
+def test_rounds_stay_plain_while_too_few_rows_have_caught_up() -> None:
+    chosen = scenario("draining queue")
+    worker = SimulatedWorker(chosen, Draws(chosen))
+    worker.admit()
+    worker.play("none", 0)
+    waited = 0
+    while (played := worker.play("draft", 2, 16, least_ready=0.9)).k == 0:
+        assert (played.rounds, played.proposer) == (1, "none") and played.draft_prefill > 0
+        waited += 1
+    assert waited > 3
+    assert played.late is None or np.count_nonzero(played.late) <= 0.1 * played.running
+
+
+def test_a_draft_that_is_on_reads_prompts_beside_the_target() -> None:
+    chosen = scenario("draining queue")
+    worker = SimulatedWorker(chosen, Draws(chosen))
+    worker.admit()
+    played = worker.play("draft", 2, 16)
+    assert played.late is None and played.draft_prefill == chosen.input[worker.rows].sum() > chosen.prefill_budget
+
+
+@pytest.mark.parametrize(("family", "index"), [("bursts", 0), ("few rows", 1), ("draft or n-grams", 0)])
+def test_a_course_is_what_playing_it_round_by_round_comes_to(family: str, index: int) -> None:
+    chosen = scenario(family, index)
+    worker = SimulatedWorker(chosen, Draws(chosen))
+    while worker.rounds < 50 and worker.admit():
+        worker.play("none", 0, 5)
+    start = worker.fork().caught_up()
+    courses = Courses(start)
+    played: dict[tuple[ProposerName, int], float] = {}
+    for choice in [("none", 0), *((who, k) for who in chosen.proposers for k in (1, 5))]:
+        one = start.fork()
+        while one.admit():
+            one.play(*choice, 16)
+        played[choice] = one.seconds
+        assert courses.seconds(choice) == pytest.approx(one.seconds, rel=2e-5)
+    best = min(played, key=played.__getitem__)
+    assert courses.best(played) == (pytest.approx(played[best], rel=2e-5), best)
 
 
 SMALL = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from support.fake_workers import InProcessBackend, outputs, wait_for
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from specpipe.job import load_job
+from specpipe.models.tiny import TARGET
 from specpipe.pipeline.assemble import assemble
 from specpipe.pipeline.run import RunResult, execute
 from specpipe.pipeline.verify import verify
@@ -109,6 +113,33 @@ def test_what_a_run_learnt_is_kept_and_what_is_broken_is_mended(
     kept.write_text("{")
     assert run_tiny(tmp_path / "two", *TUNED, rows=3).state == "complete"
     assert len(json.loads(kept.read_text())["cells"]) > 0, "mended"
+
+
+@pytest.fixture
+def random_draft(tmp_path: Path) -> Path:
+    """builtin:tiny's draft, with weights that nobody trained."""
+    folder, source = tmp_path / "draft", TARGET.with_name("draft")
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source)).save_pretrained(folder)
+    for path in TARGET.glob("*token*"):
+        shutil.copy(path, folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_useless_draft_is_left_alone_and_the_summary_says_so(tmp_path: Path, random_draft: Path) -> None:
+    """What it costs is what it is seen doing: its own steps and prefills, and what wider rounds verify for nothing."""
+    settings = ("model.target=builtin:tiny", f"model.draft={random_draft}", *TUNED, "workers.shard_tokens=3000")
+    result = run_tiny(tmp_path / "useless", *settings, rows=64)
+    assert result.state == "complete"
+    assert "The draft is useless here: the target accepted" in result.summary["useless_draft"]
+    rounds = {int(k): count for k, count in result.summary["k_histogram"].items()}
+    tried = sum(count for k, count in rounds.items() if k)
+    assert 0 < tried < 0.03 * sum(rounds.values())
+    records = shards(tmp_path / "useless")
+    assert sum(record["draft_s"] for record in records) < 0.02 * sum(record["busy_s"] for record in records)
+    run_tiny(tmp_path / "plain", "speculation.policy=off", "workers.shard_tokens=3000", rows=64)
+    assert tokens(tmp_path / "useless") == tokens(tmp_path / "plain")
 
 
 @pytest.mark.slow
