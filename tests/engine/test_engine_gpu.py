@@ -43,6 +43,7 @@ def test_k_that_changes_with_occupancy(small_pair, rounds_behind: int) -> None:
     assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_no_step_waits_for_the_device_but_for_the_round_before(small_pair) -> None:
     """A host that waits launches nothing meanwhile. Graphs are captured in the first pass, which may wait."""
     pair = on_cuda(small_pair("llama"))
