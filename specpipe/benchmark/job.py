@@ -14,7 +14,7 @@ from specpipe.speculation.learning import Learning
 from specpipe.speculation.policy import Policy
 from specpipe.speculation.tuner import Tuner
 
-_IN_FLIGHT, _MOST_IN_FLIGHT, _AHEAD = 2, 8, 1.5  # shards that a worker holds, and rows for each slot, as a run's do
+_IN_FLIGHT, _MOST_IN_FLIGHT, _AHEAD = 2, 16, 1.5  # shards that a worker holds, and rows for each slot, as a run's do
 _WORKER = "worker"
 
 

@@ -8,7 +8,8 @@ from specpipe.core import Shard
 from specpipe.data.files import InputFile
 
 BYTES_PER_TOKEN = 4  # English text in common vocabularies; shards need no better estimate
-_SMALLEST = 16  # the last shards are not smaller than this part of the first
+_PARTS = 4  # of a worker's share of what is left: it holds two shards, and the other half is there to balance with
+_SMALLEST = 16  # the last shards are not smaller than this part of a full one, or of half a worker's share of it all
 
 
 def plan_shards(
@@ -23,8 +24,8 @@ def plan_shards(
 ) -> tuple[Shard, ...]:
     """Every row of `files`, in order, in exactly one shard; no shard spans two files. Deterministic.
 
-    A shard holds about `shard_tokens` (prompt + output). Towards the end shards shrink to half of a worker's share of
-    what is left (guided self-scheduling, Polychronopoulos and Kuck 1987), so that the workers finish together.
+    A shard holds about `shard_tokens` (prompt + output). Towards the end shards shrink to a quarter of a worker's share
+    of what is left (guided self-scheduling, Polychronopoulos and Kuck 1987), so that the workers finish together.
     `limit` keeps the first rows only; each is generated for `samples` times, side by side.
     """
     ranges = _limited(files, limit)
@@ -36,7 +37,7 @@ def plan_shards(
     for (file, rows), cost in zip(ranges, costs, strict=True):
         start = 0
         while start < rows:
-            budget = min(shard_tokens, max(smallest, left // (2 * workers)))
+            budget = min(shard_tokens, max(smallest, left // (_PARTS * workers)))
             take = min(rows - start, max(1, budget // cost))
             index, stop, position = len(shards), start + take, first_row + start
             shards.append(

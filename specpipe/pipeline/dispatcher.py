@@ -17,7 +17,7 @@ from specpipe.pipeline.tasks import Task, TaskQueue
 from specpipe.speculation.learning import Learning
 from specpipe.speculation.policy import Policy
 
-MOST_IN_FLIGHT = 8
+MOST_IN_FLIGHT = 16
 """Shards that a worker holds at once where they are small."""
 _AHEAD = 1.5  # rows for each slot: a third of them may end before what the worker says next has been heard
 _WINDOW_S, _WINDOW_PLANS = 0.1, 20  # a plan of goodput takes half a millisecond of the driver

@@ -72,11 +72,11 @@ def held_at_most(slots: int) -> int:
     """Shards of ten rows that one worker holds, none of which ends before the driver gives it no more."""
     pool = FakePool(threads=20)
     pool.behave = lambda worker, order: (pool.gate.wait(0.2), report(order, worker.name))[1]
-    Driver(shards(12), pool, Recording(), DriverConfig(workers=1, slots=slots, poll_s=0.01)).run()
+    Driver(shards(18), pool, Recording(), DriverConfig(workers=1, slots=slots, poll_s=0.01)).run()
     return max(len(held) for _, _, held in pool.orders)
 
 
-@pytest.mark.parametrize(("slots", "held"), [(8, 2), (32, 5), (1000, 8)])
+@pytest.mark.parametrize(("slots", "held"), [(8, 2), (32, 5), (1000, 16)])
 def test_small_shards_fill_the_slots(slots: int, held: int) -> None:
     assert held_at_most(slots) == held
 
