@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specpipe_kernels.backend import implementation
-from specpipe_kernels.types import SamplingTensors, TokenLogprobs
+from specpipe_kernels.types import Bounds, SamplingTensors, TokenLogprobs
 
 
 def token_logprobs(
@@ -17,6 +17,7 @@ def token_logprobs(
     *,
     top_n: int = 0,
     cu_rows: Tensor | None = None,
+    bounds: Bounds | None = None,
 ) -> TokenLogprobs:
     """Log-probabilities of what `rejection_sample` emitted, under p, never under the residual.
 
@@ -31,6 +32,7 @@ def token_logprobs(
         sampling: of R rows, as it got it.
         top_n: how many of the most likely tokens of each row to tell beside, at most V. Ties go to the lowest id.
         cu_rows: as it got it.
+        bounds: [R, K+1] each, its `bounds`: saves finding them again. None: computed here, where rows are truncated.
 
     Reads emitted rows only. Raises ValueError for shapes that do not fit together.
     """
@@ -45,12 +47,15 @@ def token_logprobs(
         raise ValueError(f"cu_rows {list(cu_rows.shape)}; expected [R+1] = [{requests + 1}]")
     if num_emitted.shape != (requests,) or sampling.temperature.shape != (requests,):
         raise ValueError(f"num_emitted {list(num_emitted.shape)}; expected one entry per row: [{requests}]")
+    for name, given in zip(("logit", "token"), bounds or (), strict=False):
+        if given.shape != (requests, width):
+            raise ValueError(f"bounds.{name} {list(given.shape)}; expected [R, K+1] = [{requests}, {width}]")
     if not 0 <= top_n <= target_logits.shape[1]:
         raise ValueError(f"top_n={top_n}; expected 0 to V = {target_logits.shape[1]}")
     if requests == 0:
         empty = target_logits.new_empty(0, width, top_n, dtype=torch.float32)
         return TokenLogprobs(empty.new_empty(0, width), empty.long(), empty)
     result: TokenLogprobs = implementation("token_logprobs", target_logits)(
-        target_logits, out_tokens, num_emitted, sampling, top_n=top_n, cu_rows=cu_rows
+        target_logits, out_tokens, num_emitted, sampling, top_n=top_n, cu_rows=cu_rows, bounds=bounds
     )
     return result

@@ -163,6 +163,9 @@ class RejectionOutput(NamedTuple):
     """[R] int32."""
     status: Tensor
     """[R] int32, a `Status`."""
+    bounds: Bounds | None = None
+    """[R, K+1] each, undefined for greedy rows and rows that were not in use. None where the host promised that nothing
+    is truncated, or all greedy, and with a given bonus token."""
 
 
 class TokenLogprobs(NamedTuple):

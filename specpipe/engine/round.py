@@ -111,7 +111,10 @@ class Round:
     @staticmethod
     def _tell(logits: Tensor, verdict: RejectionOutput, rows: RoundRows, n: int) -> Tensor:
         top_n = min(n, logits.shape[1])
-        return pack(token_logprobs(logits, verdict.tokens, verdict.num_emitted, rows.sampling, top_n=top_n))
+        told = token_logprobs(
+            logits, verdict.tokens, verdict.num_emitted, rows.sampling, top_n=top_n, bounds=verdict.bounds
+        )
+        return pack(told)
 
     def _rows(self, slots: Tensor, key: RoundKey) -> RoundRows:
         state = self.state.on_device

@@ -95,8 +95,8 @@ def test_synthetic_acceptance_meets_its_rates(small_pair) -> None:
     assert accepted / rounds == pytest.approx(sum(rates), rel=0.05)
 
 
-def test_truncation_of_draft_rows_is_found_once(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafting hands its bounds on, so verification looks for those of the target's rows alone."""
+def test_truncation_of_a_row_is_found_once(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafting hands its bounds on to verification, and that its own to the log-probabilities."""
     pair = small_pair("llama")
     rows: list[int] = []
 
@@ -105,7 +105,8 @@ def test_truncation_of_draft_rows_is_found_once(small_pair, monkeypatch: pytest.
         return truncation_bounds(logits, sampling)
 
     monkeypatch.setattr("specpipe_kernels.reference.kept_logits.truncation_bounds", counting)
-    requests = make_requests(3, vocab_size=pair.vocab_size, temperature=0.9, top_p=0.95)
-    engine = make_engine(pair.target, pair.draft, slots=3, max_k=3)
+    requests = make_requests(1, vocab_size=pair.vocab_size, temperature=0.9, top_p=0.95, max_new_tokens=20, logprobs=2)
+    engine = make_engine(pair.target, pair.draft, slots=1, max_k=3)
     run(engine, requests, 3)
-    assert rows and all(count % 4 == 0 for count in rows)  # K + 1 a request, not K
+    assert rows.count(4) * 3 == rows.count(1)  # a round finds those of K drafts, a call each, and of K + 1 rows
+    assert len(rows) == rows.count(4) + rows.count(1)

@@ -10,7 +10,7 @@ import torch
 from support import sampling_oracle as oracle
 from support.sampling_cases import BACKENDS, HEAVY, Backend, Round, random_round, run, sampling
 
-from specpipe_kernels import METHODS, RejectionOutput, TokenLogprobs, token_logprobs
+from specpipe_kernels import METHODS, Bounds, RejectionOutput, TokenLogprobs, token_logprobs
 from specpipe_kernels.triton_ops import rows as triton_rows
 
 
@@ -24,10 +24,12 @@ def log_probs(case: Round, r: int, i: int) -> np.ndarray:
         return np.log(oracle.distribution(logits.numpy(), case.rows[r]))
 
 
-def told(backend: Backend, case: Round, out: RejectionOutput, top_n: int, **hints: bool) -> TokenLogprobs:
+def told(
+    backend: Backend, case: Round, out: RejectionOutput, top_n: int, *, bounds: Bounds | None = None, **hints: bool
+) -> TokenLogprobs:
     result: TokenLogprobs = run(
         backend, token_logprobs, case.target_logits, out.tokens, out.num_emitted, sampling(case.rows, **hints),
-        top_n=top_n, cu_rows=case.cu_rows,
+        top_n=top_n, cu_rows=case.cu_rows, bounds=bounds,
     )  # fmt: skip
     return result
 
@@ -60,6 +62,17 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_equals_the_oracle(backend: Backend, method: str, ragged: bool) -> None:
     draft_vocab = None if ragged else 57
     check(backend, random_round(vocab=61, draft_vocab=draft_vocab, k=3, rows=5, method=method, ragged=ragged), 20)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("k", "ragged"), [(0, False), (2, True)])
+def test_bounds_that_verification_found_change_nothing(backend: Backend, k: int, ragged: bool) -> None:
+    case = random_round(vocab=61, draft_vocab=None, k=k, rows=3, ragged=ragged, seed=5)
+    out = case.verify(backend)
+    assert out.bounds is not None and out.bounds.logit.shape == (3, k + 1)
+    found = told(backend, case, out, 4)
+    for a, b in zip(told(backend, case, out, 4, bounds=out.bounds), found, strict=True):
+        assert torch.equal(a.nan_to_num(9.0), b.nan_to_num(9.0))
 
 
 @pytest.mark.usefixtures("small_tiles")

@@ -244,6 +244,7 @@ class FeatureRound:
         told = run(
             self.backend, token_logprobs, target.target_logits, out.tokens, out.num_emitted,
             sampling(self.rows, **self.hints), top_n=n, cu_rows=target.cu_rows,
+            bounds=out.bounds if self.case["bounds"] == "given" else None,
         )  # fmt: skip
         k = self.case["k"]
         for r, emitted in enumerate(out.num_emitted.tolist()):

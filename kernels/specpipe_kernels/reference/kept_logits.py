@@ -34,6 +34,11 @@ def truncation_bounds(logits: Tensor, sampling: SamplingTensors) -> Bounds:
     return Bounds(values.gather(-1, last)[:, 0], order.gather(-1, last)[:, 0].int())
 
 
+def bounds_of(logits: Tensor, sampling: SamplingTensors) -> Bounds | None:
+    """[N] each; None where the host promised that nothing is truncated, or all greedy."""
+    return truncation_bounds(logits, sampling) if sampling.truncated and not sampling.all_greedy else None
+
+
 def kept_logits(logits: Tensor, sampling: SamplingTensors, bounds: Bounds | None = None) -> Tensor:
     """[N, V] fp32: logits over temperature, -inf where truncated. bounds: computed if not given."""
     logits = logits.float()

@@ -14,7 +14,7 @@ from torch import Tensor
 from specpipe_kernels.reference import acceptance
 from specpipe_kernels.reference.acceptance import Accepted
 from specpipe_kernels.reference.draw import draw
-from specpipe_kernels.reference.kept_logits import kept_logits, select_rows, status_of
+from specpipe_kernels.reference.kept_logits import bounds_of, kept_logits, select_rows, status_of
 from specpipe_kernels.reference.philox import gumbel
 from specpipe_kernels.types import Bounds, Method, Purpose, RejectionOutput, SamplingTensors
 
@@ -29,6 +29,8 @@ class _Round:
     """[R, K+1]: which row of target_logits serves a position."""
     owners: Tensor
     """[N]: which request a row of target_logits belongs to."""
+    bounds: Bounds | None
+    """[N]"""
     drafts: Tensor
     """[R, K], never negative."""
     counts: Tensor
@@ -138,6 +140,7 @@ def _arrange(
         target_logits=target_logits,
         rows=rows,
         owners=owners,
+        bounds=bounds_of(target_logits, select_rows(sampling, owners)),
         drafts=draft_tokens.clamp(min=0),
         counts=acceptance.leading(usable),
         positions=positions,
@@ -175,13 +178,14 @@ def _emit(r: _Round, count: Tensor, last: Tensor, status: Tensor) -> RejectionOu
     tokens = tokens.masked_fill((index > count[:, None]) | (status != 0), -1)
     sound = (status == 0)[:, 0]
     accepted = (count * sound).int()
-    return RejectionOutput(tokens, accepted + sound.int(), accepted, status[:, 0])
+    bounds = None if r.bounds is None or r.bonus_tokens is not None else Bounds(*(x[r.rows] for x in r.bounds))
+    return RejectionOutput(tokens, accepted + sound.int(), accepted, status[:, 0], bounds)
 
 
 def _invariant_draws(r: _Round) -> Tensor:
     """[R, K+1]: what plain sampling draws at every position, given that the drafts before it are right."""
     index = torch.arange(r.num_drafts + 1, device=r.rows.device)
-    kept = kept_logits(r.target_logits, select_rows(r.sampling, r.owners))
+    kept = kept_logits(r.target_logits, select_rows(r.sampling, r.owners), r.bounds)
     seeds = r.sampling.seed[:, None].expand(r.rows.shape).flatten()
     positions = (r.positions[:, None] + index).flatten()
     scores = gumbel(seeds, positions, 0, Purpose.INVARIANT, kept.shape[1]).add_(kept[r.rows.flatten()])
@@ -193,7 +197,7 @@ def _verify(
 ) -> RejectionOutput:
     """standard, block and synthetic, with greedy rows among random ones."""
     greedy = r.sampling.temperature == 0
-    kept = kept_logits(r.target_logits, select_rows(r.sampling, r.owners))
+    kept = kept_logits(r.target_logits, select_rows(r.sampling, r.owners), r.bounds)
     if r.num_drafts == 0:
         unit = Accepted(r.counts, torch.ones_like(r.sampling.temperature))
         return _emit(r, r.counts, torch.where(greedy, best[:, 0], _draw(r, unit, kept, None, None)), status)

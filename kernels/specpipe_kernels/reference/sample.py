@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specpipe_kernels.reference.draw import draw
-from specpipe_kernels.reference.kept_logits import kept_logits, status_of, truncation_bounds
+from specpipe_kernels.reference.kept_logits import bounds_of, kept_logits, status_of
 from specpipe_kernels.reference.philox import gumbel
 from specpipe_kernels.types import Purpose, Sampled, SamplingTensors
 
@@ -29,7 +29,7 @@ def sample(
     lse, bounds = torch.zeros_like(sampling.temperature), None
     if not sampling.all_greedy:
         random = sampling.temperature > 0
-        bounds = truncation_bounds(logits, sampling) if sampling.truncated else None
+        bounds = bounds_of(logits, sampling)
         kept = kept_logits(logits, sampling, bounds)
         lse = torch.where(random, kept.logsumexp(-1), lse)
         if purpose == Purpose.INVARIANT:

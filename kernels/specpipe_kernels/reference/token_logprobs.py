@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specpipe_kernels.reference.kept_logits import kept_logits, select_rows
-from specpipe_kernels.types import SamplingTensors, TokenLogprobs
+from specpipe_kernels.types import Bounds, SamplingTensors, TokenLogprobs
 
 
 def token_logprobs(
@@ -17,6 +17,7 @@ def token_logprobs(
     *,
     top_n: int = 0,
     cu_rows: Tensor | None = None,
+    bounds: Bounds | None = None,
 ) -> TokenLogprobs:
     """See `specpipe_kernels.token_logprobs`."""
     requests, width = out_tokens.shape
@@ -26,7 +27,8 @@ def token_logprobs(
     logits = target_logits[rows.flatten()].float()
     if not sampling.all_greedy:
         of_rows = select_rows(sampling, torch.arange(requests * width, device=column.device) // width)
-        logits = torch.where(of_rows.temperature[:, None] > 0, kept_logits(logits, of_rows), logits)
+        bounds = bounds and Bounds(*(x.flatten() for x in bounds))
+        logits = torch.where(of_rows.temperature[:, None] > 0, kept_logits(logits, of_rows, bounds), logits)
     log_p = logits.log_softmax(-1).view(requests, width, -1)
     silent = (column >= num_emitted[:, None])[:, :, None]
     vocab = log_p.shape[-1]

@@ -116,7 +116,8 @@ def decide_blocks(
         *p.tensors, *q.tensors, rows.draft_tokens, rows.num_drafts, sampling.temperature, sampling.seed, positions,
         p_lse, q_lse, weight, undecided, floats(rows.logits, requests, k + 1, cut.parts),
         arrivals(rows.logits, requests),
-        *out, *p.strides, *q.strides, rows.stride_draft, rows.vocab, q.rows.vocab, cut.parts, cut.steps, k, requests,
+        *out[:4], *p.strides, *q.strides,
+        rows.stride_draft, rows.vocab, q.rows.vocab, cut.parts, cut.steps, k, requests,
         **flags(p, q), BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=cut.warps, maxnreg=MAX_REGISTERS,
         **launch_options(rows.logits),
     )  # fmt: skip

@@ -16,7 +16,6 @@ from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait
 from specpipe_kernels.triton_ops.philox import chunk_gumbel
 from specpipe_kernels.triton_ops.residual import draw_from_residual, store_residual_masses
 from specpipe_kernels.triton_ops.rows import (
-    PROGRAMS,
     arrivals,
     floats,
     int32s,
@@ -24,9 +23,7 @@ from specpipe_kernels.triton_ops.rows import (
     is_last,
     load_drafts,
     load_part,
-    load_rows,
     load_tile,
-    row_at,
     row_pointer,
 )
 from specpipe_kernels.triton_ops.sides import Side, flags
@@ -35,8 +32,7 @@ from specpipe_kernels.triton_ops.verify import Verified
 from specpipe_kernels.types import Purpose, RejectionOutput, SamplingTensors
 
 # More would leave too few warps to hide the memory's latency; few rows have few programs, and every wait counts.
-MAX_REGISTERS, SINGLE_REGISTERS, AHEAD_REGISTERS = 64, 80, 96
-MOST_AHEAD = 4  # positions whose chunks are all loaded before it is known which one counts
+MAX_REGISTERS, SINGLE_REGISTERS = 64, 80
 _RECOVERED = tl.constexpr(int(Purpose.RECOVERED))
 _BONUS = tl.constexpr(int(Purpose.BONUS))
 
@@ -68,7 +64,7 @@ def _draw_kernel(
     p_vocab, q_vocab, chunks, parts, per, k, requests,
     P_MAP: tl.constexpr, Q_MAP: tl.constexpr, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, K_PAD: tl.constexpr,
     WEIGHTED: tl.constexpr, BONUS: tl.constexpr, COUNTED: tl.constexpr, SINGLE: tl.constexpr,
-    AHEAD: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0) // parts
     if not WEIGHTED:
@@ -77,19 +73,11 @@ def _draw_kernel(
     begin, end = span_of(part, per, p_vocab, BLOCK)
     wide = request.to(tl.int64)
     lane = tl.arange(0, K_PAD)
-    # Verification did not write these: they may be read while it runs. So may the chunk of every row it can end at.
+    # Verification did not write these: they may be read while it runs.
     temp = tl.load(temperature + request)
     seed = tl.load(seeds + request)
     position = tl.load(positions + request)
     count, drafts = load_drafts(draft_tokens, stride_draft, num_drafts, request, k, K_PAD)
-    if AHEAD:
-        offsets = begin + tl.arange(0, BLOCK)
-        p_rows = row_pointer(p_logits, p_map, request, lane, p_stride_group, p_stride_row, P_MAP)
-        p_tiles = load_rows(p_rows, (lane < count) | ((lane == count) & BONUS), offsets, p_vocab)
-        q_tiles = p_tiles
-        if not ONE_HOT:
-            q_rows = row_pointer(q_logits, q_map, request, lane, q_stride_group, q_stride_row, Q_MAP)
-            q_tiles = load_rows(q_rows, lane < count, offsets, q_vocab)
     wait_for_inputs(PDL)
     let_next_start(PDL)
     status = tl.load(out_status + request)
@@ -121,10 +109,7 @@ def _draw_kernel(
     draft = tl.sum(tl.where(ended, drafts + 1, 0)) - 1
     if rejected:
         if SINGLE:
-            if AHEAD:
-                x, y = row_at(p_tiles, i, K_PAD), row_at(q_tiles, i, K_PAD)
-            else:
-                x, y = _load_chunk(row, q_row, begin, p_vocab, q_vocab, ONE_HOT, BLOCK)
+            x, y = _load_chunk(row, q_row, begin, p_vocab, q_vocab, ONE_HOT, BLOCK)
             mass, token = draw_from_residual(
                 x, y, begin, seed, position, i, draft, inverse,
                 p_shift, p_bound_logit, p_bound_token, item, q_shift, q_bound_logit, q_bound_token, q_item,
@@ -140,7 +125,7 @@ def _draw_kernel(
             )  # fmt: skip
     else:
         if SINGLE:
-            x = row_at(p_tiles, i, K_PAD) if AHEAD else load_tile(row, begin + tl.arange(0, BLOCK), p_vocab)
+            x = load_tile(row, begin + tl.arange(0, BLOCK), p_vocab)
             mass, reference, _, token = draw_from_chunk(
                 x, begin, inverse, p_bound_logit, p_bound_token, item, seed, position, i, _BONUS,
                 TRUNCATED, BLOCK,
@@ -215,16 +200,14 @@ def draw_last(
     like, requests = rows.logits, rows.requests
     cut = chunk_cut(rows.vocab, requests)
     single = cut.per == 1
-    ahead = requests * cut.chunks <= PROGRAMS // 2 and rows.k_pad <= MOST_AHEAD and like.element_size() == 2
-    registers = AHEAD_REGISTERS if ahead else SINGLE_REGISTERS if single else MAX_REGISTERS
     _draw_kernel[(requests * cut.parts,)](
         *p.tensors, *(q or p).tensors, rows.draft_tokens, rows.num_drafts,
         sampling.temperature, sampling.seed, positions, verified.p_lse, verified.q_lse, verified.weight,
         floats(like, requests, cut.parts), int32s(like, requests, cut.parts), floats(like, requests, cut.chunks),
-        arrivals(like, requests), *out, counts,
+        arrivals(like, requests), *out[:4], counts,
         *p.strides, *(q or p).strides, rows.stride_draft,
         rows.vocab, q_rows.vocab, cut.chunks, cut.parts, cut.per, rows.width - 1, requests,
         **flags(p, q), WEIGHTED=verified.weight is not None, BONUS=not bonus_given, COUNTED=counts is not None,
-        SINGLE=single, AHEAD=ahead, BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps,
-        maxnreg=registers, **launch_options(like),
+        SINGLE=single, BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps,
+        maxnreg=SINGLE_REGISTERS if single else MAX_REGISTERS, **launch_options(like),
     )  # fmt: skip

@@ -66,6 +66,8 @@ def rejection_sample(
         bonus=bonus_tokens is None,
     )
     p = _side(p_rows, sampling)
+    if p.bounds is not None and bonus_tokens is None:
+        out = out._replace(bounds=Bounds(*(x.view(requests, k + 1) for x in p.bounds)))
     matches = method == "invariant" or sampling.all_greedy
     q = None
     if draft_logits is not None and not matches:
@@ -127,7 +129,8 @@ def _plain(
     )  # fmt: skip
     if counts is not None:
         counts[3] += emitted.sum()
-    return RejectionOutput(drawn.tokens[:, None], emitted, accepted, drawn.status)
+    bounds = drawn.bounds and Bounds(*(x[:, None] for x in drawn.bounds))
+    return RejectionOutput(drawn.tokens[:, None], emitted, accepted, drawn.status, bounds)
 
 
 def _side(rows: Rows, sampling: SamplingTensors, bounds: Bounds | None = None) -> Side:

@@ -163,7 +163,7 @@ def commit_rows(
     stops = state.stop_ids.shape[1]
     _commit_rows_kernel[(count,)](
         state.tokens, state.length, state.draft_valid, state.limit, state.active.view(torch.uint8), state.stop_ids,
-        slots, lengths, *verdict, proposed, packed, width - 1, stops, state.tokens.stride(0),
+        slots, lengths, *verdict[:4], proposed, packed, width - 1, stops, state.tokens.stride(0),
         DRAFTED=drafted, K_PAD=triton.next_power_of_2(width), E_PAD=triton.next_power_of_2(stops), num_warps=1,
         **launch_options(slots),
     )  # fmt: skip

@@ -160,19 +160,6 @@ def load_tile(row, offsets, vocab):
 
 
 @triton.jit
-def load_rows(rows, used, offsets, vocab):
-    """[N, BLOCK], as stored, of the rows that the pointers `rows` [N] name; -inf in those not `used`."""
-    inside = used[:, None] & (offsets < vocab)[None, :]
-    return tl.load(rows[:, None] + offsets[None, :], mask=inside, other=float("-inf"))
-
-
-@triton.jit
-def row_at(tiles, i, N: tl.constexpr):
-    """Row i of tiles [N, BLOCK], in fp32."""
-    return tl.sum(tl.where(tl.arange(0, N)[:, None] == i, tiles.to(tl.float32), 0.0), 0)
-
-
-@triton.jit
 def inverse_temperature(temperature):
     """1 / temperature, and 1 for greedy rows."""
     safe = tl.where(temperature > 0.0, temperature, 1.0)

@@ -27,7 +27,7 @@ from specpipe_kernels.triton_ops.rows import (
 )
 from specpipe_kernels.triton_ops.tiles import mass_of_span, row_lse, span_of
 from specpipe_kernels.triton_ops.truncation_bounds import truncation_bounds
-from specpipe_kernels.types import SamplingTensors, TokenLogprobs
+from specpipe_kernels.types import Bounds, SamplingTensors, TokenLogprobs
 
 
 @triton.jit
@@ -139,6 +139,7 @@ def token_logprobs(
     *,
     top_n: int = 0,
     cu_rows: Tensor | None = None,
+    bounds: Bounds | None = None,
 ) -> TokenLogprobs:
     """See `specpipe_kernels.token_logprobs`."""
     requests, width = out_tokens.shape
@@ -150,7 +151,10 @@ def token_logprobs(
     out = TokenLogprobs(
         floats(like, requests, width), int64s(like, requests, width, top_n), floats(like, requests, width, top_n)
     )
-    bounds = truncation_bounds(rows, sampling) if sampling.truncated and not sampling.all_greedy else None
+    if not sampling.truncated or sampling.all_greedy:
+        bounds = None
+    elif bounds is None:
+        bounds = truncation_bounds(rows, sampling)
     cut = cut_of(rows.vocab, rows.items)
     top = max(2, int(triton.next_power_of_2(top_n))) if top_n else 1
     _token_logprobs_kernel[(rows.items * cut.parts,)](

@@ -81,8 +81,9 @@ def _first_thresholds(top, bottom, k, p, temp, vocab):
 
 @triton.jit
 def _further_thresholds(low, high, top):
-    """[_BINS] of [low, high), evenly spread."""
-    return low + (tl.minimum(high, top) - low) * (tl.arange(0, _BINS) / (_BINS + 0.0))
+    """[_BINS] of [low, high), evenly spread; from -inf on there is nothing to spread."""
+    width = tl.where(low > float("-inf"), tl.minimum(high, top) - low, 0.0)
+    return low + width * (tl.arange(0, _BINS) / (_BINS + 0.0))
 
 
 @triton.jit

@@ -314,7 +314,8 @@ def verify(
         _verify_kernel[(requests * (2 * cut.parts if scan_q else p_parts) * width,)](
             *p.tensors, *(q or p).tensors, draft_lse, rows.draft_tokens, rows.num_drafts,
             sampling.temperature, sampling.seed, positions, bonus_tokens, rates,
-            *values, int32s(like, requests, k + 1, p_parts), *q_values, arrivals(like, requests), *done, *out, counts,
+            *values, int32s(like, requests, k + 1, p_parts), *q_values, arrivals(like, requests),
+            *done, *out[:4], counts,
             *p.strides, *(q or p).strides, rows.stride_draft, 0 if draft_lse is None else draft_lse.stride(0),
             rows.vocab, q_rows.vocab, p_parts, q_parts, cut.steps, k, first, width,
             **flags(p, q), METHOD=method.value, SCAN_Q=scan_q, LAZY=len(stages) > 1, COUNTED=counts is not None,
