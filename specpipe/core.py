@@ -354,8 +354,10 @@ class Evidence:
     """Tokens that the draft model alone has prefilled, where that was timed."""
     draft_prefill_s: float = 0.0
     """Seconds of that."""
-    draft_behind: float | None = None
-    """`StepReport.draft_behind` of the latest round; None without any."""
+    running: int = 0
+    """Rows of the latest round; 0 without any."""
+    draft_behind: float = 0.0
+    """`StepReport.draft_behind` of the latest round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

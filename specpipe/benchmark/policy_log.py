@@ -20,7 +20,7 @@ class RoundLog:
         """With drafts."""
         self._costs: dict[tuple[ProposerName, int, int], list[float]] = {}
         self._ended = [0, 0, 0]
-        self._caught_up = 0
+        self._caught_up = self._running = 0
 
     def add(self, stretch: Stretch, seconds: npt.NDArray[np.float64]) -> None:
         """`seconds` [m]: as measured; 0 for those that say nothing."""
@@ -31,12 +31,13 @@ class RoundLog:
             for i, value in enumerate((count, seconds.sum(), stretch.context[seconds > 0].sum())):
                 cell[i] += float(value)
         self._caught_up += stretch.draft_prefill
+        self._running = stretch.running
         if len(ended := stretch.ended):
             scenario = self._scenario
             for i, value in enumerate((len(ended), scenario.input[ended].sum(), scenario.output[ended].sum())):
                 self._ended[i] += int(value)
 
-    def evidence(self, behind: float | None = None) -> Evidence:
+    def evidence(self, behind: float = 0.0) -> Evidence:
         """behind: `Evidence.draft_behind`."""
         costs = tuple(
             CostPoint(proposer=who, k=k, running=n, context=context / rounds, rounds=int(rounds), seconds=seconds)
@@ -54,6 +55,7 @@ class RoundLog:
             output_tokens=self._ended[2],
             draft_prefill_tokens=self._caught_up,
             draft_prefill_s=self._caught_up * self._scenario.machine.draft_prefill,
+            running=self._running,
             draft_behind=behind,
         )
 

@@ -78,7 +78,7 @@ class EvidenceLog:
         self._row_rounds: dict[ProposerName, int] = {}
         self._rows = self._input_tokens = self._output_tokens = self._prefill_tokens = 0
         self._prefill_s = 0.0
-        self._behind: float | None = None
+        self._running, self._behind = 0, 0.0
 
     def add(self, step: StepReport) -> None:
         if step.k:
@@ -86,7 +86,7 @@ class EvidenceLog:
         if step.running and step.round_s > 0:
             self._add_cost(step)
         if step.running:
-            self._behind = step.draft_behind
+            self._running, self._behind = step.running, step.draft_behind
         self._prefill_tokens += step.draft_prefill_tokens
         self._prefill_s += step.draft_prefill_s
         for completion in step.completions:
@@ -129,6 +129,7 @@ class EvidenceLog:
             output_tokens=self._output_tokens,
             draft_prefill_tokens=self._prefill_tokens,
             draft_prefill_s=self._prefill_s,
+            running=self._running,
             draft_behind=self._behind,
         )
         self._clear()

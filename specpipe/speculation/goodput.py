@@ -26,7 +26,7 @@ EXPLORE_SHARE = 0.01
 """Of all rounds, at most so much is spent on a K or a proposer that the plan would not take, and half as much of all
 seconds, catching up included."""
 EARLY_ROUNDS = 64
-EARLY_SHARE = 1 / 32
+EARLY_SHARE = 1 / 16
 """In a worker's first rounds the share is larger: what is learnt then pays longest."""
 
 TRIAL_TOKENS = 1024

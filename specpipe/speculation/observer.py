@@ -28,8 +28,8 @@ class Beliefs:
 
     acceptance: Mapping[ProposerName, Acceptance] = field(default_factory=dict)
     costs: CostTable = field(default_factory=CostTable)
-    occupancy: float = 0.0
-    """0: unknown, as below."""
+    running: int = 0
+    """Rows of the latest round; 0: unknown, as below."""
     context: float = 0.0
     input_tokens: float = 0.0
     output_tokens: float = 0.0
@@ -71,12 +71,12 @@ class Observer:
         self.beliefs = Beliefs(
             acceptance={name: self._seen(name, known, evidence) for name, known in old.acceptance.items()},
             costs=costs,
-            occupancy=_last(old.occupancy, sum(point.running * point.rounds for point in evidence.costs), rounds),
+            running=evidence.running or old.running,
             context=context,
             input_tokens=_last(old.input_tokens, evidence.input_tokens, evidence.rows),
             output_tokens=_last(old.output_tokens, evidence.output_tokens, evidence.rows),
             rounds=old.rounds + rounds,
-            behind=old.behind if evidence.draft_behind is None else evidence.draft_behind,
+            behind=evidence.draft_behind if evidence.running else old.behind,
         )
 
     def _seen(self, name: ProposerName, known: Acceptance, evidence: Evidence) -> Acceptance:
@@ -99,7 +99,7 @@ class Observer:
         self.beliefs = Beliefs(
             acceptance=acceptance,
             costs=own.costs or beliefs.costs,
-            occupancy=own.occupancy,
+            running=own.running,
             context=own.context or beliefs.context,
             input_tokens=own.input_tokens or beliefs.input_tokens,
             output_tokens=own.output_tokens or beliefs.output_tokens,
@@ -119,7 +119,7 @@ class Observer:
             queue_depth=queue_depth,
             acceptance=known.acceptance,
             costs=known.costs or None,
-            occupancy=known.occupancy,
+            occupancy=known.running,
             context=known.context or prompt + output / 2,
             behind=prompt if known.behind is None else known.behind,
             rounds=known.rounds,

@@ -26,8 +26,8 @@ class Situation:
     """Decayed, of every proposer that the worker has; "none" is always there and not listed."""
     costs: CostTable | None = None
     """What rounds take on this worker; None before anything was measured."""
-    occupancy: float = 0.0
-    """Mean rows of a round lately; 0 before any."""
+    occupancy: int = 0
+    """Rows of the latest round; 0 before any."""
     context: float = 256.0
     """Mean tokens of a running row."""
     input_tokens: float = 256.0
@@ -45,8 +45,8 @@ class Situation:
 
     @property
     def running(self) -> int:
-        """Rows that run at once: as many as lately, or all slots; fewer where no more rows are left."""
-        return max(1, min(round(self.occupancy) or self.slots, self.slots, round(self.queue_depth)))
+        """Rows that run at once: as many as in the latest round, or all slots; fewer where no more rows are left."""
+        return max(1, min(self.occupancy or self.slots, self.slots, round(self.queue_depth)))
 
 
 class Policy(Protocol):

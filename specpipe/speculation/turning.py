@@ -50,4 +50,5 @@ def _behind(ahead: Array, situation: Situation) -> Array:
     """→ [n + 1]: tokens that a row will be behind where as many run, if the draft is off until then."""
     by_row = ahead / np.maximum(np.arange(len(ahead)), 1)
     until = np.cumsum(by_row[::-1])[::-1] - by_row
-    return np.minimum(max(situation.context, situation.behind), situation.behind + until)
+    longest = max(situation.context, situation.behind, situation.input_tokens + situation.output_tokens)
+    return np.minimum(longest, situation.behind + until)
