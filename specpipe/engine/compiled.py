@@ -113,9 +113,10 @@ def _keep_on_disk() -> None:
 
 
 def _check_equal(logits: Tensor, expected: Tensor) -> None:
-    """Raises ArithmeticError. Compiled code rounds to 16 bits less often: there logits differ by a hundredth or so."""
+    """Raises ArithmeticError. Compiled code rounds to 16 bits less often: logits of deep random models differ by a
+    twentieth of their spread there; those of a wrong layer have nothing in common."""
     error = float((logits - expected).float().square().mean().sqrt() / expected.float().std())
-    allowed = 1e-3 if expected.dtype == torch.float32 else 0.05
+    allowed = 1e-3 if expected.dtype == torch.float32 else 0.2
     log.debug("compiled logits differ by %.2g of their spread", error)
     if not error <= allowed:  # nor is it NaN
         raise ArithmeticError(f"logits differ by {error:.2g} of their spread; expected at most {allowed}")
