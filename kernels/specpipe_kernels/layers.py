@@ -19,10 +19,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return result
 
 
-def linear(x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in x's dtype, sums in fp32."""
+def linear(
+    x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None, *, out: Tensor | None = None
+) -> Tensor:
+    """x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in x's dtype, sums in fp32.
+
+    out: [M, N] contiguous, where the result goes. Raises ValueError for one that does not fit.
+    """
     values = x.values if isinstance(x, Normed) else x
-    result: Tensor = implementation("linear", values)(x, weight, bias)
+    shape = (values.shape[0], weight.shape[0])
+    if out is not None and (out.shape != shape or out.dtype != values.dtype or not out.is_contiguous()):
+        raise ValueError(f"out {list(out.shape)} {out.dtype}; expected {list(shape)} {values.dtype}, contiguous")
+    result: Tensor = implementation("linear", values)(x, weight, bias, out)
     return result
 
 

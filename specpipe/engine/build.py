@@ -149,8 +149,8 @@ def _gpu_budget(engine: Engine) -> int:
     """
     target, config = engine.target, engine.config
     activations = sum(_peak_bytes(work, target.device) for work in (engine.rehearse_round, engine.rehearse_prefill))
-    # Rows that sample keep the draft's logits until verification, and stack them.
-    logits = 2 * config.slots * config.max_k * target.vocab_size * target.dtype.itemsize
+    # Rows that sample keep the draft's logits until verification; those of a step may be there twice.
+    logits = (config.max_k + 1) * config.slots * target.vocab_size * target.dtype.itemsize
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(target.device)
     return int(GPU_MEMORY_SHARE * (free - ALLOCATOR_SLACK * (activations + logits)))

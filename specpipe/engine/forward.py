@@ -42,11 +42,19 @@ def _ends(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def forward_rows(
-    runner: ModelRunner, rows: RoundRows, drafts: Tensor | None, *, shift: int, width: int, last_only: bool
+    runner: ModelRunner,
+    rows: RoundRows,
+    drafts: Tensor | None,
+    *,
+    shift: int,
+    width: int,
+    last_only: bool,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Feeds `width` tokens of each row from position lengths + shift on; drafts [B, K] follow the committed ones.
 
     Returns logits, [B, V] of each row's last token or [B * width, V] of all, and the positions [B] after the last one.
+    out: where the logits go, as in `ModelRunner.forward`.
     """
     fed = feed_rows(
         rows.state, rows.slots, rows.lengths, drafts, shift=shift, width=width, last=runner.context_length - 1
@@ -60,5 +68,6 @@ def forward_rows(
         starts=fed.starts,
         max_queries=width,
         keep=last if last_only and width > 1 else 0,
+        out=out,
     )
     return logits, fed.next

@@ -161,16 +161,32 @@ class FusedStack:
         return out.view(out.shape[0], -1)
 
 
-def fuse(model: Any, attention: Mapping[nn.Module, AttentionFacts], *, positions: int, fp8: bool = False) -> bool:
-    """Replaces the model's decoder stack and head where `can_fuse`; says whether it did. attention: as probed.
+class FusedHead:
+    """Stands in for `model.lm_head.forward`."""
+
+    def __init__(self, weight: Tensor | Fp8Weight) -> None:
+        self._weight = weight
+        self.out: Tensor | None = None
+        """[n, V]: where the next logits go, and those alone; None: they get room of their own."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[1, n, H] → [1, n, V]."""
+        out, self.out = self.out, None
+        return linear(hidden[0], self._weight, out=out)[None]
+
+
+def fuse(
+    model: Any, attention: Mapping[nn.Module, AttentionFacts], *, positions: int, fp8: bool = False
+) -> FusedHead | None:
+    """Replaces the model's decoder stack and head where `can_fuse`, else does nothing. attention: as probed.
 
     positions: length of the rotary table; no token stands beyond it. fp8: read all weights but the embedding in 8 bits,
     the head's too; they have been rounded to such values (`specpipe.engine.fp8`).
     """
     if not can_fuse(model, attention):
-        return False
+        return None
     model.model.forward = FusedStack(model, attention, positions=positions, fp8=fp8).forward
     weight = model.lm_head.weight.data
-    head = quantize_fp8(weight) if fp8 else weight
-    model.lm_head.forward = lambda hidden: linear(hidden[0], head)[None]
-    return True
+    head = FusedHead(quantize_fp8(weight) if fp8 else weight)
+    model.lm_head.forward = head.forward
+    return head

@@ -53,28 +53,36 @@ class DraftModelProposer:
 
     def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal:
         tokens = rows.slots.new_full((rows.slots.shape[0], k), NO_TOKEN)
-        logits: list[Tensor] = []
+        # Verified by tokens alone? Then nobody reads a step's logits again.
+        matched = rows.sampling.all_greedy or self._purpose == Purpose.INVARIANT
+        logits = None if matched else self._room(rows.slots.shape[0], k)
         drawn: list[Sampled] = []
         for step in range(k):
             given = tokens[:, step - 1 : step] if step else None
             shift, width = (step - 1, 1) if step else (-2, 2)
-            all_logits, at = forward_rows(self.runner, rows, given, shift=shift, width=width, last_only=True)
+            all_logits, at = forward_rows(
+                self.runner, rows, given, shift=shift, width=width, last_only=True,
+                out=None if logits is None else logits[step],
+            )  # fmt: skip
             row_logits = all_logits[:, : self._vocab_size]
             if rows.held:
                 hold_open(row_logits, state, rows.slots, at[:, None])
             penalise(row_logits, state, rows, tokens, first=step)
             drawn.append(sample(row_logits, rows.sampling, at, purpose=self._purpose, index=step, out=tokens[:, step]))
-            logits.append(row_logits)
-        if rows.sampling.all_greedy or self._purpose == Purpose.INVARIANT:  # verified by tokens alone
+        if logits is None:
             return Proposal(tokens, rows.draft_room, by_draft_model=True)
         return Proposal(
             tokens,
             rows.draft_room,
-            logits=torch.stack(logits, dim=1),
+            logits=logits[:, :, : self._vocab_size].transpose(0, 1),
             lse=torch.stack([x.lse for x in drawn], dim=1),
             bounds=_stacked([x.bounds for x in drawn if x.bounds is not None]),
             by_draft_model=True,
         )
+
+    def _room(self, rows: int, k: int) -> Tensor:
+        """[K, B, V]: a step's logits lie together, as its head writes them."""
+        return torch.empty(k, rows, self.runner.num_logits, dtype=self.runner.dtype, device=self.runner.device)
 
 
 def _stacked(bounds: list[Bounds]) -> Bounds | None:

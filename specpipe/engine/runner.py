@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +50,20 @@ class ModelRunner:
             round_to_fp8(model)
         self._attention: dict[nn.Module, AttentionFacts] = probe_attention(model, self.device)
         wanted = self.device.type != "cpu" if fused is None else fused
-        self.fused = wanted and fuse(model, self._attention, positions=context_length, fp8=fp8)
+        self._head = fuse(model, self._attention, positions=context_length, fp8=fp8) if wanted else None
         backend = ("inductor" if self.device.type == "cuda" else "") if compiler is None else compiler
         self.compiled = False
         if backend and not self.fused:
             self.compiled = compile_layers(model, self._attention, self._few_logits, backend=backend)
+
+    @property
+    def fused(self) -> bool:
+        return self._head is not None
+
+    @property
+    def num_logits(self) -> int:
+        """Outputs of the head."""
+        return int(cast(Any, self.model).get_output_embeddings().weight.shape[0])
 
     @property
     def page_bytes(self) -> int:
@@ -72,12 +82,14 @@ class ModelRunner:
         starts: Tensor,
         max_queries: int,
         keep: Tensor | int | None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """tokens, positions [N] int64; block_tables [R, W]; cu_queries [R + 1] int32; starts [R] → logits [n, V].
 
         keep: indices [n] of the tokens whose logits are wanted, the number of last tokens (0: all), or None for none:
         keys and values alone. A token that stands, by starts, at a negative position or past the block table writes to
         the trash page and its logits mean nothing; `positions` are what the model is told, 0 … context_length - 1.
+        out: [n, V] contiguous, where the logits go; a fused head writes them there, others are copied.
         """
         batch = AttentionBatch(
             block_tables=block_tables,
@@ -87,17 +99,19 @@ class ModelRunner:
             max_queries=max_queries,
             kv_only=keep is None,
         )
+        if self._head is not None:
+            self._head.out = out
         steady = torch.compiler.set_stance(STANCE) if self.compiled else nullcontext()
         with torch.inference_mode(), steady:
-            out = self.model(
+            told = self.model(
                 input_ids=tokens[None],
                 position_ids=positions[None],
                 use_cache=False,
                 logits_to_keep=starts.new_empty(0) if keep is None else keep,
                 specpipe_batch=batch,
             )
-        logits: Tensor = out.logits[0]
-        return logits
+        logits: Tensor = told.logits[0]
+        return logits if out is None or self.fused else out.copy_(logits)
 
     def _few_logits(self) -> Tensor:
         """[n, V] of n - 1 tokens, and of one behind them; on pages of their own."""

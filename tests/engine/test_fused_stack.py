@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from support.engines import generate, make_engine, make_requests, run
 
 from specpipe.engine import fused
+from specpipe.engine import round as round_module
 from specpipe.engine.runner import ModelRunner
+from specpipe_kernels import RejectionOutput
 
 
 def fused_runner(model: torch.nn.Module, vocab_size: int) -> ModelRunner:
@@ -29,6 +32,33 @@ def test_greedy_output_stays_the_targets(small_pair, monkeypatch: pytest.MonkeyP
     completions = run(engine, requests, k)
 
     assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests)
+
+
+@pytest.mark.parametrize("fused_stack", [True, False])
+def test_verification_reads_the_drafts_logits_where_the_head_wrote_them(
+    small_pair, monkeypatch: pytest.MonkeyPatch, fused_stack: bool
+) -> None:
+    pair, written, read = small_pair("llama"), set(), set()
+    target, draft = copy.deepcopy(pair.target), copy.deepcopy(pair.draft)
+    requests = make_requests(5, vocab_size=pair.vocab_size, temperature=0.9, top_p=0.9)
+    usual, verify = fused.linear, round_module.rejection_sample
+
+    def product(*args: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+        written.update([] if out is None else [out.untyped_storage().data_ptr()])
+        return usual(*args, out=out)
+
+    def verified(*args: Any, draft_logits: torch.Tensor, **kwargs: Any) -> RejectionOutput:
+        read.add(draft_logits.untyped_storage().data_ptr())
+        return verify(*args, draft_logits=draft_logits, **kwargs)
+
+    expected = run(make_engine(pair.target, pair.draft, max_k=3), requests, 3)
+    if fused_stack:
+        monkeypatch.setattr("support.engines.ModelRunner", lambda model, **_: fused_runner(model, pair.vocab_size))
+    monkeypatch.setattr(fused, "linear", product)
+    monkeypatch.setattr(round_module, "rejection_sample", verified)
+    completions = run(make_engine(target, draft, max_k=3), requests, 3)
+    assert [c.token_ids for c in completions] == [c.token_ids for c in expected]
+    assert read and (not fused_stack or read <= written)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])

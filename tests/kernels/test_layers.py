@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from specpipe_kernels import Normed, quantize_fp8
+from specpipe_kernels import Normed, linear, quantize_fp8
 from specpipe_kernels.reference import linear as reference
 from specpipe_kernels.reference.rms_norm import rms_norm as reference_norm
 from specpipe_kernels.reference.rope_store_kv import rope_store_kv as reference_rope
@@ -93,6 +93,18 @@ def test_the_head_reads_its_weights_once_as_well(device: str, rows: int, monkeyp
     monkeypatch.setattr(triton_linear.functional, "linear", None)
     x, weight = tensors(device, (rows, 96), (333, 96))
     assert error(triton_linear.linear(x, weight), x.double() @ weight.double().T) < TOLERANCE[device]
+
+
+@on_each_device
+@pytest.mark.parametrize("rows", [5, 200], ids=["narrow", "wide"])
+def test_a_product_goes_where_it_is_told(device: str, rows: int) -> None:
+    x, weight, room = tensors(device, (rows, 96), (333, 96), (2, rows, 333))
+    for function in (linear, reference.linear):
+        out = room[1].fill_(torch.nan)
+        assert function(x, weight, out=out) is out
+        assert error(out, x.double() @ weight.double().T) < TOLERANCE[device]
+    with pytest.raises(ValueError, match="contiguous"):
+        linear(x, weight, out=room[1].t())
 
 
 @on_each_device

@@ -17,9 +17,12 @@ def _rows(x: Tensor | Normed) -> Tensor:
     return x
 
 
-def linear(x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """See `specpipe_kernels.linear`."""
-    return functional.linear(_rows(x), full_weight(weight), bias)
+    product = functional.linear(_rows(x), full_weight(weight), bias)
+    return product if out is None else out.copy_(product)
 
 
 def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:

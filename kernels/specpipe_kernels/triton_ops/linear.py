@@ -297,6 +297,7 @@ def _launch(
     norm_weight: Tensor | None = None,
     rope: Rope | None = None,
     tiles: Tiling | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     values, squares, eps = x if isinstance(x, Normed) else (x, None, 0.0)
     rows, k = values.shape
@@ -313,7 +314,7 @@ def _launch(
         cut = cut._replace(stages=cut.stages + 2)  # half the bytes a stage: more of them in flight
     count = n // dim * triton.cdiv(dim // 2, cut.block_n) if rope is not None else triton.cdiv(n, cut.block_n)
     block_m = max(16, triton.next_power_of_2(rows))
-    out = values.new_empty(out_shape)
+    out = values.new_empty(out_shape) if out is None else out
     scaled = torch.empty_like(out) if norm_weight is not None else out
     parts = out.new_empty(count, rows, dtype=torch.float32) if norm_weight is not None else out
     part = cut.block_n * block_m * (2 if epilogue in (GLU, ROPE) else 1)
@@ -365,15 +366,20 @@ def _complete(x: Tensor | Normed) -> Tensor:
     return x
 
 
-def linear(x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """See `specpipe_kernels.linear`."""
     values = x.values if isinstance(x, Normed) else x
     outputs = (weight.values if isinstance(weight, Fp8Weight) else weight).shape[0]
     if not values.shape[0]:  # a prefill asks for no logits
         return values.new_empty(0, outputs)
     if _is_narrow(values, MAX_GLU_ROWS if outputs >= LARGE else MAX_ROWS):
-        return _launch(x, weight, PLAIN, bias=bias)[0]
-    return functional.linear(_complete(x), full_weight(weight), bias)
+        return _launch(x, weight, PLAIN, bias=bias, out=out)[0]
+    if bias is None and out is not None:
+        return torch.mm(_complete(x), full_weight(weight).t(), out=out)
+    product = functional.linear(_complete(x), full_weight(weight), bias)
+    return product if out is None else out.copy_(product)
 
 
 def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
