@@ -1,0 +1,135 @@
+"""The mixed job as a run through real Ray, one worker a device: `python -m support.mixed_job FOLDER [WORKERS …]`, in a
+process that sees the GPUs. Prints tokens, seconds and throughput of each run, and its share of linear.
+
+Workers make the models' weights on their device, at random, warm up and wait for each other, so that a run's seconds
+hold no start. Each has the same rows: as many, and as long, whatever their number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specpipe.benchmark.engine import Bench, build, requests, run
+from specpipe.core import SamplingParams
+from specpipe.job import JobSpec, parse_job
+from specpipe.models.source import resolve
+from specpipe.models.tokenizer import PromptEncoder, load_tokenizer
+from specpipe.pipeline.assemble import Assembly, WorkerConfig, make_builder
+from specpipe.pipeline.cluster import Placement, RayBackend
+from specpipe.pipeline.handles import Pool
+from specpipe.pipeline.run import execute
+
+ROWS, SHORTEST, LONGEST = 768, 32, 511
+_PATIENCE_S = 120.0
+H200 = Bench(batches=(256,), ks=(0,), max_model_len=1088)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomPair:
+    """Builds a worker's parts."""
+
+    bench: Bench
+    workers: int
+    meeting: Path
+    """Folder in which workers leave a file when they are ready."""
+
+    def __call__(self, config: WorkerConfig) -> Assembly:
+        began = time.perf_counter()
+        engine = build(self.bench)
+        sampling, vocab = SamplingParams(), engine.target.vocab_size
+        engine.prepare(sampling, self.bench.choices)
+        few = [(length, 8) for length in np.linspace(1, self.bench.max_model_len // 2, engine.config.slots, dtype=int)]
+        run(engine, requests(few, vocab), 0)
+        self._meet(config.probe)
+        tokenizer = load_tokenizer(resolve("builtin:tiny", "target"))
+        encoder = PromptEncoder(tokenizer, system_prompt=None, template_kwargs={}, name="random")
+        builder = make_builder(config.job, encoder, max_model_len=engine.config.max_model_len, vocab_size=vocab)
+        facts = {"device": str(engine.target.device), "model_load_s": time.perf_counter() - began}
+        return Assembly(engine=engine, builder=builder, facts=facts)
+
+    def _meet(self, name: str) -> None:
+        limit = time.monotonic() + _PATIENCE_S
+        (self.meeting / f"{name}-{time.monotonic_ns()}").touch()
+        while len(list(self.meeting.iterdir())) < self.workers:
+            assert time.monotonic() < limit, "the other workers are not ready"
+            time.sleep(0.02)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomWorkers:
+    """Ray's workers with such a pair."""
+
+    pair: RandomPair
+
+    def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
+        return RayBackend().connect(job)
+
+    def pool(self, config: WorkerConfig, placement: Placement) -> Pool:
+        return RayBackend().pool(dataclasses.replace(config, assemble=self.pair), placement)
+
+    def watcher(self, config: WorkerConfig):
+        return RayBackend().watcher(config)
+
+
+def write_rows(path: Path, workers: int, rows: int, shortest: int, longest: int, vocab: int) -> None:
+    """The same lengths for every worker, other tokens."""
+    lengths = np.random.default_rng(0).integers(shortest, longest + 1, (rows, 2))
+    random = np.random.default_rng(1)
+    many = np.concatenate([lengths] * workers)
+    prompts = [random.integers(0, vocab, length).tolist() for length in many[:, 0]]
+    pq.write_table(pa.table({"prompt_token_ids": prompts, "max_new_tokens": many[:, 1]}), path)
+
+
+def measure(
+    folder: Path,
+    workers: int,
+    bench: Bench = H200,
+    *,
+    rows: int = ROWS,
+    shortest: int = SHORTEST,
+    longest: int = LONGEST,
+    vocab: int = 128256,
+) -> dict[str, Any]:
+    """One run, without speculation, of `rows` rows a worker. → its summary.json"""
+    place = folder / f"{workers}-workers"
+    (place / "ready").mkdir(parents=True)
+    write_rows(place / "rows.parquet", workers, rows, shortest, longest, vocab)
+    values = {
+        "model": {"target": "builtin:tiny", "device": bench.device, "max_model_len": bench.max_model_len},
+        "data": {"path": str(place / "rows.parquet")},
+        "sampling": {"temperature": 0, "ignore_eos": True, "max_new_tokens": (shortest + longest) // 2},
+        "speculation": {"policy": "off"},
+        "workers": {"count": workers, "slots": max(bench.batches), "cpus_per_worker": 1},
+        "output": {"path": str(place / "out")},
+    }
+    backend = RandomWorkers(RandomPair(bench, workers, place / "ready"))
+    result = execute(parse_job(values, source="mixed job"), backend=backend)
+    assert result.state == "complete", result.state
+    return dict(result.summary)
+
+
+def main() -> None:
+    folder, counts = Path(sys.argv[1]), [int(count) for count in sys.argv[2:]] or [1]
+    alone = 0.0
+    for workers in counts:
+        found = measure(folder, workers)
+        each = found["output_throughput"] / workers
+        alone = alone or each
+        print(
+            f"{workers} workers: {found['total_output_tokens']:,} tokens in {found['duration_s']:.2f} s, "
+            f"{found['output_throughput']:,.0f} tok/s, {each / alone:.3f} of the first run's for each worker",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
