@@ -1,14 +1,15 @@
-"""Rounds for compute-sanitizer: `python -m support.sanitize DEVICE`, every kernel of sampling on tiny vocabularies.
+"""Rounds for compute-sanitizer: `python -m support.sanitize DEVICE [N]`, every kernel of sampling on tiny vocabularies.
 
 Each method with draft logits and with one-hot proposals, and truncation, penalties, ragged rows, log-probabilities and
-counters among them; their results are checked too. On "cpu" Triton's interpreter runs them.
+counters among them; their results are checked too. On "cpu" Triton's interpreter runs them. N: the first so many
+rounds only. What is done is printed as it goes, because tools that watch a GPU may hang.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import product
+from itertools import islice, product
 
 import torch
 from support.feature_rounds import FeatureRound
@@ -34,11 +35,12 @@ def cases() -> Iterator[Case]:
     yield PLAIN | {"method": "standard", "proposals": "draft", "rows": "greedy, promised"}
 
 
-def main(device: str) -> None:
+def main(device: str, rounds: int | None = None) -> None:
     backend = Backend("triton", device)
     triton_rows.MAX_TILE = 32
-    for seed, case in enumerate(cases()):
+    for seed, case in enumerate(islice(cases(), rounds)):
         FeatureRound(case, backend, seed=seed, vocab=75, count=3).check()
+        print(seed, case["method"], case["proposals"], flush=True)
     p, at = torch.full((3, 75), 1 / 75), torch.arange(3)
     for noise in ({"inverse_noise": torch.ones(3, 75)}, {"seeds": at, "positions": at}):
         for q in (None, p / 2):
@@ -46,5 +48,5 @@ def main(device: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None)
     print("all rounds are as expected")
