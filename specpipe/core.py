@@ -231,7 +231,7 @@ class SpeculationPlan:
     plain. Rounds that explore do not wait."""
 
     def __post_init__(self) -> None:
-        if not self.ks or not all(0 <= k <= MAX_DRAFT_TOKENS for k in self.ks):
+        if not self.ks or min(self.ks) < 0 or max(self.ks) > MAX_DRAFT_TOKENS:
             raise ValueError(f"ks={self.ks}: expected at least one K, each between 0 and {MAX_DRAFT_TOKENS}")
 
     def k_for(self, running: int) -> int:

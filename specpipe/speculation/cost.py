@@ -134,7 +134,8 @@ class CostTable:
         cells = np.array(list(self._cells.values()))
         n, context, rounds, seconds = cells.T
         k = np.array([float(key.k) for key in self._cells])
-        drafts = Proposers(*np.array([_one_hot(key.proposer) for key in self._cells]).T)
+        who = [key.proposer for key in self._cells]
+        drafts = Proposers(*(np.array([float(one == name) for one in who]) for name in Proposers._fields))
         rows = features(drafts, k, n, context)
         model = fit(rows / seconds[:, None], rounds / (rounds + _CREDIBLE), near=self._last_model)
         residual = np.log(seconds / np.maximum(rows @ model, 1e-12))

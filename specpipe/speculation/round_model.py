@@ -35,9 +35,11 @@ def features(proposer: Proposers, k: Array, n: Array, context: Array) -> Array:
     speculates = np.sign(k) * ngram
     tokens = n * (k + 1)
     bent = (np.sqrt(tokens), np.maximum(0.0, tokens - _RIDGE))
-    return np.stack(
-        (np.ones_like(n), tokens, n * context, draft * k, draft * k * n, speculates, speculates * n, *bent), axis=-1
-    )
+    out = np.empty((*n.shape, FEATURES))
+    columns = (1.0, tokens, n * context, draft * k, draft * k * n, speculates, speculates * n, *bent)
+    for i, column in enumerate(columns):
+        out[..., i] = column
+    return out
 
 
 def fit(rows: Array, weight: Array, *, near: Array | None = None) -> Array:
