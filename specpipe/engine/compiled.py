@@ -10,7 +10,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import Any
 
@@ -38,6 +38,8 @@ def compile_layers(
     layers = layers_of(model, attention)
     expected, joined = logits(), join_projections(layers)
     try:
+        if backend == "inductor":
+            keep_on_disk()
         with _compiling():
             compiler = _Merging(backend)
             run = torch.compile(_fresh(_run), backend=compiler, fullgraph=True, dynamic=True)
@@ -102,13 +104,18 @@ class _Merging:
         return self._compile(module, inputs)
 
 
-def _keep_on_disk() -> None:
-    """What inductor compiles goes to the user's cache folder: where torch says, the next boot may delete it."""
+def keep_on_disk() -> None:
+    """Sends inductor's work to the user's cache folder where nobody has said otherwise: the next boot may delete torch's
+    choice. Where that folder cannot be written, torch's will do."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
     from triton import knobs
 
-    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):  # torch sets it when it is imported
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / "inductor")
+    folder = cache_folder() / "inductor"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    unsaid = os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir())  # torch sets it at its import
+    if unsaid and os.access(folder, os.W_OK):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)  # inductor would move that of our own kernels
 
 
@@ -127,7 +134,6 @@ def _compiling() -> Iterator[None]:
     """Constants are constant, not inputs; nothing that compilers warn of while they work."""
     from torch._dynamo import config as tracing
 
-    _keep_on_disk()
     with (
         tracing.patch(specialize_float=True),
         warnings.catch_warnings(),

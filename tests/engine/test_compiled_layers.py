@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import torch
 from support.engines import generate, make_engine, make_requests, run
 from support.small_models import make_small_model
 from torch._dynamo import register_backend
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from specpipe.core import EngineConfig
 from specpipe.engine import runner as engine_runner
 from specpipe.engine.build import EngineSpec, build_engine
+from specpipe.engine.compiled import keep_on_disk
 from specpipe.engine.runner import ModelRunner
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
@@ -85,6 +88,15 @@ def test_greedy_output_stays_the_targets_on_a_gpu(
 
 
 @pytest.mark.gpu
+def test_a_mixture_of_experts_runs_on_a_gpu(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("support.engines.ModelRunner", lambda model, **_: runner(model, None))
+    pair = small_pair("gpt_oss")
+    models = [copy.deepcopy(model).to("cuda", torch.bfloat16) for model in (pair.target, pair.draft)]
+    completions = run(make_engine(*models), make_requests(7, vocab_size=pair.vocab_size), 3)
+    assert [len(c.token_ids) for c in completions] == [20] * 7
+
+
+@pytest.mark.gpu
 def test_layers_compile_while_a_start_compiles_kernels(tmp_path: Path) -> None:
     source = resolve(str(make_small_model("gemma2", tmp_path, seed=0)), "target")
     config = EngineConfig(slots=3, max_model_len=96, proposer="none", max_k=0)
@@ -138,3 +150,15 @@ def test_torch_compile_may_be_switched_off(
     assert not runner(model, "recorded").compiled
     assert "torch.compile is switched off" in caplog.text
     assert type(model.model.layers[0].self_attn.q_proj) is torch.nn.Linear
+
+
+@pytest.mark.parametrize(("given", "kept"), [("torch's", "ours"), ("own", "own"), ("unwritable", "torch's")])
+def test_what_was_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, kept: str) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPECPIPE_CACHE", str(tmp_path / ("file" if given == "unwritable" else "cache")))
+    folders = {"ours": str(tmp_path / "cache/inductor"), "own": str(tmp_path), "torch's": default_cache_dir()}
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folders.get(given, folders["torch's"]))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    keep_on_disk()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == folders[kept]
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
