@@ -105,8 +105,8 @@ class _Merging:
 
 
 def keep_on_disk() -> None:
-    """Sends inductor's work to the user's cache folder where nobody has said otherwise: the next boot may delete torch's
-    choice. Where that folder cannot be written, torch's will do."""
+    """Sends inductor's work to the user's cache folder where nobody has said otherwise: torch's choice may not
+    outlive the next boot. Where that folder cannot be written, torch's will do."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
     from triton import knobs
 
