@@ -128,7 +128,7 @@ def cut_of_candidates(
 def load_candidates(
     row, listed, counts, through, item, parts, room, log_parts, PARTS: tl.constexpr, MOST: tl.constexpr
 ):  # fmt: skip
-    """→ how many tokens the parts of a row listed, and the logits and tokens [MOST] of the first ones.
+    """→ whether these are all that the parts of a row counted, and the logits and tokens [MOST] of those listed.
 
     counts [items, parts]; through: as much room. A part's list has `room` places. 2 ** log_parts > parts.
     """
@@ -140,11 +140,13 @@ def load_candidates(
     n = tl.sum(count)
     place = tl.arange(0, MOST)
     valid = place < n
+    listed_all = (n <= MOST) & (tl.max(count) <= room)
     owner = tl.zeros([MOST], tl.int32)  # parts whose candidates all stand before a place
     for bit in range(log_parts):
         ahead = owner + (1 << (log_parts - 1 - bit))
         passed = tl.load(through + first + ahead - 1, mask=valid & (ahead <= parts), other=NOWHERE) <= place
         owner = tl.where(passed, ahead, owner)
     before = tl.load(through + first + owner - 1, mask=valid & (owner > 0), other=0)
+    valid = valid & (place - before < room)
     tokens = load_part(listed + (first + owner) * room + place - before, valid, NOWHERE)
-    return n, tl.load(row + tokens, mask=valid, other=float("-inf")).to(tl.float32), tokens
+    return listed_all, tl.load(row + tokens, mask=valid, other=float("-inf")).to(tl.float32), tokens

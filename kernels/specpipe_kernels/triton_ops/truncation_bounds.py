@@ -34,6 +34,8 @@ from specpipe_kernels.types import Bounds, SamplingTensors
 
 MOST_LISTED = 8192
 """Candidates of a row that one program holds; of more it searches the row itself, which is slow."""
+LEAST_ROOM = 1024
+"""For the candidates of one part of a row, which may have more than its share; of more, likewise."""
 _BINS = tl.constexpr(8)
 _FARTHEST = tl.constexpr(1024.0)  # from the largest logit to the lowest threshold of top-k
 # Low bits of the fp32 form that are always zero.
@@ -260,8 +262,9 @@ def _cut_kernel(
     token = tl.full([], NOWHERE, tl.int32)
     if target == target:
         inverse = inverse_temperature(temp)
-        n, xs, tokens = load_candidates(row, listed, counts, through, item, parts, room, log_parts, PARTS, MOST)
-        all_listed = n <= MOST
+        all_listed, xs, tokens = load_candidates(
+            row, listed, counts, through, item, parts, room, log_parts, PARTS, MOST
+        )
         if k > 0:
             logit, token = cut_of_candidates(
                 xs, tokens, all_listed, above, target, low, row, vocab, top, inverse, logit, token, False, UNUSED, BLOCK
@@ -301,7 +304,8 @@ def truncation_bounds(rows: Rows, sampling: SamplingTensors) -> Bounds:
             *located, cut.parts, *extents, weights[0], weights[step], cut.steps, step,
             BLOCK=cut.tile, num_warps=cut.warps, **common,
         )  # fmt: skip
-    room, counts = min(MOST_LISTED, cut.steps * cut.tile), int32s(like, items, cut.parts)
+    room = min(cut.steps * cut.tile, max(LEAST_ROOM, 2 * MOST_LISTED // cut.parts))
+    counts = int32s(like, items, cut.parts)
     listed, brackets = int32s(like, items, cut.parts, room), floats(like, items, 4)
     _list_kernel[(items * cut.parts,)](
         *located, cut.parts, *extents, *weights, cut.steps, listed, room, counts, brackets,
