@@ -99,7 +99,7 @@ class RequestBuilder:
             return Completion(request=request, finish_reason="error", error=message)
 
     def _encode(self, prompt: Prompt) -> tuple[str, tuple[int, ...]]:
-        text, token_ids = prompt.shown, prompt.token_ids
+        text, token_ids = utf8(prompt.shown), prompt.token_ids
         if token_ids is None:
             encoded = self._encoded(prompt.messages if prompt.text is None else prompt.text)
             text, token_ids = utf8(encoded.text), encoded.token_ids

@@ -93,6 +93,7 @@ def test_chats_conversations_and_batch_lines_are_prompts(values: dict[str, objec
 def test_token_ids_are_taken_as_they_are() -> None:
     request = build({"prompt_token_ids": [1, 2, 255], "prompt": "shown"})
     assert (request.prompt_token_ids, request.prompt) == ((1, 2, 255), "shown")
+    assert build({"prompt_token_ids": [1], "prompt": "half \ud800"}).prompt == "half ?"
 
 
 def test_a_named_column_goes_before_the_usual_ones() -> None:
