@@ -14,6 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
+from specpipe_kernels.triton_ops.brackets import (
+    BINS,
+    bracket,
+    first_bracket,
+    first_thresholds,
+    further_thresholds,
+    load_extent,
+)
 from specpipe_kernels.triton_ops.cutoffs import cut_of_candidates, load_candidates, weight_from, weight_of
 from specpipe_kernels.triton_ops.fast_math import at_least, fast_exp
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
@@ -36,8 +44,6 @@ MOST_LISTED = 8192
 """Candidates of a row that one program holds; of more it searches the row itself, which is slow."""
 LEAST_ROOM = 1024
 """For the candidates of one part of a row, which may have more than its share; of more, likewise."""
-_BINS = tl.constexpr(8)
-_FARTHEST = tl.constexpr(1024.0)  # from the largest logit to the lowest threshold of top-k
 # Low bits of the fp32 form that are always zero.
 _UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
@@ -59,62 +65,6 @@ def _find(
     used = count_positions(draft_tokens, stride_draft, num_drafts, request, width, K_PAD, BONUS)
     k = tl.where((k > 0) & (k < vocab), k, 0)
     return item, tl.program_id(0) % parts, request, row, temp, k, p, (position < used) & (temp > 0.0)
-
-
-@triton.jit
-def _load_extent(tops, bottoms, item, parts, PARTS: tl.constexpr):
-    part = tl.arange(0, PARTS)
-    at = item.to(tl.int64) * parts + part
-    top = tl.max(tl.load(tops + at, mask=part < parts, other=float("-inf")))
-    return top, tl.min(tl.load(bottoms + at, mask=part < parts, other=float("inf")))
-
-
-@triton.jit
-def _first_thresholds(top, bottom, k, p, temp, vocab):
-    """[_BINS], ascending from -inf. Those of top-k come close to the largest logit; those of top-p are evenly spread.
-
-    Tokens below the lowest one of top-p have a mass of at most 1 - p together, and the largest logit has 1.
-    """
-    bin_ = tl.arange(0, _BINS)
-    reach = tl.where(k > 0, _FARTHEST, temp * tl.log(vocab / tl.maximum(1.0 - p, 1e-8)))
-    spread = tl.where(k > 0, tl.exp2(1.0 - bin_), (_BINS - bin_) / (_BINS - 1.0))
-    return tl.where(bin_ == 0, float("-inf"), top - tl.minimum(top - bottom, reach) * spread)
-
-
-@triton.jit
-def _further_thresholds(low, high, top):
-    """[_BINS] of [low, high), evenly spread; from -inf on there is nothing to spread."""
-    width = tl.where(low > float("-inf"), tl.minimum(high, top) - low, 0.0)
-    return low + width * (tl.arange(0, _BINS) / (_BINS + 0.0))
-
-
-@triton.jit
-def _bracket(
-    weights, thresholds, item, parts, k, p, low, high, above, target, FIRST: tl.constexpr, PARTS: tl.constexpr
-):
-    """Narrow low <= cut < high: → that, the weight from `high` on, the weight to reach (NaN for unsound rows).
-
-    weights [items, parts, _BINS]: of a part, at or above each threshold.
-    """
-    part = tl.arange(0, PARTS)
-    bin_ = tl.arange(0, _BINS)
-    at = weights + (item.to(tl.int64) * parts + part[:, None]) * _BINS + bin_[None, :]
-    reached = tl.sum(tl.load(at, mask=(part < parts)[:, None], other=0.0), 0)
-    if FIRST:
-        target = tl.where(k > 0, k.to(tl.float32), p * tl.max(reached))
-    found = tl.max(tl.where(reached >= target, bin_, -1))
-    inside = (found >= 0) & (found < _BINS - 1)
-    low = tl.where(found >= 0, tl.sum(tl.where(bin_ == found, thresholds, 0.0)), low)
-    high = tl.where(inside, tl.sum(tl.where(bin_ == found + 1, thresholds, 0.0)), high)
-    above = tl.where(inside, tl.sum(tl.where(bin_ == found + 1, reached, 0.0)), above)
-    return low, high, above, target
-
-
-@triton.jit
-def _first_bracket(weights, thresholds, item, parts, k, p, PARTS: tl.constexpr):
-    infinity = tl.full([], float("inf"), tl.float32)
-    zero = tl.zeros([], tl.float32)
-    return _bracket(weights, thresholds, item, parts, k, p, -infinity, infinity, zero, zero, True, PARTS)
 
 
 @triton.jit(do_not_specialize=["width", "stride_draft", "parts", "steps"])
@@ -167,18 +117,18 @@ def _weigh_kernel(
     lane = tl.arange(0, BLOCK)
     x = load_tile(row, begin + lane, vocab)
     inverse = inverse_temperature(temp)
-    top, bottom = _load_extent(tops, bottoms, item, extents, PARTS)
-    thresholds = _first_thresholds(top, bottom, k, p, temp, vocab)
+    top, bottom = load_extent(tops, bottoms, item, extents, PARTS)
+    thresholds = first_thresholds(top, bottom, k, p, temp, vocab)
     if further != 0:
-        low, high, _above, _target = _first_bracket(before, thresholds, item, parts, k, p, PARTS)
-        thresholds = _further_thresholds(low, high, top)
-    sums = tl.zeros([_BINS, BLOCK], tl.float32)
+        low, high, _above, _target = first_bracket(before, thresholds, item, parts, k, p, PARTS)
+        thresholds = further_thresholds(low, high, top)
+    sums = tl.zeros([BINS, BLOCK], tl.float32)
     for start in range(begin, end, BLOCK):
         following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
         weight = tl.where(k > 0, 1.0, fast_exp((x - top) * inverse))
         sums += at_least(x[None, :], thresholds[:, None]) * weight[None, :]
         x = following
-    tl.store(weights + (item.to(tl.int64) * parts + part) * _BINS + tl.arange(0, _BINS), tl.sum(sums, 1))
+    tl.store(weights + (item.to(tl.int64) * parts + part) * BINS + tl.arange(0, BINS), tl.sum(sums, 1))
 
 
 @triton.jit(do_not_specialize=["width", "stride_draft", "parts", "steps", "extents", "room"])
@@ -206,11 +156,11 @@ def _list_kernel(
     begin, end = span_of(part, steps, vocab, BLOCK)
     lane = tl.arange(0, BLOCK)
     x = load_tile(row, begin + lane, vocab)
-    top, bottom = _load_extent(tops, bottoms, item, extents, PARTS)
-    thresholds = _first_thresholds(top, bottom, k, p, temp, vocab)
-    low, high, above, target = _first_bracket(first, thresholds, item, parts, k, p, PARTS)
-    thresholds = _further_thresholds(low, high, top)
-    low, high, above, target = _bracket(
+    top, bottom = load_extent(tops, bottoms, item, extents, PARTS)
+    thresholds = first_thresholds(top, bottom, k, p, temp, vocab)
+    low, high, above, target = first_bracket(first, thresholds, item, parts, k, p, PARTS)
+    thresholds = further_thresholds(low, high, top)
+    low, high, above, target = bracket(
         second, thresholds, item, parts, k, p, low, high, above, target, False, PARTS
     )  # fmt: skip
     # Where top-k cuts, all that it keeps is listed, for top-p to choose from.
@@ -298,7 +248,7 @@ def truncation_bounds(rows: Rows, sampling: SamplingTensors) -> Bounds:
         *located, wide.parts, *extents[:2], wide.steps, BLOCK=wide.tile, num_warps=wide.warps, **common
     )
     common["PARTS"] = max(wide.parts_pad, cut.parts_pad)
-    weights = [floats(like, items, cut.parts, _BINS.value) for _ in range(2)]
+    weights = [floats(like, items, cut.parts, BINS.value) for _ in range(2)]
     for step in range(2):
         _weigh_kernel[(items * cut.parts,)](
             *located, cut.parts, *extents, weights[0], weights[step], cut.steps, step,
