@@ -50,7 +50,8 @@ def _record(step: Callable[[], object], device: torch.device, rounds: int) -> li
     on_gpu = device.type == "cuda"
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
     _synchronize(device)
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    with profile(activities=[activity], acc_events=True) as profiler:  # without: torch 2.11 warns of more cycles
         for _ in range(rounds):
             step()
         _synchronize(device)

@@ -12,6 +12,10 @@ from support.engines import generate, make_engine, make_requests, plan, run, run
 pytestmark = pytest.mark.gpu
 
 
+TIGHT = {"slots": 6, "pages": 12, "page_size": 16, "max_model_len": 160}
+"""Too few pages for rows of 90 new tokens in all slots."""
+
+
 def on_cuda(pair, dtype: torch.dtype = torch.float32):
     """Copies, so that the pair that other tests share stays where it is."""
     moved = [copy.deepcopy(model).to("cuda", dtype) for model in (pair.target, pair.draft, pair.reference)]
@@ -47,8 +51,8 @@ def test_k_that_changes_with_occupancy(small_pair, rounds_behind: int) -> None:
 def test_no_step_waits_for_the_device_but_for_the_round_before(small_pair) -> None:
     """A host that waits launches nothing meanwhile. Graphs are captured in the first pass, which may wait."""
     pair = on_cuda(small_pair("llama"))
-    requests = make_requests(9, vocab_size=pair.vocab_size, max_new_tokens=40)
-    engine = make_engine(pair.target, pair.draft, slots=6, pages=22, page_size=4)
+    requests = make_requests(9, vocab_size=pair.vocab_size, max_new_tokens=90)
+    engine = make_engine(pair.target, pair.draft, **TIGHT)
     once = run(engine, requests, 3)
 
     engine.submit(requests, plan(3))
@@ -128,8 +132,7 @@ def test_steps_account_for_their_seconds(small_pair) -> None:
 def test_preempted_rows_go_on_with_the_targets_tokens(small_pair, k: int, proposer: str) -> None:
     pair = on_cuda(small_pair("llama"))
     requests = make_requests(9, vocab_size=pair.vocab_size, max_new_tokens=90)
-    tight = {"slots": 6, "pages": 12, "page_size": 16, "max_model_len": 160}
-    engine = make_engine(pair.target, pair.draft, max_k=k, proposer=proposer, **tight)
+    engine = make_engine(pair.target, pair.draft, max_k=k, proposer=proposer, **TIGHT)
     engine.submit(requests, plan(k, proposer=proposer))
     completions, preemptions = [], 0
     while (report := engine.step()) is not None:
