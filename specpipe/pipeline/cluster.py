@@ -174,6 +174,9 @@ def _start(address: str | None, *, verbose: bool) -> str:
     # A worker that gets no GPU keeps seeing the machine's environment as it is.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Of the workers, whose threads take turns with shards: each would keep some 6 MB of Arrow's own, and a heap.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    os.environ.setdefault("MALLOC_ARENA_MAX", "4")
     level = logging.INFO if verbose else logging.ERROR
     advice = ""
     with warnings.catch_warnings():

@@ -65,7 +65,7 @@ def each_line_comes_out_once(worker: Worker, data: list[bytes]) -> None:
     path = worker_folder(worker) / "any.jsonl"
     data = [b'{"prompt": "first"}', *data]  # a file that begins with [ is refused as a JSON array
     path.write_bytes(b"\n".join(data))
-    each_row_comes_out_once(worker, path, sum(bool(line.strip(b" \t\r")) for line in b"\n".join(data).split(b"\n")))
+    each_row_comes_out_once(worker, path, sum(bool(line.strip()) for line in b"\n".join(data).split(b"\n")))
 
 
 def each_row_of_a_table_comes_out_once(worker: Worker, table: pa.Table) -> None:
