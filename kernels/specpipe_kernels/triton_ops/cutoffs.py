@@ -86,16 +86,16 @@ def _nth(
 
 @triton.jit
 def cut_of_candidates(
-    xs, tokens, listed, above, target, lowest, row, vocab, top, inverse, kept_logit, kept_token,
+    xs, tokens, listed, above, target, lowest, highest, row, vocab, top, inverse, kept_logit, kept_token,
     MASS: tl.constexpr, UNUSED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """→ the last kept logit and token of a filter that keeps tokens until their weight reaches `target`.
 
-    above: weight that precedes all candidates, whose logits are `lowest` at least.
+    above: weight that precedes all candidates. The cut lies between `lowest` and `highest`.
     """
     above = tl.where(listed, above, 0.0)
     weights = weight_of(xs, tokens, vocab, top, inverse, kept_logit, kept_token, MASS)
-    low, high = _keys(lowest, UNUSED), _keys(top, UNUSED) + 1
+    low, high = _keys(lowest, UNUSED), _keys(tl.minimum(highest, top), UNUSED) + 1
     while high - low > 1:
         middle = low + (high - low) // 2
         reached = above + weight_from(

@@ -141,8 +141,8 @@ def _list_kernel(
 ):  # fmt: skip
     """List the tokens that a span has in the bracket, and count them.
 
-    brackets [items, 4]: the largest logit, the least that is listed, the weight above the list, and the weight to
-    reach, NaN where no cut is to be found.
+    brackets [items, 5]: the largest logit, the bracket, the weight above the list, and the weight to reach, NaN where
+    no cut is to be found.
     """
     wait_for_inputs(PDL)
     let_next_start(PDL)
@@ -163,13 +163,14 @@ def _list_kernel(
     low, high, above, target = bracket(
         second, thresholds, item, parts, k, p, low, high, above, target, False, PARTS
     )  # fmt: skip
+    if part == 0:
+        tl.store(brackets + 5 * item, top)
+        tl.store(brackets + 5 * item + 1, low)
+        tl.store(brackets + 5 * item + 2, high)
+        tl.store(brackets + 5 * item + 3, tl.where(k > 0, 0.0, above))
+        tl.store(brackets + 5 * item + 4, tl.where(searched, target, float("nan")))
     # Where top-k cuts, all that it keeps is listed, for top-p to choose from.
     high = tl.where(k > 0, float("inf"), high)
-    if part == 0:
-        tl.store(brackets + 4 * item, top)
-        tl.store(brackets + 4 * item + 1, low)
-        tl.store(brackets + 4 * item + 2, tl.where(k > 0, 0.0, above))
-        tl.store(brackets + 4 * item + 3, tl.where(searched, target, float("nan")))
     if ~searched:
         return
     partial = item.to(tl.int64) * parts + part
@@ -204,10 +205,11 @@ def _cut_kernel(
     if ~used:
         return
     floor = tl.load(min_p + request)
-    top = tl.load(brackets + 4 * item)
-    low = tl.load(brackets + 4 * item + 1)
-    above = tl.load(brackets + 4 * item + 2)
-    target = tl.load(brackets + 4 * item + 3)
+    top = tl.load(brackets + 5 * item)
+    low = tl.load(brackets + 5 * item + 1)
+    high = tl.load(brackets + 5 * item + 2)
+    above = tl.load(brackets + 5 * item + 3)
+    target = tl.load(brackets + 5 * item + 4)
     logit = tl.full([], float("-inf"), tl.float32)
     token = tl.full([], NOWHERE, tl.int32)
     if target == target:
@@ -217,16 +219,19 @@ def _cut_kernel(
         )
         if k > 0:
             logit, token = cut_of_candidates(
-                xs, tokens, all_listed, above, target, low, row, vocab, top, inverse, logit, token, False, UNUSED, BLOCK
-            )
+                xs, tokens, all_listed, above, target, low, high, row, vocab, top, inverse, logit, token,
+                False, UNUSED, BLOCK,
+            )  # fmt: skip
+            high = top  # top-p may cut off much more
             weights = weight_of(xs, tokens, vocab, top, inverse, logit, token, True)
             target = p * weight_from(
                 float("-inf"), xs, weights, all_listed, row, vocab, top, inverse, logit, token, True, BLOCK
             )
         if p < 1.0:
             logit, token = cut_of_candidates(
-                xs, tokens, all_listed, above, target, low, row, vocab, top, inverse, logit, token, True, UNUSED, BLOCK
-            )
+                xs, tokens, all_listed, above, target, low, high, row, vocab, top, inverse, logit, token,
+                True, UNUSED, BLOCK,
+            )  # fmt: skip
     least = tl.where(floor > 0.0, top + temp * tl.log(tl.where(floor > 0.0, floor, 1.0)), float("-inf"))
     tl.store(out_token + item, tl.where(least > logit, NOWHERE, token))  # min-p comes last
     tl.store(out_logit + item, tl.maximum(least, logit))
@@ -256,7 +261,7 @@ def truncation_bounds(rows: Rows, sampling: SamplingTensors) -> Bounds:
         )  # fmt: skip
     room = min(cut.steps * cut.tile, max(LEAST_ROOM, 2 * MOST_LISTED // cut.parts))
     counts = int32s(like, items, cut.parts)
-    listed, brackets = int32s(like, items, cut.parts, room), floats(like, items, 4)
+    listed, brackets = int32s(like, items, cut.parts, room), floats(like, items, 5)
     _list_kernel[(items * cut.parts,)](
         *located, cut.parts, *extents, *weights, cut.steps, listed, room, counts, brackets,
         BLOCK=cut.tile, num_warps=cut.warps, **common,
