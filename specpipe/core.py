@@ -197,7 +197,8 @@ class Exploration:
     rounds: int
     every: int
     catch_up: int | None = None
-    """Tokens that the draft model may catch up for such a round: some rows will do. None: as for any other."""
+    """Tokens that the draft model may catch up before the first of the `rounds`: some rows will do. None: as for any
+    other round."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.k <= MAX_DRAFT_TOKENS and 0 < self.rounds < self.every):
@@ -206,6 +207,12 @@ class Exploration:
     def due(self, round_index: int) -> bool:
         """Whether round `round_index`, counted from 0 since the engine started, is one of them."""
         return round_index % self.every >= self.every - self.rounds
+
+    def catch_up_at(self, round_index: int) -> int | None:
+        """Tokens that the draft model may catch up before this round, one of them; None: as for any other."""
+        if self.catch_up is None:
+            return None
+        return 0 if round_index and self.due(round_index - 1) else self.catch_up
 
     def unchanged(self, round_index: int) -> int:
         """For how many rounds, this one included, `due` stays what it is."""

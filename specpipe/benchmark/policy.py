@@ -124,7 +124,7 @@ class PolicyRun:
         if self.plan.explore is not None:
             most = min(most, self.plan.explore.unchanged(worker.rounds))
         explore = self.plan.exploring(worker.rounds)
-        limit = None if explore is None else explore.catch_up
+        limit = None if explore is None else explore.catch_up_at(worker.rounds)
         waits = self.plan.least_ready if explore is None else 0.0
         played = worker.play(*choice, most, least_ready=waits, catch_up=limit)
         self.chosen[played.proposer, played.k] += played.rounds

@@ -153,7 +153,7 @@ class SimulatedWorker:
             k = 0
         if not k:
             return self._plain(min(most, least))
-        caught_up, late = self._catch_up(catch_up or self.scenario.prefill_budget) if proposer == "draft" else (0, None)
+        caught_up, late = self._catch_up(catch_up) if proposer == "draft" else (0, None)
         if late is not None and len(late) - np.count_nonzero(late) < least_ready * len(late):
             return self._plain(1, caught_up)
         # Before each of them the row that is next to end can use a draft: no other K would be taken for them.
@@ -213,7 +213,7 @@ class SimulatedWorker:
         self._end, self.behind = self._end[goes_on], self.behind[goes_on]
         return ended
 
-    def _catch_up(self, budget: int) -> tuple[int, Mask | None]:
+    def _catch_up(self, limit: int | None) -> tuple[int, Mask | None]:
         """→ tokens, and the rows that are still behind, if there are any.
 
         The draft reads prompts beside the target, and what it has not seen of other rows as far as a step allows; those
@@ -223,13 +223,16 @@ class SimulatedWorker:
         if not behind.any():
             return 0, None
         behind[behind == 1] = 0
+        budget = self.scenario.prefill_budget if limit is None else limit
         if (whole := int(behind.sum())) <= budget:
             behind[:] = 0
             return whole, None
-        new = self._at == self.rows * self.draws.length
-        with_prompts = int(behind[new].sum())
-        behind[new] = 0
-        budget = max(0, budget - with_prompts)
+        with_prompts = 0
+        if limit is None:
+            new = self._at == self.rows * self.draws.length
+            with_prompts = int(behind[new].sum())
+            behind[new] = 0
+            budget = max(0, budget - with_prompts)
         order = np.argsort(behind, kind="stable")  # as the engine does: those nearest to drafting first
         ahead = np.cumsum(behind[order]) - behind[order]
         room = np.clip(budget - ahead, 0, behind[order])

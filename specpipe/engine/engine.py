@@ -313,8 +313,8 @@ class Engine:
         if self.draft is None or plan is None or self._planned()[0] != "draft":
             return []
         explore = plan.exploring(self._round_index)
-        if explore is not None and explore.catch_up is not None:
-            budget = min(budget, explore.catch_up)
+        limit = None if explore is None else explore.catch_up_at(self._round_index)
+        budget = budget if limit is None else min(budget, limit)
         return cut_chunks(self._scheduler.draft_chunks(self._plain_in_flight), budget)
 
     @property

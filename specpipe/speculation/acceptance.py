@@ -61,6 +61,11 @@ class Acceptance:
         """Share of rows that had a draft in rounds with K > 0."""
         return (self.drafts + PRIOR_WEIGHT * self.prior_coverage) / (self.row_rounds + PRIOR_WEIGHT)
 
+    @property
+    def unseen(self) -> bool:
+        """Whether nobody has shown anything of this proposer."""
+        return not self.row_rounds and self.prior == (PRIOR,)
+
     def aged(self, keep: float) -> Acceptance:
         """The same estimates, which fewer observations stand for."""
         now = self.as_prior()

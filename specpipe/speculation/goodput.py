@@ -27,8 +27,12 @@ EXPLORE_SHARE = 0.01
 seconds, catching up included."""
 EARLY_ROUNDS = 64
 EARLY_SHARE = 1 / 16
+FIRST_TRY = 16
+"""Rounds until the first try of a proposer of which nothing is known, whatever it costs."""
 """In a worker's first rounds the share is larger: what is learnt then pays longest."""
 
+TRIES = 4
+"""Rounds of a try for which rows are caught up: that is paid once."""
 TRIAL_TOKENS = 1024
 TRIAL_ROWS = 4
 """Rows of mean length that the draft model catches up for a try; of shorter ones, which are nearest to it, more."""
@@ -51,10 +55,12 @@ class Choice(NamedTuple):
 
 
 class _Try(NamedTuple):
-    """A round of something else."""
+    """A round, or a few, of something else."""
 
     proposer: ProposerName
     k: int
+    times: int
+    """One after the other."""
     gain: float
     """Share of the time that it would save, for all that is known."""
     lost: float
@@ -153,9 +159,14 @@ class Goodput:
             return None  # nothing is, or too little is left to pay for it
         share = self.explore_share if situation.rounds >= EARLY_ROUNDS else EARLY_SHARE
         every = 2 ** math.ceil(math.log2(found.rounds / share))  # so that a new plan does not begin the count anew
-        limit = None if best.proposer == "draft" and best.ks[situation.running] else trial_tokens(situation)
+        if found.k and situation.acceptance[found.proposer].unseen:
+            every = min(every, FIRST_TRY)
         return Exploration(
-            k=found.k, proposer=found.proposer if found.k else "none", rounds=1, every=every, catch_up=limit
+            k=found.k,
+            proposer=found.proposer if found.k else "none",
+            rounds=found.times,
+            every=every,
+            catch_up=None if best.proposer == "draft" and best.ks[situation.running] else trial_tokens(situation),
         )
 
     def _try(
@@ -167,15 +178,18 @@ class Goodput:
         gain = np.where(hoped > now * (1 + 2 * self.hysteresis), 1 - now / hoped, 0.0)
         if who == best.proposer:
             gain[best.ks[n]] = 0.0
-        tokens = n * expected_tokens(situation.acceptance[who], self.k)
         grid = costs.grid(proposer=who, max_k=self.k, slots=situation.slots, context=situation.context)
-        lost = np.maximum(0.0, grid.seconds[:, n] - tokens / now)
-        if who == "draft":
-            lost[1:] += min(n * situation.behind, trial_tokens(situation)) * costs.draft_token_s
-        usual = n * float(expected_tokens(situation.acceptance[best.proposer], self.k)[best.ks[n]]) / now
-        rounds = np.maximum(1.0, 2 * lost / usual)
+        drafting, catching_up, times = float(n), 0.0, 1
+        if who == "draft" and situation.behind > 1 and not (best.proposer == "draft" and best.ks[n]):
+            tokens = min(n * situation.behind, trial_tokens(situation))
+            drafting, catching_up = tokens / situation.behind, tokens * costs.draft_token_s
+            times = TRIES if situation.rounds >= EARLY_ROUNDS else 1
+        made = n + drafting * (choice.tokens - 1)
+        lost = times * np.maximum(0.0, grid.seconds[:, n] - made / now)
+        lost[1:] += catching_up
+        rounds = np.maximum(times, 2 * lost * now / (n * best.tokens[best.ks[n]]))
         k = int(np.argmax(gain / rounds))
-        return _Try(who, k, float(gain[k]), float(lost[k]), float(rounds[k]))
+        return _Try(who, k, times, float(gain[k]), float(lost[k]), float(rounds[k]))
 
 
 def trial_tokens(situation: Situation) -> int:
