@@ -116,7 +116,7 @@ class PolicyRun:
             self._driver.see(self._shard_log.evidence())
             self._shard_log = RoundLog(self._scenario, self.worker.draws)
             self._observer.lean_on(self._driver.beliefs)
-            self._replan()
+            self._replan(rows_come=True)
         elif self._left() < 1:
             self._replan()
         choice = self.plan.choice(len(worker.rows), worker.rounds)
@@ -139,11 +139,13 @@ class PolicyRun:
         """Rounds until the next plan."""
         return rounds_to_plan(self.worker.rounds - self._since) - self._since
 
-    def _replan(self) -> None:
+    def _replan(self, *, rows_come: bool = False) -> None:
         self._since = 0
         self._observer.see(self._recent.evidence(self.worker.mean_behind))
         self._recent = RoundLog(self._scenario, self.worker.draws)
-        self.plan = self._policy.plan(self._observer.situation(queue_depth=self.worker.queue_depth, plan=self.plan))
+        depth = self.worker.queue_depth
+        seen = self._observer.situation(queue_depth=depth, plan=self.plan, rows_come=rows_come)
+        self.plan = self._policy.plan(seen)
 
 
 def simulate(scenario: Scenario, *, policy: Policy | None = None, warm_up: int = WARM_UP) -> Outcome:

@@ -31,6 +31,12 @@ FIRST_TRY = 16
 """Rounds until the first try of a proposer of which nothing is known, whatever it costs."""
 """In a worker's first rounds the share is larger: what is learnt then pays longest."""
 
+LOOK = 8
+"""Rounds until a draft that is to be turned on is tried on a few rows."""
+LOOK_DRAFTS = 8.0
+"""Not if so many drafts, those of the past decayed, say how it does."""
+LOOK_TRIALS = 4
+"""Not if catching up all rows is as cheap as so many tries."""
 TRIES = 4
 """Rounds of a try for which rows are caught up: that is paid once."""
 TRIAL_TOKENS = 1024
@@ -95,8 +101,13 @@ class Goodput:
         ahead = work_ahead(situation)
         choices = [self._choose(name, situation, situation.costs, ahead) for name in self.proposers]
         best = min(choices, key=lambda choice: choice.seconds)
-        explore = self._explore(best, choices, situation, situation.costs, ahead)
         n = situation.running
+        if _must_look(best, situation):
+            k, catch_up = int(best.ks[n]), trial_tokens(situation)
+            explore: Exploration | None = Exploration(k=k, proposer="draft", rounds=1, every=LOOK, catch_up=catch_up)
+            best = best._replace(ks=np.zeros_like(best.ks))
+        else:
+            explore = self._explore(best, choices, situation, situation.costs, ahead)
         taken = best.rate[best.ks, np.arange(len(best.ks))]
         speculates = bool(best.ks.any())
         return SpeculationPlan(
@@ -195,6 +206,15 @@ class Goodput:
 def trial_tokens(situation: Situation) -> int:
     """What the draft model catches up for a round that explores: a few rows show as much as is needed."""
     return min(situation.prefill_budget, max(TRIAL_TOKENS, math.ceil(TRIAL_ROWS * situation.behind)))
+
+
+def _must_look(best: Choice, situation: Situation) -> bool:
+    """Whether to try the draft on a few rows before all are caught up: little is known of late, and much to pay."""
+    n, plan = situation.running, situation.plan
+    if best.proposer != "draft" or not best.ks[n] or (plan is not None and plan.proposer == "draft" and plan.k_for(n)):
+        return False
+    reached = situation.acceptance["draft"].reached
+    return sum(reached[:1]) < LOOK_DRAFTS and n * situation.behind > LOOK_TRIALS * trial_tokens(situation)
 
 
 def _least_ready(best: Choice, n: int) -> float:

@@ -13,6 +13,8 @@ from specpipe.speculation.policy import Situation
 DRIVER_HALF_LIFE = 4096.0
 WORKER_HALF_LIFE = 16.0
 """Rounds after which acceptance counts half: a worker follows its rows, the driver averages over shards."""
+ROWS = 32
+"""With more of them at once, a round says more, and fewer rounds will do."""
 LEAST_DRAFTS = 64.0
 """Drafts that it takes at least for the past to count half: a single row needs longer to show anything."""
 STALE = 1.0
@@ -35,6 +37,8 @@ class Beliefs:
     output_tokens: float = 0.0
     rounds: int = 0
     """Seen so far."""
+    rows: int = 0
+    """That have ended so far."""
     behind: float | None = None
     """Mean tokens of a running row that the draft model has not seen; None before any row: new ones lack all."""
 
@@ -76,6 +80,7 @@ class Observer:
             input_tokens=_last(old.input_tokens, evidence.input_tokens, evidence.rows),
             output_tokens=_last(old.output_tokens, evidence.output_tokens, evidence.rows),
             rounds=old.rounds + rounds,
+            rows=old.rows + evidence.rows,
             behind=evidence.draft_behind if evidence.running else old.behind,
         )
 
@@ -84,7 +89,8 @@ class Observer:
             idle = sum(point.rounds for point in evidence.costs)
             return known.aged(0.5 ** (idle / (STALE * self._half_life))) if idle else known
         counts = evidence.verified[name]
-        keep = 0.5 ** min(evidence.rounds.get(name, 0) / self._half_life, counts.drafts / LEAST_DRAFTS)
+        halvings = max(evidence.rounds.get(name, 0) / self._half_life, counts.drafts / (ROWS * self._half_life))
+        keep = 0.5 ** min(halvings, counts.drafts / LEAST_DRAFTS)
         # A row without a draft of the draft model is one that is still being caught up: that passes.
         row_rounds = counts.drafts if name == "draft" else evidence.row_rounds.get(name, 0)
         return known.with_counts(counts, row_rounds=row_rounds, keep=keep)
@@ -104,24 +110,32 @@ class Observer:
             input_tokens=own.input_tokens or beliefs.input_tokens,
             output_tokens=own.output_tokens or beliefs.output_tokens,
             rounds=own.rounds,
+            rows=own.rows,
             behind=own.behind,
         )
 
-    def situation(self, *, queue_depth: float, plan: SpeculationPlan | None) -> Situation:
-        """`plan`: the one in force."""
+    def situation(self, *, queue_depth: float, plan: SpeculationPlan | None, rows_come: bool = False) -> Situation:
+        """`plan`: the one in force; `rows_come`: new ones, which are about to take the free slots."""
         known = self.beliefs
         output = known.output_tokens or self._expected_output
         prompt = known.input_tokens or output
-        if known.output_tokens and known.context:  # the short rows end first; the others say how long they are already
+        if 0 < known.rows < self._slots and known.context:  # the short rows end first; the others say how long they are
             output = max(output, OF_AGE * (known.context - prompt))
+        context, behind = known.context or prompt + output / 2, prompt if known.behind is None else known.behind
+        running = known.running
+        if rows_come and (full := max(running, min(self._slots, round(queue_depth)))):
+            new = 1 - running / full
+            context += new * (prompt + output / 2 - context)
+            behind += new * (prompt - behind)
+            running = full
         return Situation(
             slots=self._slots,
             queue_depth=queue_depth,
             acceptance=known.acceptance,
             costs=known.costs or None,
-            occupancy=known.running,
-            context=known.context or prompt + output / 2,
-            behind=prompt if known.behind is None else known.behind,
+            occupancy=running,
+            context=context,
+            behind=behind,
             rounds=known.rounds,
             prefill_budget=self._prefill_budget,
             input_tokens=prompt,

@@ -58,7 +58,7 @@ class Tuner:
         """
         self.queue_depth = plan.queue_depth
         self._observer.lean_on(beliefs)
-        return self._replan()
+        return self._replan(rows_come=True)
 
     def step(self, step: StepReport) -> SpeculationPlan | None:
         """A step is over → a new plan, every few rounds, if it differs from the one in force in what it asks for."""
@@ -73,11 +73,12 @@ class Tuner:
         plan = self._replan()
         return None if before is not None and _asks(before) == _asks(plan) else plan
 
-    def _replan(self) -> SpeculationPlan:
+    def _replan(self, *, rows_come: bool = False) -> SpeculationPlan:
         began = time.perf_counter()
         self._since = 0
         self._observer.see(self._recent.take())
-        plan = self._policy.plan(self._observer.situation(queue_depth=self.queue_depth, plan=self.plan))
+        seen = self._observer.situation(queue_depth=self.queue_depth, plan=self.plan, rows_come=rows_come)
+        plan = self._policy.plan(seen)
         now = time.perf_counter()
         self.planning_s += now - began
         self._next = now + (now - began) / _SHARE if self._rounds >= REPLAN_ROUNDS else 0.0

@@ -142,6 +142,40 @@ def test_a_try_catches_up_few_rows_where_the_draft_is_off_and_all_where_it_is_on
     assert on.k_for(8) and on.explore is not None and on.explore.catch_up is None
 
 
+def test_before_much_is_caught_up_on_old_evidence_a_few_rows_show_whether_it_pays() -> None:
+    off = SpeculationPlan(ks=(0,), proposer="none", queue_depth=0, reason="in force")
+    tail = situation(GOOD.aged(1e-5), queue_depth=32, plan=off, behind=400.0)
+    looks = POLICY.plan(tail)
+    assert looks.max_k and not any(looks.ks) and looks.proposer == "none"
+    assert looks.explore is not None and (looks.explore.every, looks.explore.catch_up) == (8, 1600)
+    for known in (
+        replace(tail, acceptance={"draft": GOOD}),
+        replace(tail, behind=100.0),
+        replace(tail, plan=replace(off, ks=(2,), proposer="draft")),
+    ):
+        assert POLICY.plan(known).k_for(32) > 0
+
+
+def test_tries_for_which_rows_are_caught_up_come_by_fours() -> None:
+    tail = situation(acceptance(0.0, drafts=200), queue_depth=8, output_tokens=20_000, behind=400.0)
+    explore, nothing_behind = POLICY.plan(tail).explore, POLICY.plan(replace(tail, behind=0.0)).explore
+    assert explore is not None and explore.rounds == 4 and explore.rounds / explore.every <= 0.01
+    assert [explore.catch_up_at(i) for i in range(explore.every - 4, explore.every)] == [explore.catch_up, 0, 0, 0]
+    assert nothing_behind is not None and nothing_behind.rounds == 1
+
+
+def test_a_proposer_of_which_nothing_is_known_is_tried_soon() -> None:
+    dear = situation(
+        Acceptance(), queue_depth=40, rounds=0, behind=400.0, costs=table(draft_token_s=2e-5), input_tokens=10
+    )
+    explores = []
+    for known in (Acceptance(), acceptance(0.7, 0.7, drafts=20)):
+        plan = POLICY.plan(replace(dear, acceptance={"draft": known}))
+        assert plan.k_for(40) == 0 and plan.explore is not None
+        explores.append(plan.explore.every)
+    assert explores[0] == 16 < explores[1]
+
+
 def test_rounds_with_drafts_wait_for_as_many_rows_as_make_them_pay() -> None:
     few, many = POLICY.plan(situation(GOOD, queue_depth=4)), POLICY.plan(situation(GOOD, queue_depth=40))
     assert few.k_for(4) and many.k_for(40)
