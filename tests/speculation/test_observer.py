@@ -1,0 +1,62 @@
+"""From what rounds show to what a policy sees."""
+
+from dataclasses import replace
+
+import pytest
+
+from specpipe.core import AcceptanceCounts, CostPoint, Evidence
+from specpipe.speculation.observer import WORKER_HALF_LIFE, Observer
+from specpipe.speculation.policy import Situation
+
+ROUNDS = Evidence(
+    costs=(CostPoint(proposer="none", k=0, running=6, context=300.0, rounds=16, seconds=0.1),),
+    running=2,
+    draft_behind=40.0,
+)
+
+
+def observer(slots: int = 8) -> Observer:
+    return Observer(slots=slots, proposers=("draft",), half_life=WORKER_HALF_LIFE, output_tokens=100.0)
+
+
+def seen(*evidence: Evidence, depth: float = 50, rows_come: bool = False) -> Situation:
+    known = observer()
+    for one in evidence:
+        known.see(one)
+    return known.situation(queue_depth=depth, plan=None, rows_come=rows_come)
+
+
+def test_before_any_round_the_draft_lacks_whole_prompts() -> None:
+    found = seen(Evidence(rows=1, input_tokens=70, output_tokens=10))
+    assert (found.behind, found.running) == (70.0, 8)
+
+
+def test_the_latest_round_says_how_many_rows_run_and_how_far_the_draft_is_behind() -> None:
+    found = seen(ROUNDS, Evidence())
+    assert (found.running, found.behind, found.context) == (2, 40.0, 300.0)
+
+
+def test_rows_that_come_fill_the_slots_and_are_new() -> None:
+    ended = replace(ROUNDS, rows=8, input_tokens=8 * 60, output_tokens=8 * 80)
+    found = seen(ended, rows_come=True)
+    assert found.running == 8
+    assert found.behind == pytest.approx((2 * 40 + 6 * 60) / 8)
+    assert found.context == pytest.approx((2 * 300 + 6 * (60 + 40)) / 8)
+    assert seen(ended, depth=3, rows_come=True).running == 3
+
+
+def test_until_a_first_generation_has_ended_rows_that_run_tell_how_long_rows_are() -> None:
+    """Those that end first are short; those that are left at the end are long."""
+    short = replace(ROUNDS, rows=2, input_tokens=2 * 60, output_tokens=2 * 10)
+    assert seen(short).output_tokens == pytest.approx(1.5 * (300 - 60))
+    assert seen(replace(short, rows=8, input_tokens=8 * 60, output_tokens=8 * 10)).output_tokens == 10
+
+
+@pytest.mark.parametrize(("rows", "rounds"), [(4, 16), (32, 16), (256, 2)])
+def test_acceptance_counts_half_after_so_many_rounds_or_drafts(rows: int, rounds: int) -> None:
+    drafts = rows * rounds
+    none = AcceptanceCounts(drafts=drafts, reached_per_position=(drafts,), accepted_per_position=(0,))
+    known = observer()
+    for _ in range(2):
+        known.see(Evidence(verified={"draft": none}, rounds={"draft": rounds}, row_rounds={"draft": drafts}))
+    assert known.beliefs.acceptance["draft"].reached[0] == pytest.approx(1.5 * drafts)
