@@ -31,7 +31,7 @@ def test_saved_log_sum_exps_change_nothing(backend: Backend, method: str, monkey
                 draft_logits=r.draft_logits, draft_rows=r.draft_rows, draft_lse=lse, cu_rows=r.cu_rows, method=method,
                 synthetic_rates=r.synthetic_rates)  # fmt: skip
     computed = r.verify(backend, truncated=False)
-    assert all(torch.equal(a, b) for a, b in zip(given, computed, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(given[:4], computed[:4], strict=True))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -87,7 +87,7 @@ def test_rows_scanned_one_position_at_a_time_give_the_same_round(
     )
     at_once = r.verify(backend)
     monkeypatch.setattr(triton_module, "LAZY_FROM", 0)
-    assert all(torch.equal(a, b) for a, b in zip(r.verify(backend), at_once, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(r.verify(backend)[:4], at_once[:4], strict=True))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
