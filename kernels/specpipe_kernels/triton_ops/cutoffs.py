@@ -99,19 +99,9 @@ def cut_of_candidates(
     while high - low > 1:
         middle = low + (high - low) // 2
         reached = above + weight_from(
-            _logit_of(middle, UNUSED),
-            xs,
-            weights,
-            listed,
-            row,
-            vocab,
-            top,
-            inverse,
-            kept_logit,
-            kept_token,
-            MASS,
-            BLOCK,
-        )
+            _logit_of(middle, UNUSED), xs, weights, listed, row, vocab, top, inverse, kept_logit, kept_token,
+            MASS, BLOCK,
+        )  # fmt: skip
         low, high = tl.where(reached >= target, middle, low), tl.where(reached >= target, high, middle)
     logit = _logit_of(low, UNUSED)
     above += weight_from(

@@ -373,7 +373,7 @@ def linear(
     values = x.values if isinstance(x, Normed) else x
     outputs = (weight.values if isinstance(weight, Fp8Weight) else weight).shape[0]
     if not values.shape[0]:  # a prefill asks for no logits
-        return values.new_empty(0, outputs)
+        return values.new_empty(0, outputs) if out is None else out
     if _is_narrow(values, MAX_GLU_ROWS if outputs >= LARGE else MAX_ROWS):
         return _launch(x, weight, PLAIN, bias=bias, out=out)[0]
     if bias is None and out is not None:
