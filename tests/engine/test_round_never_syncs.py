@@ -49,8 +49,8 @@ def test_round(small_pair, temperature: float, method: str, proposer: str, k: in
 def test_everything_else_in_a_step(small_pair) -> None:
     """Admission, prefill, pages that change hands, preemption, rows that end: the next round is queued meanwhile."""
     pair = small_pair("llama")
-    engine = make_engine(pair.target, pair.draft, slots=6, pages=22, page_size=4, rounds_behind=1)
-    engine.submit(make_requests(9, vocab_size=pair.vocab_size, max_new_tokens=40), plan(3))
+    engine = make_engine(pair.target, pair.draft, slots=6, pages=18, page_size=4, rounds_behind=1)
+    engine.submit(make_requests(8, vocab_size=pair.vocab_size, max_new_tokens=24), plan(3))
     guard, state = NoSync(), engine._state
     state.upload = guard.trust(state.upload)  # pinned memory: test_engine_gpu.py holds it to that
     tokens = preempted = 0
@@ -58,4 +58,4 @@ def test_everything_else_in_a_step(small_pair) -> None:
         while (step := engine.step()) is not None:
             tokens += sum(len(completion.token_ids) for completion in step.completions)
             preempted += sum(part.preemptions for part in step.shards.values())
-    assert tokens == 9 * 40 and preempted
+    assert tokens == 8 * 24 and preempted
