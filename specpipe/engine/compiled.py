@@ -134,9 +134,6 @@ def _compiling() -> Iterator[None]:
     """Constants are constant, not inputs; nothing that compilers warn of while they work."""
     from torch._dynamo import config as tracing
 
-    with (
-        tracing.patch(specialize_float=True),
-        warnings.catch_warnings(),
-    ):
+    with tracing.patch(specialize_float=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

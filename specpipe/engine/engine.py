@@ -309,6 +309,7 @@ class Engine:
         return Launch(prefilled=True, draft_prefill_tokens=total_tokens(drafts))
 
     def _draft_chunks(self, budget: int) -> list[Chunk]:
+        """What the draft catches up in this step; none where no round is to need it."""
         plan = self._scheduler.plan
         if self.draft is None or plan is None or self._planned()[0] != "draft":
             return []

@@ -28,7 +28,7 @@ near by, over √(n + 1)."""
 
 @lru_cache(maxsize=64)  # a plan asks for the same several times
 def expected_tokens(acceptance: Acceptance, max_k: int, *, hope: bool = False) -> Array:
-    """→ [K + 1]: tokens that a row's round of K drafts yields, 1 + coverage · Σ_i Π_{j ≤ i} c_j. Not to be changed."""
+    """→ [K + 1]: tokens that a row's round of K drafts yields, 1 + coverage · Σ_i Π_{j ≤ i} c_j. Read-only."""
     conditional = acceptance.conditional(max_k)
     coverage = acceptance.coverage
     if hope:
@@ -38,7 +38,9 @@ def expected_tokens(acceptance: Acceptance, max_k: int, *, hope: bool = False) -
         share = HOPE_WEIGHT / (HOPE_WEIGHT + reached)
         conditional = np.maximum(conditional, conditional + share * (HOPE - conditional))
         coverage += (1 - coverage) * HOPE_WEIGHT / (HOPE_WEIGHT + acceptance.row_rounds)
-    return np.concatenate([[1.0], 1.0 + coverage * np.cumsum(np.cumprod(conditional))])
+    tokens = np.concatenate([[1.0], 1.0 + coverage * np.cumsum(np.cumprod(conditional))])
+    tokens.flags.writeable = False
+    return tokens
 
 
 def rates(

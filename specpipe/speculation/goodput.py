@@ -27,10 +27,9 @@ EXPLORE_SHARE = 0.01
 seconds, catching up included."""
 EARLY_ROUNDS = 64
 EARLY_SHARE = 1 / 16
+"""In a worker's first rounds the share is larger: what is learnt then pays longest."""
 FIRST_TRY = 16
 """Rounds until the first try of a proposer of which nothing is known, whatever it costs."""
-"""In a worker's first rounds the share is larger: what is learnt then pays longest."""
-
 LOOK = 8
 """Rounds until a draft that is to be turned on is tried on a few rows."""
 LOOK_DRAFTS = 8.0

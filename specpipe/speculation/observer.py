@@ -19,7 +19,6 @@ LEAST_DRAFTS = 64.0
 """Drafts that it takes at least for the past to count half: a single row needs longer to show anything."""
 STALE = 1.0
 """Half-lives after which what a proposer that does not run has shown counts half: it may be worth another try."""
-
 OF_AGE = 1.5
 """Tokens that a row comes to, over those that it has where rows of all ages up to the longest run."""
 
