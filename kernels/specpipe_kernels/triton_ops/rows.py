@@ -76,11 +76,6 @@ def cut_of(vocab: int, rows: int, *, lanes: int = LANES, programs: int = 0, warp
     return Cut(tile, steps, parts, int(triton.next_power_of_2(most)), max(1, tile // (32 * lanes)))
 
 
-def tile_of(vocab: int) -> int:
-    """Entries that a program which reads whole rows takes at once."""
-    return max(16, min(2 * MAX_TILE, int(triton.next_power_of_2(vocab))))
-
-
 @cache
 def _counters(device: torch.device, size: int) -> Tensor:
     return torch.zeros(size, dtype=torch.int32, device=device)

@@ -20,8 +20,6 @@ from specpipe.models.tiny.corpus import first_questions, sample
 from specpipe.models.tiny.network import load, parameters
 from specpipe.models.tiny.problems import Problem, final_answer, problems
 
-PROMPT_ROLES = {"system": "system", "human": "user", "gpt": "assistant"}
-
 
 @torch.inference_mode()
 def generate(model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
