@@ -71,7 +71,7 @@ def test_two_shards_are_in_flight_a_worker() -> None:
 def held_at_most(slots: int) -> int:
     """Shards of ten rows that one worker holds, none of which ends before the driver gives it no more."""
     pool = FakePool(threads=20)
-    pool.behave = lambda worker, order: (pool.gate.wait(0.2), report(order, worker.name))[1]
+    pool.behave = lambda worker, order: (pool.gate.wait(0.1), report(order, worker.name))[1]
     Driver(shards(18), pool, Recording(), DriverConfig(workers=1, slots=slots, poll_s=0.01)).run()
     return max(len(held) for _, _, held in pool.orders)
 
@@ -83,17 +83,15 @@ def test_small_shards_fill_the_slots(slots: int, held: int) -> None:
 
 def test_a_worker_that_is_still_starting_finds_its_share_of_small_shards() -> None:
     pool = FakePool(threads=20)
-    started = threading.Event()
+    all_out = threading.Barrier(12, timeout=20)
 
     def on_start(worker: FakeWorker) -> WorkerInfo:
         if worker.name == "worker-1":
             pool.gate.wait(0.3)
-            started.set()
         return WorkerInfo(facts={})
 
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
-        started.wait(20)
-        time.sleep(0.1)
+        all_out.wait()
         return report(order, worker.name)
 
     pool.on_start, pool.behave = on_start, behave
