@@ -23,6 +23,12 @@ Phase = Literal["load", "prefill", "draft", "verify", "sample", "host"]
 PHASES: tuple[Phase, ...] = ("load", "prefill", "draft", "verify", "sample", "host")
 MAX_DRAFT_TOKENS = 32  # the widest round that the kernels take
 MAX_TOP_LOGPROBS = 20
+IN_FLIGHT = 2
+"""Shards that a worker holds at once, so that its slots stay full across shard borders."""
+MOST_IN_FLIGHT = 16
+"""Shards that it holds where they are small."""
+ROWS_AHEAD = 1.5
+"""Rows that small shards give a worker for each slot: a third of them may end before its next word has been heard."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,13 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from specpipe.benchmark.late import Late
-from specpipe.core import AcceptanceCounts, CostPoint, Request, StepReport
+from specpipe.core import (
+    IN_FLIGHT,
+    MOST_IN_FLIGHT,
+    ROWS_AHEAD,
+    AcceptanceCounts,
+    CostPoint,
+    Request,
+    StepReport,
+)
 from specpipe.engine.engine import Engine
 from specpipe.speculation.learning import Learning
 from specpipe.speculation.policy import Policy
 from specpipe.speculation.tuner import Tuner
 
-_IN_FLIGHT, _MOST_IN_FLIGHT, _AHEAD = 2, 16, 1.5  # shards that a worker holds, and rows for each slot, as a run's do
 _WORKER = "worker"
 
 
@@ -92,8 +99,8 @@ class TunedEngine:
         return time.perf_counter() - began
 
     def _takes_more(self, book: _Book) -> bool:
-        short = sum(book.open.values()) < _AHEAD * self._engine.config.slots
-        return len(book.open) < (_MOST_IN_FLIGHT if short else _IN_FLIGHT)
+        short = sum(book.open.values()) < ROWS_AHEAD * self._engine.config.slots
+        return len(book.open) < (MOST_IN_FLIGHT if short else IN_FLIGHT)
 
     def _hand_out(self, shard: list[Request], undispatched: int, book: _Book) -> None:
         depth = float(sum(book.open.values()) + len(shard) + undispatched)

@@ -10,16 +10,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from specpipe.core import ShardReport, SpeculationPlan
+from specpipe.core import MOST_IN_FLIGHT, ROWS_AHEAD, ShardReport, SpeculationPlan
 from specpipe.pipeline.fleet import Fleet, Member
 from specpipe.pipeline.handles import ShardOrder
 from specpipe.pipeline.tasks import Task, TaskQueue
 from specpipe.speculation.learning import Learning
 from specpipe.speculation.policy import Policy
 
-MOST_IN_FLIGHT = 16
-"""Shards that a worker holds at once where they are small."""
-_AHEAD = 1.5  # rows for each slot: a third of them may end before what the worker says next has been heard
 _WINDOW_S, _WINDOW_PLANS = 0.1, 20  # a plan of goodput takes half a millisecond of the driver
 
 
@@ -114,7 +111,7 @@ class Dispatcher:
         placed = [member for member in self._fleet.members.values() if member.placed]
         open_rows = {member.name: member.open_rows for member in placed}
         share = (sum(open_rows.values()) + self._tasks.rows) / max(1, len(placed))
-        enough = min(_AHEAD * self._slots, share)
+        enough = min(ROWS_AHEAD * self._slots, share)
         short = [(rows, name) for name, rows in open_rows.items() if name in self._fleet.ready and rows < enough]
         heapq.heapify(short)
         while short and self._tasks:

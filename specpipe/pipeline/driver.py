@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from specpipe.core import Shard, ShardReport
+from specpipe.core import IN_FLIGHT, Shard, ShardReport
 from specpipe.errors import ModelError, SpecpipeError
 from specpipe.pipeline.dispatcher import Dispatched, Dispatcher
 from specpipe.pipeline.engine_loop import LoopStatus
@@ -37,9 +37,8 @@ class DriverConfig:
     workers: int
     """Most at once; those without a place wait for one."""
     slots: int
-    in_flight: int = 2
-    """Shards that a worker holds at once, so that its slots stay full across shard borders; more where they are
-    small."""
+    in_flight: int = IN_FLIGHT
+    """Shards that a worker holds at once; up to MOST_IN_FLIGHT where they are small."""
     max_attempts: int = 3
     warm_up: bool = False
     poll_s: float = 1.0

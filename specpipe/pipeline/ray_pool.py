@@ -12,10 +12,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from specpipe.core import ShardReport
+from specpipe.core import MOST_IN_FLIGHT, ShardReport
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.assemble import WorkerConfig
-from specpipe.pipeline.dispatcher import MOST_IN_FLIGHT
 from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.failures import EngineError
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
