@@ -341,7 +341,17 @@ class Engine:
         proposer, k = self._planned() if room else ("none", 0)
         if proposer == "draft" and self._must_wait(rows):
             proposer, k = "none", 0
-        key = RoundKey(
+        captures = self._rounds.captures
+        packed = self._rounds.run([row.slot for row in rows], self._key_of(rows, k, proposer))
+        steady = self._rounds.captures == captures
+        self._round_index += 1
+        behind = sum(max(0, row.length - 1 - row.draft_done) for row in rows) / len(rows)
+        launch = prefill._replace(rows=rows, k=k, proposer=proposer, steady=steady, draft_behind=behind)
+        return read_later(launch, packed, self._clock.stamps)
+
+    def _key_of(self, rows: list[Row], k: int, proposer: ProposerName) -> RoundKey:
+        """Of a round of rows that run."""
+        return RoundKey(
             k=k,
             proposer=proposer,
             all_greedy=all(row.request.sampling.greedy for row in rows),
@@ -351,13 +361,6 @@ class Engine:
             penalised=any(row.request.sampling.penalises for row in rows),
             logprobs=max(told_width(row.request.sampling.logprobs) for row in rows),
         )
-        captures = self._rounds.captures
-        packed = self._rounds.run([row.slot for row in rows], key)
-        steady = self._rounds.captures == captures
-        self._round_index += 1
-        behind = sum(max(0, row.length - 1 - row.draft_done) for row in rows) / len(rows)
-        launch = prefill._replace(rows=rows, k=k, proposer=proposer, steady=steady, draft_behind=behind)
-        return read_later(launch, packed, self._clock.stamps)
 
     def _must_wait(self, rows: list[Row]) -> bool:
         """Whether too few rows have a draft for a round with drafts to pay: all of them would verify K tokens.
@@ -368,7 +371,8 @@ class Engine:
         if plan is None or not plan.least_ready or plan.exploring(self._round_index) is not None:
             return False
         able = [row for row in rows if row.limit - row.length > 1]
-        ready = sum(row.draft_ready(self._plain_in_flight) for row in able)
+        plain = self._plain_in_flight
+        ready = sum(row.draft_ready(plain) for row in able)
         return ready < plan.least_ready * len(able) and self.config.prefill_budget >= 2 * len(able)
 
     def _width(self, rows: list[Row], k: int) -> int:

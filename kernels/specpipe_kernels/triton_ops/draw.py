@@ -1,7 +1,8 @@
 """The token after the accepted drafts: the recovered or the bonus one, of the one row that a random request ended at.
 
 A program takes some chunks of that row; the last one of a request combines them. Requests go backwards, because the
-rows that verification read last are the ones still in L2; forwards where block's masses went backwards before.
+rows that verification read last are the ones still in L2; forwards after block verification, whose masses
+went backwards before.
 """
 
 from __future__ import annotations
