@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.engines import drain, generate, make_engine, make_requests, plan
+from support.engines import drain, generate, make_engine, make_requests, plan, steps_of
 
-from specpipe.core import Exploration, SpeculationPlan, StepReport
-from specpipe.engine.engine import Engine
-
-
-def steps_of(engine: Engine) -> list[StepReport]:
-    found = []
-    while (step := engine.step()) is not None:
-        engine.check_integrity()
-        found.append(step)
-    return found
+from specpipe.core import Exploration, SpeculationPlan
 
 
 @pytest.mark.parametrize("rounds_behind", [0, 1])

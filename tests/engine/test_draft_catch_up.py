@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.engines import drain, make_engine, make_requests, plan, run
+from support.engines import drain, make_engine, make_requests, plan, run, steps_of
 
-from specpipe.core import Exploration, SpeculationPlan, StepReport
+from specpipe.core import Exploration, SpeculationPlan
 from specpipe.engine.engine import Engine
 from specpipe.engine.rows import Row
 
@@ -114,14 +114,6 @@ def test_under_a_fixed_k_rows_draft_from_their_first_round(small_pair) -> None:
     alone = [run(make_engine(pair.target, pair.draft), [request], 3)[0] for request in requests]
     together = run(make_engine(pair.target, pair.draft, slots=6, prefill_budget=11), requests, 3)
     assert [(c.token_ids, c.draft_tokens) for c in together] == [(c.token_ids, c.draft_tokens) for c in alone]
-
-
-def steps_of(engine: Engine) -> list[StepReport]:
-    found = []
-    while (step := engine.step()) is not None:
-        engine.check_integrity()
-        found.append(step)
-    return found
 
 
 def behind_by_20_rounds(small_pair, *, prefill_budget: int, rounds_behind: int = 0) -> Engine:

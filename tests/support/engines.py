@@ -15,6 +15,7 @@ from specpipe.core import (
     Request,
     SamplingParams,
     SpeculationPlan,
+    StepReport,
 )
 from specpipe.engine.engine import Engine
 from specpipe.engine.rows import TextDecoder
@@ -138,6 +139,15 @@ def run(engine: Engine, requests: Sequence[Request], *ks: int) -> list[Completio
     proposer = engine.config.proposer
     engine.submit(requests, plan(*ks, proposer="draft" if proposer == "auto" else proposer))
     return drain(engine)
+
+
+def steps_of(engine: Engine) -> list[StepReport]:
+    """All that are left."""
+    found = []
+    while (step := engine.step()) is not None:
+        engine.check_integrity()
+        found.append(step)
+    return found
 
 
 def run_in_turn(engine: Engine, requests: Sequence[Request], *ks: int) -> list[Completion]:
