@@ -50,7 +50,7 @@ class Contender:
 
 def compare(what: Against) -> Iterator[Contender]:
     """Ours first. Raises MachineError if two ways give different tokens: then no speed means anything."""
-    prompts = _prompts(what.prompts)
+    prompts = sample_prompts(what.prompts)
     ways: dict[str, Generate] = {
         f"specpipe, K={what.k}": _ours(what),
         "transformers, assisted, one by one": _assisted(),
@@ -82,7 +82,9 @@ def _check_same(name: str, tokens: list[list[int]], expected: list[list[int]]) -
         )
 
 
-def _prompts(count: int) -> list[list[int]]:
+def sample_prompts(count: int) -> list[list[int]]:
+    """Token ids of the sample job's first questions as chats for the embedded pair, again from the first where there
+    are fewer."""
     tokenizer = load_tokenizer(resolve("builtin:tiny", "target"))
     asked = first_questions(sample())
     return [
@@ -108,9 +110,10 @@ def _ours(what: Against) -> Generate:
     return lambda prompts, new_tokens: _run(engine, prompts, new_tokens, what.k)
 
 
-def _run(engine: Engine, prompts: list[list[int]], new_tokens: int, k: int) -> list[list[int]]:
+def greedy_requests(prompts: list[list[int]], new_tokens: int) -> list[Request]:
+    """Rows of one shard that end at `new_tokens`."""
     sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
-    requests = [
+    return [
         Request(
             request_id=str(row),
             shard=0,
@@ -122,6 +125,10 @@ def _run(engine: Engine, prompts: list[list[int]], new_tokens: int, k: int) -> l
         )
         for row, ids in enumerate(prompts)
     ]
+
+
+def _run(engine: Engine, prompts: list[list[int]], new_tokens: int, k: int) -> list[list[int]]:
+    requests = greedy_requests(prompts, new_tokens)
     engine.submit(requests, SpeculationPlan(ks=(k,), proposer="draft", queue_depth=0.0, reason="benchmark"))
     tokens: dict[int, list[int]] = {}
     while (step := engine.step()) is not None:

@@ -8,6 +8,7 @@ Shapes: B requests, K drafts each, V vocabulary entries.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +43,7 @@ class KernelBench:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timed:
+class Timed(ABC):
     """One shape of something. Times are microseconds a call."""
 
     batch: int
@@ -58,9 +59,9 @@ class Timed:
     """bytes / median, over the bandwidth of a copy (its reads and writes)."""
 
     @property
+    @abstractmethod
     def label(self) -> str:
         """What was timed, in columns of one width."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,9 +3,6 @@ distribution by every method."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pyarrow.parquet as pq
 import pytest
 import torch
 from scipy.stats import chi2_contingency
@@ -13,15 +10,14 @@ from support.chi_squared import p_value
 from support.engines import generate, run
 from support.pairs_of_tokens import draw, joint
 
-from specpipe.core import EngineConfig, Method, Request, SamplingParams
+from specpipe.benchmark.against_transformers import greedy_requests, sample_prompts
+from specpipe.core import EngineConfig, Method, Request
 from specpipe.engine.build import DeviceName, DtypeName, EngineSpec, build_engine
 from specpipe.engine.engine import Engine
 from specpipe.evaluation.logits import rounding
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
-from specpipe.models.tokenizer import load_tokenizer
 
-SAMPLE = Path(__file__).parents[2] / "jobs/data/sharegpt_sample.parquet"
 DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
 DRAWS = [pytest.param("cpu", 600, marks=pytest.mark.slow), pytest.param("cuda", 4000, marks=pytest.mark.gpu)]
 METHODS = ["standard", "block", "invariant"]
@@ -41,28 +37,6 @@ def reference(device: str):
     return load_model(resolve("builtin:tiny", "target"), device, torch.float32, "sdpa")
 
 
-def chats(rows: int, new_tokens: int) -> list[Request]:
-    """Greedy rows of the first questions of the sample job."""
-    tokenizer = load_tokenizer(resolve("builtin:tiny", "target"))
-    requests = []
-    for row, chat in enumerate(pq.read_table(SAMPLE)["conversations"].to_pylist()[:rows]):
-        turn = [{"role": "user", "content": chat[0]["value"]}]
-        ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)["input_ids"]
-        sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens, ignore_eos=True)
-        requests.append(
-            Request(
-                request_id=str(row),
-                shard=0,
-                row=row,
-                prompt="",
-                prompt_token_ids=tuple(ids),
-                sampling=sampling,
-                seed=row,
-            )
-        )
-    return requests
-
-
 def told_by(model, request: Request, tokens: list[int]) -> torch.Tensor:
     """fp32 logits that the model has for every one of `tokens`, given those before: [tokens, V] on the CPU."""
     ids = torch.tensor([[*request.prompt_token_ids, *tokens]], device=model.device)
@@ -73,7 +47,7 @@ def told_by(model, request: Request, tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("k", [0, 3])
 @pytest.mark.parametrize("device", DEVICES)
 def test_greedy_rows_are_those_of_transformers_in_fp32(device: DeviceName, k: int) -> None:
-    requests = chats(12, 80)
+    requests = greedy_requests(sample_prompts(12), 80)
     completions = run(tiny_engine(device, "float32"), requests, k)
     assert [list(c.token_ids) for c in completions] == generate(reference(device), requests)
 
@@ -82,7 +56,7 @@ def test_greedy_rows_are_those_of_transformers_in_fp32(device: DeviceName, k: in
 @pytest.mark.parametrize("device", DEVICES)
 def test_bf16_takes_another_token_only_where_rounding_decides(device: DeviceName, k: int) -> None:
     """Along the text that bf16 writes, every token is the fp32 model's best, up to rounding."""
-    model, requests = reference(device), chats(64, 100)
+    model, requests = reference(device), greedy_requests(sample_prompts(64), 100)
     completions = run(tiny_engine(device, "bfloat16"), requests, k)
     lost, leads = [], []
     for request, completion in zip(requests, completions, strict=True):
@@ -107,7 +81,7 @@ def test_bf16_takes_another_token_only_where_rounding_decides(device: DeviceName
 def test_every_method_draws_from_the_targets_distribution_in_fp32(
     device: DeviceName, rows: int, method: Method
 ) -> None:
-    prompt, sampling = chats(1, 1)[0].prompt_token_ids, {"temperature": 4.0, "top_k": 11}
+    prompt, sampling = greedy_requests(sample_prompts(1), 1)[0].prompt_token_ids, {"temperature": 4.0, "top_k": 11}
     engine = tiny_engine(device, "float32", method=method, slots=256)
     pairs, completions = draw(engine, prompt, rows, 3, **sampling)
     assert p_value(pairs, joint(reference(device), prompt, **sampling)) > 1e-4
@@ -117,7 +91,7 @@ def test_every_method_draws_from_the_targets_distribution_in_fp32(
 @pytest.mark.parametrize(("device", "rows"), DRAWS)
 def test_every_method_draws_from_one_distribution_in_bf16(device: DeviceName, rows: int) -> None:
     """Each method's draws against those of plain decoding: no bf16 model is exact enough to be the standard."""
-    prompt, sampling = chats(1, 1)[0].prompt_token_ids, {"temperature": 4.0, "top_k": 11}
+    prompt, sampling = greedy_requests(sample_prompts(1), 1)[0].prompt_token_ids, {"temperature": 4.0, "top_k": 11}
     drawn = [draw(tiny_engine(device, "bfloat16", slots=256), prompt, rows, 0, **sampling)[0]]
     for method in METHODS:
         drawn.append(draw(tiny_engine(device, "bfloat16", method=method, slots=256), prompt, rows, 3, **sampling)[0])
