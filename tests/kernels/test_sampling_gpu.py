@@ -112,8 +112,11 @@ def test_trap_9_rows_beyond_two_to_the_31_elements(method: str) -> None:
         p[-8 * (k + 1) :].clone(), all_drafts[last], counts[last], at[last], _rows(s, last),
         draft_logits=q[draft_rows[last]].clone(), method=method,
     )  # fmt: skip
-    for a, b in zip(whole, part, strict=True):
+    for a, b in zip(whole[:4], part[:4], strict=True):
         assert torch.equal(a[last], b)
+    assert whole.bounds is not None and part.bounds is not None
+    # Rows are cut into other spans, so that a sum may end at the neighbour of a cut-off.
+    torch.testing.assert_close(whole.bounds.logit[last], part.bounds.logit, rtol=0.01, atol=0)
 
 
 def _rows(s, rows: Tensor):

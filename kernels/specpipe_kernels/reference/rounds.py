@@ -64,6 +64,6 @@ def commit_rows(
         old = state.draft_valid[slots]
         # d_k was never fed, and what follows the first rejected draft is stale.
         valid = lengths + verdict.num_accepted.clamp(max=k - 1)
-        state.draft_valid[slots] = torch.where(old >= lengths - 2, valid, old)
+        state.draft_valid[slots] = torch.where(active & (old >= lengths - 2), valid, old)
     facts = (emitted, verdict.num_accepted, proposed, verdict.status)
     return torch.cat([tokens, torch.stack([fact.to(torch.int64) for fact in facts], dim=1)], dim=1)

@@ -139,7 +139,7 @@ def _commit_rows_kernel(
     if DRAFTED:
         # d_k was never fed, and what follows the first rejected draft is stale.
         valid = tl.load(draft_valid + slot)
-        valid = tl.where(valid >= before - 2, before + tl.minimum(accepted, k - 1), valid)
+        valid = tl.where(was_active & (valid >= before - 2), before + tl.minimum(accepted, k - 1), valid)
     tl.debug_barrier()  # every lane has read the slot before one writes it
     tl.store(length + slot, after)
     tl.store(active + slot, (was_active & ~ended).to(tl.uint8))
