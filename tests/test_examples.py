@@ -56,7 +56,7 @@ def test_a_proposer_of_ones_own_is_asked_and_loses_nothing(
     model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = tokens(make_engine(model, proposer="none"), plan(0, proposer="none"))
-    monkeypatch.setattr("specpipe.engine.engine.NGramProposer", example("proposer").Repeat)
+    monkeypatch.setattr("specpipe.engine.proposers.NGramProposer", example("proposer").Repeat)
     engine = make_engine(model, proposer="ngram")
     engine.submit(make_requests(5, vocab_size=engine.target.vocab_size), plan(3, proposer="ngram"))
     completions = drain(engine)

@@ -39,7 +39,7 @@ class KernelsAhead:
             target, draft = [*outlines(), None][:2]
             assert target is not None
             engine = Engine(target, draft, config=config, decoder=decoder, eos_ids=eos_ids, num_pages=2)
-            self._compiling = CompileAhead(lambda: engine.rehearse(sampling, choices))
+            self._compiling = CompileAhead(lambda: engine.rehearsal.everything(sampling, choices))
 
     def __enter__(self) -> None:
         pass

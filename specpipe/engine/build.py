@@ -147,8 +147,8 @@ def _gpu_budget(engine: Engine) -> int:
 
     Graphs keep the memory of the widest round to themselves, so it adds to that of a prefill.
     """
-    target, config = engine.target, engine.config
-    activations = sum(_peak_bytes(work, target.device) for work in (engine.rehearse_round, engine.rehearse_prefill))
+    target, config, rehearsal = engine.target, engine.config, engine.rehearsal
+    activations = sum(_peak_bytes(work, target.device) for work in (rehearsal.widest_round, rehearsal.widest_prefill))
     # Rows that sample keep the draft's logits until verification; those of a step may be there twice.
     logits = (config.max_k + 1) * config.slots * target.vocab_size * target.dtype.itemsize
     torch.cuda.empty_cache()

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from specpipe.core import Completion, FinishReason, ProposerName
+from specpipe.core import Completion, FinishReason
 from specpipe.engine.accounting import ShardTally
+from specpipe.engine.in_flight import Flight, Launch
 from specpipe.engine.logprobs import RoundLogprobs
 from specpipe.engine.rows import Row, TextDecoder
 from specpipe.engine.scheduler import Scheduler
@@ -22,50 +19,13 @@ STATUS_ERRORS = {
 }
 
 
-class Launch(NamedTuple):
-    """What a step asked the device to do: a prefill chunk, a round, or both."""
-
-    rows: Sequence[Row] = ()
-    k: int = 0
-    proposer: ProposerName = "none"
-    prefilled: bool = False
-    draft_prefill_tokens: int = 0
-    draft_behind: float = 0.0
-    steady: bool = True
-    """False where a graph had to be captured first."""
-
-
-class InFlight(NamedTuple):
-    """Work that was launched and not read yet."""
-
-    launch: Launch
-    packed: Tensor
-    """RoundResult.pack() on the host, a row for each of the launch's and padding; valid once `done` has passed."""
-    stamps: Tensor
-    """[marks] int64 on the host, likewise."""
-    done: torch.cuda.Event | None
-
-
-def read_later(launch: Launch, packed: Tensor, stamps: Tensor) -> InFlight:
-    """Queues the copy of what a step did to the host. packed, stamps [marks]: on the device."""
-    if packed.device.type == "cpu":
-        return InFlight(launch, packed, stamps.clone(), None)
-    copies = []
-    for given in (packed, stamps):
-        copies.append(torch.empty(given.shape, dtype=given.dtype, pin_memory=True))
-        copies[-1].copy_(given, non_blocking=True)
-    done = torch.cuda.Event()
-    done.record()
-    return InFlight(launch, copies[0], copies[1], done)
-
-
 class Collector:
     """Takes the results of rounds for the rows that still run, and frees what finished rows held."""
 
     def __init__(self, scheduler: Scheduler, state: SlotState, decoder: TextDecoder) -> None:
         self._scheduler, self._state, self._decoder = scheduler, state, decoder
 
-    def collect(self, flight: InFlight, tally: Mapping[int, ShardTally]) -> list[Completion]:
+    def collect(self, flight: Flight, tally: Mapping[int, ShardTally]) -> list[Completion]:
         """Waits for the round; tally: by shard, makes what it lacks."""
         if flight.done is not None:
             flight.done.synchronize()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -26,15 +26,17 @@ from specpipe.core import (
     StepReport,
 )
 from specpipe.engine.accounting import ShardTally
-from specpipe.engine.collect import Collector, InFlight, Launch, read_later
+from specpipe.engine.chooser import Chooser
+from specpipe.engine.collect import Collector
 from specpipe.engine.graphs import EagerRounds, GraphedRounds, Rounds
-from specpipe.engine.logprobs import told_width
+from specpipe.engine.in_flight import Flight, InFlight, Launch, read_later
 from specpipe.engine.pages import TRASH_PAGE, PageAllocator
 from specpipe.engine.prefill import Chunk, cut_chunks, prefill, total_tokens
 from specpipe.engine.profile import Point, profile_rounds
-from specpipe.engine.proposers import DraftModelProposer, NGramProposer, Proposer
+from specpipe.engine.proposers import make_proposers
 from specpipe.engine.rehearsal import Rehearsal
-from specpipe.engine.round import Round, RoundKey
+from specpipe.engine.round import Round
+from specpipe.engine.round_key import RoundKey, keys_of
 from specpipe.engine.rows import Row, TextDecoder
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.scheduler import Scheduler
@@ -64,19 +66,26 @@ class Engine:
         for runner in runners:
             runner.allocate_pages(num_pages)
         self._device = target.device
-        self._behind = rounds_behind if rounds_behind is not None else int(self._device.type == "cuda")
+        on_gpu = self._device.type == "cuda"  # an outline's is "meta"
+        behind = rounds_behind if rounds_behind is not None else int(on_gpu)
         # A round writes at most max_k + 1 tokens, and so did each that the host has not read.
-        reach = (self._behind + 1) * (config.max_k + 1)
+        reach = (behind + 1) * (config.max_k + 1)
         self._scheduler = Scheduler(config, PageAllocator(num_pages), decoder, reach=reach)
         self._state = SlotState(config, eos_ids=eos_ids, device=self._device)
         self._collector = Collector(self._scheduler, self._state, decoder)
         self._clock = DeviceClock(self._device)
         self._stamps = StampReader()
-        self._in_flight: deque[InFlight] = deque()
-        self._round_index = 0
+        self._in_flight = InFlight(behind)
         self._synthetic = torch.tensor(config.synthetic_rates, device=self._device) if config.synthetic_rates else None
-        self._proposers = self._make_proposers()
-        self._round = Round(
+        self._proposers = make_proposers(config, target, draft)
+        self._chooser = Chooser(
+            self._scheduler,
+            self._in_flight,
+            config,
+            proposers=self._proposers,
+            static_width=self._device.type != "cpu",  # a GPU kernel reads lengths; its shapes stay static
+        )
+        round_ = Round(
             self._state,
             target,
             self._proposers,
@@ -84,20 +93,10 @@ class Engine:
             synthetic_rates=self._synthetic,
             clock=self._clock,
         )
-        self._rehearsal = Rehearsal(self._round, runners, config)
-        self._rounds: Rounds = EagerRounds(self._round)
-        if self._device.type == "cuda":
-            self._rounds = GraphedRounds(self._round, slots=config.slots, device=self._device)
-
-    def _make_proposers(self) -> dict[ProposerName, Proposer]:
-        """Those that a plan may name. "auto" has n-grams, and the draft model where there is one."""
-        wanted, made = self.config.proposer, dict[ProposerName, Proposer]()
-        assert wanted != "draft" or self.draft is not None, "proposer draft without a draft model"
-        if self.draft is not None and wanted in ("draft", "auto"):
-            made["draft"] = DraftModelProposer(self.draft, vocab_size=self.target.vocab_size, method=self.config.method)
-        if wanted in ("ngram", "auto"):
-            made["ngram"] = NGramProposer(self.config)
-        return made
+        self._rounds: Rounds = EagerRounds(round_)
+        if on_gpu:
+            self._rounds = GraphedRounds(round_, slots=config.slots, device=self._device)
+        self.rehearsal = Rehearsal(round_, runners, config, self.proposers)
 
     @property
     def proposers(self) -> tuple[ProposerName, ...]:
@@ -139,13 +138,7 @@ class Engine:
     ) -> None:
         """Does ahead of time what the first rounds of such rows with these proposers and K would have to do: capturing
         graphs, in this order. What `within_s` seconds do not suffice for is captured when it is needed."""
-        self._rounds.prepare(self._keys(sampling, choices), within_s=within_s)
-
-    def rehearse(self, sampling: SamplingParams, choices: Iterable[tuple[ProposerName, int]]) -> None:
-        """Runs all that `prepare` would capture, prefills of many shapes, and what the other rehearsals do."""
-        self._rehearsal.everything(self._keys(sampling, choices))
-        self.rehearse_round()
-        self.rehearse_prefill()
+        self._rounds.prepare(keys_of(sampling, choices, width=self.config.pages_per_row), within_s=within_s)
 
     def profile(
         self,
@@ -165,7 +158,7 @@ class Engine:
         width = config.pages_per_row
         if self._device.type == "cpu":  # there a round reads as much KV as its block table covers
             width = (context + config.max_k) // config.page_size + 1
-        points = [Point(n, self._key(sampling, proposer, k)._replace(width=width)) for n, proposer, k in shapes]
+        points = [Point(n, RoundKey.of([sampling], proposer, k, width=width)) for n, proposer, k in shapes]
         self._state.pretend(context, pages=self.kv_pages)
         try:
             return tuple(profile_rounds(self._rounds, self._clock, points, context=context, within_s=within_s))
@@ -176,33 +169,6 @@ class Engine:
         """Unconditional acceptance per position from now on, as many as `config.synthetic_rates`: for benchmarks."""
         assert self._synthetic is not None and len(rates) == len(self._synthetic)
         self._synthetic.copy_(torch.tensor(rates))  # in place: captured graphs read it
-
-    def _keys(self, sampling: SamplingParams, choices: Iterable[tuple[ProposerName, int]]) -> list[RoundKey]:
-        held = (False, True) if sampling.min_tokens else (False,)
-        choices = dict.fromkeys((proposer if k else "none", k) for proposer, k in choices)
-        return [self._key(sampling, proposer, k, held=h) for proposer, k in choices for h in held]
-
-    def _key(self, sampling: SamplingParams, proposer: ProposerName, k: int, *, held: bool = False) -> RoundKey:
-        k = k if proposer != "none" else 0
-        return RoundKey(
-            k=k,
-            proposer=proposer if k else "none",
-            all_greedy=sampling.greedy,
-            truncated=sampling.truncates,
-            width=self.config.pages_per_row,
-            held=held,
-            penalised=sampling.penalises,
-            logprobs=told_width(sampling.logprobs),
-        )
-
-    def rehearse_round(self) -> None:
-        """Runs the widest greedy round."""
-        proposer: ProposerName = next(iter(self._proposers), "none")  # a draft model comes first, and takes most
-        self._rehearsal.round(self.config.slots, self._key(SamplingParams(), proposer, self.config.max_k))
-
-    def rehearse_prefill(self) -> None:
-        """Runs a prefill of a whole budget by each model."""
-        self._rehearsal.widest_prefill()
 
     def step(self) -> StepReport | None:
         """At most one prefill chunk and one round, then the results of the oldest round in flight.
@@ -215,10 +181,7 @@ class Engine:
         self._make_room(tally)
         self._admit()
         launched = self._launch(self._prefill(tally))
-        if launched is not None:
-            self._in_flight.append(launched)
-        due = len(self._in_flight) > self._behind or (self._in_flight and launched is None)
-        collected = self._in_flight.popleft() if due else None
+        collected = self._in_flight.next(launched)
         context = 0.0
         if collected is not None:
             context = _mean_length(collected.launch.rows)
@@ -231,7 +194,7 @@ class Engine:
 
     def _report(
         self,
-        collected: InFlight | None,
+        collected: Flight | None,
         context: float,
         seconds: float,
         shards: dict[int, ShardRound],
@@ -279,20 +242,11 @@ class Engine:
         if rows:
             self._state.activate([row.slot for row in rows])
 
-    def _planned(self) -> tuple[ProposerName, int]:
-        """Who drafts, and how many, while as many rows hold a slot as do now, those being prefilled included."""
-        plan = self._scheduler.plan
-        if plan is None:
-            return "none", 0
-        proposer, k = plan.choice(self.running, self._round_index)
-        k = min(k, self.config.max_k)
-        return (proposer, k) if k and proposer in self._proposers else ("none", 0)
-
     def _prefill(self, tally: dict[int, ShardTally]) -> Launch:
         """Prefills at most a budget's worth for each model."""
         budget, page_size, rows = self.config.prefill_budget, self.config.page_size, self._scheduler.rows
         chunks = cut_chunks(self._scheduler.target_chunks(), budget)
-        drafts = self._draft_chunks(budget)
+        drafts = self._chooser.draft_chunks()
         if not chunks and not drafts:
             return Launch()
         self._clock.mark(Mark.PREFILL_BEGIN)
@@ -308,21 +262,6 @@ class Engine:
         self._clock.mark(Mark.PREFILLED)
         return Launch(prefilled=True, draft_prefill_tokens=total_tokens(drafts))
 
-    def _draft_chunks(self, budget: int) -> list[Chunk]:
-        """What the draft catches up in this step; none where no round is to need it."""
-        plan = self._scheduler.plan
-        if self.draft is None or plan is None or self._planned()[0] != "draft":
-            return []
-        explore = plan.exploring(self._round_index)
-        limit = None if explore is None else explore.catch_up_at(self._round_index)
-        budget = budget if limit is None else min(budget, limit)
-        return cut_chunks(self._scheduler.draft_chunks(self._plain_in_flight), budget)
-
-    @property
-    def _plain_in_flight(self) -> int:
-        """Rounds without drafts that were launched and not read."""
-        return sum(flight.launch.k == 0 and bool(flight.launch.rows) for flight in self._in_flight)
-
     def _prefill_draft(self, draft: ModelRunner, chunks: list[Chunk]) -> None:
         prefill(draft, self._state, chunks, page_size=self.config.page_size)
         slots = self._state.upload([c.slot for c in chunks])
@@ -330,59 +269,18 @@ class Engine:
         for chunk in chunks:
             self._scheduler.rows[chunk.slot].draft_done = chunk.stop
 
-    def _launch(self, prefill: Launch) -> InFlight | None:
-        # Every round in flight commits at least one token: a row that reaches its limit by those needs no round more.
-        unread = Counter(row for flight in self._in_flight for row in flight.launch.rows)
-        rows = [row for row in self._scheduler.rows.values() if row.prefilled and row.length + unread[row] < row.limit]
+    def _launch(self, prefill: Launch) -> Flight | None:
+        rows = self._chooser.rows()
         if not rows:
             nothing = self._clock.stamps.new_empty(0, 5)
             return read_later(prefill, nothing, self._clock.stamps) if prefill.prefilled else None
-        room = any(row.limit - row.length > 1 for row in rows)
-        proposer, k = self._planned() if room else ("none", 0)
-        if proposer == "draft" and self._must_wait(rows):
-            proposer, k = "none", 0
-        captures = self._rounds.captures
-        packed = self._rounds.run([row.slot for row in rows], self._key_of(rows, k, proposer))
+        key, captures = self._chooser.key(rows), self._rounds.captures
+        packed = self._rounds.run([row.slot for row in rows], key)
         steady = self._rounds.captures == captures
-        self._round_index += 1
+        self._chooser.rounds += 1
         behind = sum(max(0, row.length - 1 - row.draft_done) for row in rows) / len(rows)
-        launch = prefill._replace(rows=rows, k=k, proposer=proposer, steady=steady, draft_behind=behind)
+        launch = prefill._replace(rows=rows, k=key.k, proposer=key.proposer, steady=steady, draft_behind=behind)
         return read_later(launch, packed, self._clock.stamps)
-
-    def _key_of(self, rows: list[Row], k: int, proposer: ProposerName) -> RoundKey:
-        """Of a round of rows that run."""
-        return RoundKey(
-            k=k,
-            proposer=proposer,
-            all_greedy=all(row.request.sampling.greedy for row in rows),
-            truncated=any(row.request.sampling.truncates for row in rows),
-            width=self._width(rows, k),
-            held=any(row.held for row in rows),
-            penalised=any(row.request.sampling.penalises for row in rows),
-            logprobs=max(told_width(row.request.sampling.logprobs) for row in rows),
-        )
-
-    def _must_wait(self, rows: list[Row]) -> bool:
-        """Whether too few rows have a draft for a round with drafts to pay: all of them would verify K tokens.
-
-        Where a step catches up hardly more tokens than it generates, waiting would never end.
-        """
-        plan = self._scheduler.plan
-        if plan is None or not plan.least_ready or plan.exploring(self._round_index) is not None:
-            return False
-        able = [row for row in rows if row.limit - row.length > 1]
-        plain = self._plain_in_flight
-        ready = sum(row.draft_ready(plain) for row in able)
-        return ready < plan.least_ready * len(able) and self.config.prefill_budget >= 2 * len(able)
-
-    def _width(self, rows: list[Row], k: int) -> int:
-        """Block-table columns that this round can reach. A GPU kernel reads lengths; its shapes stay static."""
-        if self._device.type != "cpu":
-            return self.config.pages_per_row
-        unread = sum(flight.launch.k + 1 for flight in self._in_flight)
-        return min(
-            (max(row.length for row in rows) + unread + k) // self.config.page_size + 1, self.config.pages_per_row
-        )
 
     def check_integrity(self) -> None:
         """Raises AssertionError if slots, pages or the host's view of the device do not fit together.

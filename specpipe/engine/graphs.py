@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specpipe.engine.round import Round, RoundKey
+from specpipe.engine.round import Round
+from specpipe.engine.round_key import RoundKey
 
 
 class Rounds(Protocol):

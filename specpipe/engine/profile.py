@@ -10,7 +10,7 @@ import torch
 
 from specpipe.core import CostPoint
 from specpipe.engine.graphs import Rounds
-from specpipe.engine.round import RoundKey
+from specpipe.engine.round_key import RoundKey
 from specpipe.engine.timing import DeviceClock, StampReader
 
 _TIMED = 5  # rounds of a point

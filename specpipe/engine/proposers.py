@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specpipe.core import EngineConfig, Method
+from specpipe.core import EngineConfig, Method, ProposerName
 from specpipe.engine.forward import RoundRows, forward_rows
 from specpipe.engine.min_tokens import hold_open
 from specpipe.engine.penalties import penalise
@@ -125,3 +125,16 @@ class NGramProposer:
             matches &= shifted == wanted
         start = torch.where(matches, columns, -1).amax(dim=1)
         return torch.where((start >= 0) & (lengths > n), start + n, 0)
+
+
+def make_proposers(
+    config: EngineConfig, target: ModelRunner, draft: ModelRunner | None
+) -> dict[ProposerName, Proposer]:
+    """Those that a plan may name, a draft model first. "auto" has n-grams, and the draft model where there is one."""
+    made = dict[ProposerName, Proposer]()
+    assert config.proposer != "draft" or draft is not None, "proposer draft without a draft model"
+    if draft is not None and config.proposer in ("draft", "auto"):
+        made["draft"] = DraftModelProposer(draft, vocab_size=target.vocab_size, method=config.method)
+    if config.proposer in ("ngram", "auto"):
+        made["ngram"] = NGramProposer(config)
+    return made

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from specpipe.core import EngineConfig
+from specpipe.core import EngineConfig, ProposerName, SamplingParams
 from specpipe.engine.prefill import Chunk, prefill
-from specpipe.engine.round import Round, RoundKey
+from specpipe.engine.round import Round
+from specpipe.engine.round_key import RoundKey, keys_of
 from specpipe.engine.runner import ModelRunner
 
 MOST_PROMPTS = 64  # prefilled at once: more of them are no other case
@@ -15,10 +16,13 @@ MOST_PROMPTS = 64  # prefilled at once: more of them are no other case
 class Rehearsal:
     """Runs an engine's operations eagerly."""
 
-    def __init__(self, round_: Round, runners: Sequence[ModelRunner], config: EngineConfig) -> None:
-        self._round, self._runners, self._config = round_, runners, config
+    def __init__(
+        self, round_: Round, runners: Sequence[ModelRunner], config: EngineConfig, proposers: Sequence[ProposerName]
+    ) -> None:
+        """proposers: those that there are, the one that takes most first."""
+        self._round, self._runners, self._config, self._proposers = round_, runners, config, proposers
 
-    def round(self, rows: int, key: RoundKey) -> None:
+    def _round_of(self, rows: int, key: RoundKey) -> None:
         state = self._round.state
         self._round(state.upload([state.dummy] * rows), key)
 
@@ -29,17 +33,30 @@ class Rehearsal:
         for runner in self._runners:
             prefill(runner, state, chunks, page_size=self._config.page_size)
 
+    def widest_round(self) -> None:
+        """Greedy, of all slots."""
+        config = self._config
+        proposer: ProposerName = self._proposers[0] if self._proposers else "none"
+        key = RoundKey.of([SamplingParams()], proposer, config.max_k, width=config.pages_per_row)
+        self._round_of(config.slots, key)
+
     def widest_prefill(self) -> None:
         """A whole budget."""
         full, rest = divmod(self._config.prefill_budget, self._config.max_model_len)
         self.prefill([self._config.max_model_len] * full + [rest] * (rest > 0))
 
-    def everything(self, keys: Iterable[RoundKey]) -> None:
-        """Rounds of few and many rows, prefills of few and many, short and long prompts, catching up with long rows.
-        What can differ in how kernels are launched does so between powers of two."""
-        for key in keys:
+    def everything(self, sampling: SamplingParams, choices: Iterable[tuple[ProposerName, int]]) -> None:
+        """Rounds of few and many such rows with these proposers and K, prefills of few and many, short and long
+        prompts, catching up with long rows. What can differ in how kernels are launched does so between powers of two.
+        """
+        for key in keys_of(sampling, choices, width=self._config.pages_per_row):
             for rows in reversed(_powers_of_2(self._config.slots)):
-                self.round(rows, key)
+                self._round_of(rows, key)
+        self.widest_round()
+        self._prefills()
+        self.widest_prefill()
+
+    def _prefills(self) -> None:
         budget = self._config.prefill_budget
         lengths = _powers_of_2(min(self._config.max_model_len, budget))
         some = _powers_of_2(min(self._config.slots, MOST_PROMPTS))

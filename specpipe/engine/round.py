@@ -8,7 +8,6 @@ Shapes: B batch rows, K draft tokens a row, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,28 +18,11 @@ from specpipe.engine.logprobs import NO_LOGPROBS, pack
 from specpipe.engine.min_tokens import hold_open
 from specpipe.engine.penalties import penalise, remember
 from specpipe.engine.proposers import Proposal, Proposer
+from specpipe.engine.round_key import RoundKey
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.slots import SlotState
 from specpipe.engine.timing import DeviceClock, Mark
 from specpipe_kernels import RejectionOutput, SamplingTensors, commit_rows, open_rows, rejection_sample, token_logprobs
-
-
-class RoundKey(NamedTuple):
-    """What the host decides about a round; everything else is device data."""
-
-    k: int
-    proposer: ProposerName
-    """"none" exactly where k is 0."""
-    all_greedy: bool
-    truncated: bool
-    width: int
-    """Block-table columns that any row of the round can reach."""
-    held: bool = False
-    """False is a promise that every row has its min_tokens."""
-    penalised: bool = False
-    """False is a promise that no row has penalties."""
-    logprobs: int = NO_LOGPROBS
-    """How many of the most likely tokens to tell beside each emitted token's log-probability; or NO_LOGPROBS."""
 
 
 class Round:

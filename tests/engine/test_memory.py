@@ -32,8 +32,8 @@ def test_a_rehearsal_changes_nothing_that_rows_see(small_pair, proposer: str) ->
     engine.submit(requests, plan(3, proposer=proposer))
     for _ in range(4):
         engine.step()
-        engine.rehearse_round()
-        engine.rehearse_prefill()
+        engine.rehearsal.widest_round()
+        engine.rehearsal.widest_prefill()
         engine.check_integrity()
     assert [c.token_ids for c in drain(engine)] == [c.token_ids for c in plain]
 

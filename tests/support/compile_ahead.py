@@ -56,7 +56,7 @@ def found(engine: Engine, sampling: SamplingParams) -> int:
         return True
 
     knobs.runtime.jit_cache_hook = note
-    engine.rehearse(sampling, CHOICES)
+    engine.rehearsal.everything(sampling, CHOICES)
     knobs.runtime.jit_cache_hook = None
     return len(names)
 
@@ -84,15 +84,15 @@ def launch_elsewhere(met: list[str]) -> None:
 
 def main() -> None:
     register()
-    ahead = CompileAhead(lambda: outline_engine().rehearse(SamplingParams(), CHOICES), threads=2).wait()
+    ahead = CompileAhead(lambda: outline_engine().rehearsal.everything(SamplingParams(), CHOICES), threads=2).wait()
     later: list[str] = []
     others: list[str] = []
     knobs.runtime.jit_post_compile_hook = lambda *, fn, **_: later.append(fn.name)
     with launches_skipped():
         engine = outline_engine()
-        engine.rehearse(SamplingParams(), CHOICES)
+        engine.rehearsal.everything(SamplingParams(), CHOICES)
         for lengths in ([1], [9, 5], [30, 1, 7], [33], [12, 11, 10, 9, 3]):
-            engine._rehearsal.prefill(lengths)
+            engine.rehearsal.prefill(lengths)
         catch_up(engine)
         launch_elsewhere(others)
         new = {kind: found(outline_engine(kind), SamplingParams()) for kind in FAMILIES}
