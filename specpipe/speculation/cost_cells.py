@@ -1,12 +1,21 @@
-"""What was measured of rounds, in cells of a cost table."""
+"""What was measured of rounds, in cells of a cost table.
+
+Shapes: C cells.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from specpipe.core import ProposerName
+import numpy as np
+import numpy.typing as npt
 
+from specpipe.core import CostPoint, ProposerName
+from specpipe.speculation.round_model import FEATURES, one_hot, terms
+
+Array = npt.NDArray[np.float64]
 MEMORY = 64.0
 """Rounds that the past of a cell counts for at most: drift is followed within about as many."""
 SHORT = 64.0
@@ -31,12 +40,100 @@ class Cell(NamedTuple):
     """Of one round."""
 
 
+class Cells:
+    """By key, and as arrays: a plan needs all of them, while few have changed since the one before. Immutable."""
+
+    def __init__(self) -> None:
+        self._places: dict[Key, int] = {}
+        self._cells: list[Cell] = []
+        self._numbers = np.empty((0, FEATURES + 5))
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def __iter__(self) -> Iterator[tuple[Key, Cell]]:
+        return zip(self._places, self._cells, strict=True)
+
+    def with_points(self, points: Iterable[CostPoint]) -> Cells:
+        """The past of a cell fades."""
+        now: dict[Key, Cell] = {}
+        for point in points:
+            if point.rounds < 1 or point.seconds <= 0 or point.running < 1:
+                continue
+            context = max(0.0, point.context)
+            key = key_of(point.proposer, point.k, point.running, context)
+            new = Cell(float(point.running), context, float(point.rounds), point.seconds / point.rounds)
+            old = now.get(key) or self._find(key)
+            now[key] = new if old is None else _mean(old, new)
+        return self.replaced(now)
+
+    def replaced(self, now: dict[Key, Cell]) -> Cells:
+        """These in place of what was known of them, the others as they are."""
+        other = Cells()
+        other._places, other._cells = dict(self._places), self._cells.copy()
+        added = [key for key in now if key not in self._places]
+        for key in added:
+            other._places[key] = len(other._cells)
+            other._cells.append(now[key])
+        other._numbers = np.concatenate([self._numbers, np.empty((len(added), self._numbers.shape[1]))])
+        for key, cell in now.items():
+            place = other._places[key]
+            other._cells[place], other._numbers[place] = cell, _numbers(key, cell)
+        return other
+
+    def _find(self, key: Key) -> Cell | None:
+        place = self._places.get(key)
+        return None if place is None else self._cells[place]
+
+    @property
+    def relative(self) -> Array:
+        """[C, 9] features of the round model / seconds."""
+        return self._numbers[:, :FEATURES]
+
+    @property
+    def rounds(self) -> Array:
+        """[C]"""
+        return self._numbers[:, FEATURES]
+
+    @property
+    def rows(self) -> Array:
+        """[C] log2."""
+        return self._numbers[:, FEATURES + 1]
+
+    @property
+    def context(self) -> Array:
+        """[C] log2, what makes no difference added."""
+        return self._numbers[:, FEATURES + 2]
+
+    @property
+    def k(self) -> Array:
+        """[C]"""
+        return self._numbers[:, FEATURES + 3]
+
+    @property
+    def kind(self) -> Array:
+        """[C] who drafts, as `kind_of` says."""
+        return self._numbers[:, FEATURES + 4]
+
+
+def kind_of(proposer: ProposerName) -> float:
+    """A number for each; 0 for "none"."""
+    draft, ngram = one_hot(proposer)
+    return draft + 2 * ngram
+
+
 def key_of(proposer: ProposerName, k: int, running: float, context: float) -> Key:
     rows, octave = round(_OCTAVE * math.log2(running)), round(math.log2(context + SHORT))
     return Key(proposer if k else "none", k, rows, octave)
 
 
-def mean(old: Cell, new: Cell) -> Cell:
+def _numbers(key: Key, cell: Cell) -> tuple[float, ...]:
+    k, n, seconds = float(key.k), cell.running, cell.seconds
+    relative = (term / seconds for term in terms(*one_hot(key.proposer), k, n, cell.context))
+    return (*relative, cell.rounds, math.log2(n), math.log2(cell.context + SHORT), k, kind_of(key.proposer))
+
+
+def _mean(old: Cell, new: Cell) -> Cell:
     past = min(old.rounds, MEMORY)
     share = new.rounds / (past + new.rounds)
     return Cell(

@@ -10,36 +10,34 @@ e, f: the same of the proposer. All coefficients are 0 or more, so the model ris
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from specpipe.core import ProposerName
+
 Array = npt.NDArray[np.float64]
+Number = TypeVar("Number", float, Array)
 FEATURES, ARITHMETIC, KV, DRAFT = 9, 1, 2, 3
 _LONG = 1024.0  # tokens of context: with rows of one length KV and arithmetic look alike, and arithmetic gets the time
 _RIDGE = 192.0
 _FLAT = 1e-9
+_SHARE_OUT = 1e-3 * np.eye(FEATURES)
 
 
-class Proposers(NamedTuple):
-    """1 where that one drafts, else 0: of one round or of an array of them."""
-
-    draft: Array | float
-    ngram: Array | float
+def one_hot(proposer: ProposerName) -> tuple[float, float]:
+    """1 for the one that drafts, else 0: draft model, n-grams."""
+    return float(proposer == "draft"), float(proposer == "ngram")
 
 
-def features(proposer: Proposers, k: Array, n: Array, context: Array) -> Array:
-    """→ [..., 9]: what each coefficient is multiplied by. k, n and context are arrays of one shape."""
-    draft, ngram = proposer
-    speculates = np.sign(k) * ngram
-    tokens = n * (k + 1)
-    bent = (np.sqrt(tokens), np.maximum(0.0, tokens - _RIDGE))
-    out = np.empty((*n.shape, FEATURES))
-    columns = (1.0, tokens, n * context, draft * k, draft * k * n, speculates, speculates * n, *bent)
-    for i, column in enumerate(columns):
-        out[..., i] = column
-    return out
+def terms(draft: Number, ngram: Number, k: Number, n: Number, context: Number) -> tuple[Number, ...]:
+    """→ 9: what each coefficient is multiplied by, of one round or of arrays of one shape. draft, ngram: `one_hot`."""
+    tokens, speculates = n * (k + 1), (k > 0) * ngram
+    beyond = tokens - _RIDGE
+    drafted = draft * k
+    root, late = tokens**0.5, (beyond + abs(beyond)) / 2
+    return 0 * k + 1, tokens, n * context, drafted, drafted * n, speculates, speculates * n, root, late
 
 
 def fit(rows: Array, weight: Array, *, near: Array | None = None) -> Array:
@@ -49,12 +47,12 @@ def fit(rows: Array, weight: Array, *, near: Array | None = None) -> Array:
 
     A small ridge on each coefficient's contribution shares out what the points cannot tell apart.
     """
-    scale = np.maximum(np.abs(rows).max(axis=0), 1e-30)
+    scale = np.maximum(rows.max(axis=0), 1e-30)
     scale[KV] = max(scale[KV], scale[ARITHMETIC] * _LONG)
     scaled = rows / scale
-    gram = (scaled * weight[:, None]).T @ scaled + 1e-3 * np.eye(FEATURES)
-    target = (scaled * weight[:, None]).T @ np.ones(len(rows))
-    return np.asarray(_least(gram, target, np.zeros(FEATURES, dtype=bool) if near is None else near > 0) / scale)
+    weighted = (scaled * weight[:, None]).T
+    free = np.zeros(FEATURES, dtype=bool) if near is None else near > 0
+    return np.asarray(_least(weighted @ scaled + _SHARE_OUT, weighted.sum(axis=1), free) / scale)
 
 
 def _least(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
@@ -63,7 +61,7 @@ def _least(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
     Active sets: Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
     """
     x = _solve(gram, target, free)
-    while (x < 0).any():
+    while x.min() < 0:
         free = free & (x > 0)
         x = _solve(gram, target, free)
     for _ in range(4 * len(target)):  # as a rule a few
@@ -87,7 +85,7 @@ def _least(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
 def _solve(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
     """Without a bound; what is not free is 0."""
     at, x = np.flatnonzero(free), np.zeros(len(target))
-    x[at] = np.linalg.solve(gram[np.ix_(at, at)], target[at])
+    x[at] = np.linalg.solve(gram[at[:, None], at], target[at])
     return x
 
 

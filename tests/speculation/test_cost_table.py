@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from specpipe.core import CostPoint, ProposerName
+from specpipe.speculation import cost_fit
 from specpipe.speculation.cost import CostTable
 
 
@@ -76,6 +77,18 @@ def test_a_table_that_travels_takes_along_what_was_measured_alone() -> None:
     again = pickle.loads(pickle.dumps(table))
     assert again == table
     assert (again.grid(proposer="draft", max_k=5, slots=256, context=300).seconds == grid.seconds).all()
+
+
+def test_what_lies_between_rows_that_are_looked_at_is_what_looking_at_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [point(k, n, factor=1 + 0.1 * (n % 3), rounds=n) for k in (0, 2) for n in (1, 3, 19, 41, 150, 231, 256)]
+    few = CostTable(points).grid(proposer="draft", max_k=4, slots=256, context=300)
+    monkeypatch.setattr(cost_fit, "_EVERY", 256)
+    cost_fit._lattice.cache_clear()
+    every = CostTable(points).grid(proposer="draft", max_k=4, slots=256, context=300)
+    cost_fit._lattice.cache_clear()
+    assert few.seconds == pytest.approx(every.seconds, rel=0.015) and (few.seconds != every.seconds).any()
+    assert few.known == pytest.approx(every.known, abs=0.1)
+    assert few.seconds[:, :17] == pytest.approx(every.seconds[:, :17], rel=1e-12)
 
 
 @pytest.mark.parametrize("change", [{"version": 2}, {"cells": [{}]}, {"cells": None}])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specpipe.speculation.round_model import FEATURES, Proposers, _least, features, fit
+from specpipe.speculation.round_model import FEATURES, _least, fit, terms
 
 
 def test_the_fit_is_the_least_over_coefficients_that_are_not_negative() -> None:
@@ -23,7 +23,7 @@ def test_rounds_of_the_model_give_its_coefficients_back() -> None:
     random = np.random.default_rng(1)
     k, n = random.integers(0, 6, 300).astype(float), random.integers(1, 257, 300).astype(float)
     draft = (random.random(300) < 0.5).astype(float)
-    rows = features(Proposers(draft, 1 - draft), k, n, random.uniform(10, 2000, 300))
+    rows = np.stack(terms(draft, 1 - draft, k, n, random.uniform(10, 2000, 300)), axis=1)
     truth = np.array([4e-3, 2e-5, 3e-8, 1e-3, 8e-6, 1e-4, 1e-6, 3e-5, 2e-5])
     seconds = rows @ truth
     assert rows @ fit(rows / seconds[:, None], np.ones(300)) == pytest.approx(seconds, rel=0.01)

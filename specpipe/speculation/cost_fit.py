@@ -1,0 +1,109 @@
+"""From the cells of a cost table to what any round takes: the model of round_model.py fitted to them, and what rounds
+near by took beyond it.
+
+Shapes: C cells, K widest round, N slots, P numbers of rows of the lattice.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from specpipe.core import ProposerName
+from specpipe.speculation.cost_cells import MEMORY, SHORT, Array, Cells, kind_of
+from specpipe.speculation.round_model import FEATURES, KV, fit, one_hot, rising, terms
+
+_CREDIBLE = 4.0  # rounds that make a cell count half in the fit
+_DOUBT = 1.5  # rounds near by that make the model and what was measured beyond it count alike
+_ODD = 0.3  # log of how far a single round may lie from the model and be believed
+_NEAR = 0.05  # octaves, or K, that are no distance
+_EVERY = 16  # rows up to which what is near by is looked at for every number of them; beyond, so many an octave
+
+
+class Grid(NamedTuple):
+    """Rounds by K and rows, each [max K + 1, slots + 1]. Rows 0 read as 1."""
+
+    seconds: Array
+    """Rising in both."""
+    known: Array
+    """How much of it was measured near by, 0 to 1, rather than concluded."""
+
+
+class CostFit(NamedTuple):
+    """Of one table."""
+
+    cells: Cells
+    model: Array
+    """[9] coefficients."""
+    residual: Array
+    """[C] log(measured / model)."""
+
+    @classmethod
+    def of(cls, cells: Cells, *, near: Array | None = None) -> CostFit:
+        """near: a model that may be close."""
+        rounds = cells.rounds
+        model = fit(cells.relative, rounds / (rounds + _CREDIBLE), near=near)
+        residual = -np.log(np.maximum(cells.relative @ model, 1e-12))
+        credible = _ODD * np.sqrt(rounds)  # a single round may have met anything
+        return cls(cells, model, np.minimum(np.maximum(residual, -credible), credible))
+
+    def grid(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> Grid:
+        model = self.model.copy()
+        model[KV] *= context
+        bare = (model @ _features(proposer, max_k, slots)).reshape(max_k + 1, slots + 1)
+        near, residual = self._near(proposer, max_k, slots, context)
+        return Grid(rising(bare * np.exp(residual / (near + _DOUBT))), near / (near + 1.0))
+
+    def _near(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> tuple[Array, Array]:
+        """→ [K + 1, N + 1] each: weight of the cells near by, and with it log(measured / model)."""
+        cells, lattice = self.cells, _lattice(slots)
+        same = (cells.k == 0) | (cells.kind == kind_of(proposer))
+        weight = (
+            same * np.minimum(cells.rounds, MEMORY) * _nearness(0.5 * np.log2(context + SHORT) - 0.5 * cells.context)
+        )
+        by_k = _nearness(_every_k(max_k) - cells.k) * weight
+        by_rows = _nearness(lattice.rows - cells.rows[:, None])
+        both = np.concatenate([by_k, by_k * self.residual]) @ by_rows @ lattice.spread
+        return both[: max_k + 1], both[max_k + 1 :]
+
+
+class _Lattice(NamedTuple):
+    """Numbers of rows that stand for all others."""
+
+    rows: Array
+    """[P] log2."""
+    spread: Array
+    """[P, N + 1]: straight lines between them."""
+
+
+@lru_cache(maxsize=16)
+def _lattice(slots: int) -> _Lattice:
+    every = np.arange(slots + 1.0)
+    octaves = np.log2(max(slots, _EVERY) / _EVERY)
+    far = _EVERY * 2.0 ** np.linspace(0, octaves, 1 + round(_EVERY * octaves))
+    rows = np.unique(np.concatenate([np.arange(1, min(slots, _EVERY) + 1), far[far <= slots]]))
+    spread = np.array([np.interp(every, rows, one) for one in np.eye(len(rows))])
+    return _Lattice(np.log2(rows), spread)
+
+
+@lru_cache(maxsize=16)
+def _features(proposer: ProposerName, max_k: int, slots: int) -> Array:
+    """→ [9, (K + 1)(N + 1)] of rounds whose rows are one token long; rows 0 read as 1."""
+    k, n = np.meshgrid(np.arange(max_k + 1.0), np.maximum(np.arange(slots + 1.0), 1.0), indexing="ij")
+    draft, ngram = (np.full_like(k, one) for one in one_hot(proposer))
+    return np.array(terms(draft, ngram, k, n, np.ones_like(k))).reshape(FEATURES, -1)
+
+
+@lru_cache(maxsize=16)
+def _every_k(max_k: int) -> Array:
+    return np.arange(max_k + 1.0)[:, None]
+
+
+def _nearness(apart: Array) -> Array:
+    """Weight of cells so far apart, in octaves of rows or length or in K: 1 for the same, 1/30 half an octave off."""
+    apart = np.abs(apart)
+    near = np.exp(-2 * apart)
+    near /= apart / _NEAR + 1
+    return near
