@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specpipe_kernels.triton_ops.history import block_of, is_neutral, load_distinct, twins_of
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.sizes import power_of_2
 from specpipe_kernels.types import Penalties
 
 
@@ -80,7 +81,7 @@ def apply_penalties(
     """See `specpipe_kernels.apply_penalties`."""
     count, k = drafts.shape
     width = logits.shape[0] // count if cu_rows is None else k + 1
-    k_pad = int(triton.next_power_of_2(k + 1))
+    k_pad = power_of_2(k + 1)
     if count * width == 0:
         return
     _apply_penalties_kernel[(count * width,)](

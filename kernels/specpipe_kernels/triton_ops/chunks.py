@@ -15,6 +15,7 @@ from specpipe_kernels import types
 from specpipe_kernels.triton_ops import rows
 from specpipe_kernels.triton_ops.philox import gumbel_tile
 from specpipe_kernels.triton_ops.rows import is_kept, load_part, load_tile
+from specpipe_kernels.triton_ops.sizes import cdiv, power_of_2
 from specpipe_kernels.triton_ops.tiles import (
     finite_or_zero,
     is_helpless,
@@ -46,10 +47,10 @@ class ChunkCut(NamedTuple):
 
 def chunk_cut(vocab: int, requests: int, *, programs: int = 0) -> ChunkCut:
     """programs: of all rows, unless there are more rows; rows.PROGRAMS if not given."""
-    chunks = triton.cdiv(vocab, types.CHUNK)
-    per = triton.cdiv(chunks, min(chunks, max(1, (programs or rows.PROGRAMS) // requests)))
-    block = max(16, min(types.CHUNK, int(triton.next_power_of_2(vocab))))
-    return ChunkCut(block, chunks, per, triton.cdiv(chunks, per), int(triton.next_power_of_2(chunks)))
+    chunks = cdiv(vocab, types.CHUNK)
+    per = cdiv(chunks, min(chunks, max(1, (programs or rows.PROGRAMS) // requests)))
+    block = max(16, min(types.CHUNK, power_of_2(vocab)))
+    return ChunkCut(block, chunks, per, cdiv(chunks, per), power_of_2(chunks))
 
 
 @triton.jit

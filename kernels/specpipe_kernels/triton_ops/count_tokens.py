@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specpipe_kernels.triton_ops.history import block_of, is_neutral, load_distinct, twins_of
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.sizes import power_of_2
 from specpipe_kernels.types import Penalties
 
 
@@ -43,7 +44,7 @@ def count_tokens(
 ) -> None:
     """See `specpipe_kernels.count_tokens`."""
     count, width = new_tokens.shape
-    k_pad = int(triton.next_power_of_2(max(1, width)))
+    k_pad = power_of_2(max(1, width))
     _count_tokens_kernel[(count,)](
         tokens, seen, slots, lengths, *penalties, new_tokens,
         tokens.stride(0), seen.stride(0), new_tokens.stride(0), width, K_PAD=k_pad, BLOCK=block_of(k_pad),

@@ -18,6 +18,7 @@ What an epilogue reads is loaded before the products where registers hold it: it
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from specpipe_kernels.triton_ops.pdl import arrival_counters, launch_options, le
 from specpipe_kernels.triton_ops.rms_norm import add_rms_norm
 from specpipe_kernels.triton_ops.rope_store_kv import rope_store_kv
 from specpipe_kernels.triton_ops.silu_mul import silu_mul
+from specpipe_kernels.triton_ops.sizes import cdiv, power_of_2
 from specpipe_kernels.types import Fp8Weight, Normed, full_weight
 
 MAX_ROWS, MAX_GLU_ROWS, MAX_FP8_ROWS = 64, 128, 32
@@ -242,6 +244,7 @@ class Tiling(NamedTuple):
     """Tiles come through the tensor memory accelerator instead of a load a thread. Not for ROPE."""
 
 
+@cache
 def tiling(rows: int, n: int, k: int, *, epilogue: int, itemsize: int, head_dim: int = 0) -> Tiling:
     """The tiling of a product of so many rows. For ROPE n counts the lower halves of all heads, as does block_n."""
     wide, large = rows > 32, epilogue == PLAIN and n >= LARGE
@@ -249,7 +252,7 @@ def tiling(rows: int, n: int, k: int, *, epilogue: int, itemsize: int, head_dim:
     # Splits share K until there are so many programs, each with so many steps at least: enough bytes in flight.
     programs, steps = 96 if wide else 128, 4
     if epilogue == ROPE:
-        block_n, stages, programs = min(32, max(16, triton.next_power_of_2(head_dim // 2))), 6, 96
+        block_n, stages, programs = min(32, max(16, power_of_2(head_dim // 2))), 6, 96
     elif epilogue == GLU and wide:
         block_k = 64
         stages = 3 if -(-n // block_n) > _PROCESSORS else 4
@@ -312,8 +315,8 @@ def _launch(
     cut = tiles or tiling(rows, halves, k, epilogue=epilogue, itemsize=values.element_size(), head_dim=dim)
     if fp8 is not None and tiles is None:
         cut = cut._replace(stages=cut.stages + 2)  # half the bytes a stage: more of them in flight
-    count = n // dim * triton.cdiv(dim // 2, cut.block_n) if rope is not None else triton.cdiv(n, cut.block_n)
-    block_m = max(16, triton.next_power_of_2(rows))
+    count = n // dim * cdiv(dim // 2, cut.block_n) if rope is not None else cdiv(n, cut.block_n)
+    block_m = max(16, power_of_2(rows))
     out = values.new_empty(out_shape) if out is None else out
     scaled = torch.empty_like(out) if norm_weight is not None else out
     parts = out.new_empty(count, rows, dtype=torch.float32) if norm_weight is not None else out
@@ -333,7 +336,7 @@ def _launch(
         scratch, arrival_counters(values.device), cos, sin, positions, k_pages, v_pages, index,
         rows, cos.shape[0] - 1, eps, values.stride(0), 0 if residual is None else residual.stride(0),
         N=n, K=k, BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, SPLITS=cut.splits,
-        PARTS=PARTS, PARTS_PAD=triton.next_power_of_2(max(1, PARTS)), EPILOGUE=epilogue, BIAS=bias is not None,
+        PARTS=PARTS, PARTS_PAD=power_of_2(max(1, PARTS)), EPILOGUE=epilogue, BIAS=bias is not None,
         NORM=norm_weight is not None, Q_HEADS=q_heads, KV_HEADS=kv_heads, D=dim, PAGE_SIZE=page_size,
         FP8=fp8 is not None, STAGES=cut.stages, BY_DESCRIPTOR=x_in is not values,
         EARLY=_is_early(epilogue, cut, block_m, PARTS), num_warps=cut.warps, num_stages=cut.stages,
@@ -345,7 +348,7 @@ def _launch(
 def _is_early(epilogue: int, cut: Tiling, block_m: int, parts: int) -> bool:
     """Whether registers hold what the epilogue reads beside the sums."""
     tile_values = {ROPE: 4, RESIDUAL: 1}.get(epilogue, 0) * cut.block_n * block_m
-    part_values = triton.next_power_of_2(parts) * block_m if parts else 0
+    part_values = power_of_2(parts) * block_m if parts else 0
     return tile_values + part_values <= _EARLY_VALUES * 32 * cut.warps
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from specpipe_kernels.backend import gpu_of
 from specpipe_kernels.triton_ops.pdl import arrival_counters, launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.sizes import power_of_2
 
 LOG2E = tl.constexpr(math.log2(math.e))
 STAGE_BYTES = 160 * 1024  # of shared memory for pages in flight; an H100 or H200 has 227 KB a block, an A100 163 KB
@@ -234,9 +235,9 @@ def tiling(query: Tensor, k_pages: Tensor, v_pages: Tensor, rows: int, width: in
     _, kv_heads, page_size, k_dim = k_pages.shape
     group, itemsize = q_heads // kv_heads, query.element_size()
     # What registers hold; exact fp32 products have no tensor cores and unroll into megabytes of code in larger tiles.
-    room = (128 if itemsize == 2 else 32) * 128 // max(128, triton.next_power_of_2(k_dim))
-    wanted = min(triton.next_power_of_2(max(1, max_queries) * group), room, 64)
-    block_m = max(16, wanted, triton.next_power_of_2(group))
+    room = (128 if itemsize == 2 else 32) * 128 // max(128, power_of_2(k_dim))
+    wanted = min(power_of_2(max(1, max_queries) * group), room, 64)
+    block_m = max(16, wanted, power_of_2(group))
     programs = _tiles(tokens, rows, max_queries, block_m // group) * kv_heads
     processors = _processors(query.device)
     if block_m == 16 and programs > 3 * processors:  # more than fit with two pages each: half the memory, half the wait
@@ -244,8 +245,8 @@ def tiling(query: Tensor, k_pages: Tensor, v_pages: Tensor, rows: int, width: in
     # One program a processor; where they share a row, combining the parts costs as much as two or three pages. More
     # parts than pages would find nothing to do.
     spare = max(1, processors // max(1, programs))
-    splits = min(8 if width <= 64 else 16, 1 << (spare.bit_length() - 1), triton.next_power_of_2(width))
-    page_bytes = page_size * itemsize * (triton.next_power_of_2(k_dim) + triton.next_power_of_2(v_pages.shape[3]))
+    splits = min(8 if width <= 64 else 16, 1 << (spare.bit_length() - 1), power_of_2(width))
+    page_bytes = page_size * itemsize * (power_of_2(k_dim) + power_of_2(v_pages.shape[3]))
     stages = max(1, min(3, STAGE_BYTES // page_bytes))
     return Tiling(block_m, page_size, splits, 8 if block_m > 64 else 4, stages)
 
@@ -284,7 +285,7 @@ def paged_attention(
     block_q = cut.block_m // (q_heads // kv_heads)
     assert block_q > 0 and page_size % cut.block_n == 0
     count = _tiles(tokens, rows, max_queries, block_q)
-    k_pad, v_pad = max(16, triton.next_power_of_2(k_dim)), max(16, triton.next_power_of_2(v_dim))
+    k_pad, v_pad = max(16, power_of_2(k_dim)), max(16, power_of_2(v_dim))
     parts, part_max, part_sum, arrivals = out, out, out, out
     if cut.splits > 1:
         shape = (count * kv_heads, cut.splits, cut.block_m)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.sizes import power_of_2
 
 
 @triton.jit
@@ -36,7 +37,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
     out = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
     h = torch.empty_like(out) if residual is not None else out
     if rows:
-        block = triton.next_power_of_2(hidden)
+        block = power_of_2(hidden)
         _rms_norm_kernel[(rows,)](
             x, x if residual is None else residual, weight, h, out, eps, x.stride(0),
             0 if residual is None else residual.stride(0), H=hidden, BLOCK=block, RESIDUAL=residual is not None,

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.sizes import cdiv, power_of_2
 
 HEADS = 8  # heads of one token that a program takes
 
@@ -102,10 +103,10 @@ def rope_store_kv(
     assert cos.is_contiguous() and sin.is_contiguous() and k_pages.is_contiguous() and v_pages.is_contiguous()
     out = qkv.new_empty(tokens, q_heads, dim)
     if tokens:
-        _rope_store_kernel[(tokens, triton.cdiv(q_heads + 2 * kv_heads, HEADS))](
+        _rope_store_kernel[(tokens, cdiv(q_heads + 2 * kv_heads, HEADS))](
             qkv, cos, sin, positions, k_pages, v_pages, write_index, cos if q_norm is None else q_norm,
             cos if k_norm is None else k_norm, out, cos.shape[0] - 1, eps, qkv.stride(0), Q_HEADS=q_heads,
-            KV_HEADS=kv_heads, D=dim, HALF_PAD=triton.next_power_of_2(dim // 2), PAGE_SIZE=page_size, HEADS=HEADS,
+            KV_HEADS=kv_heads, D=dim, HALF_PAD=power_of_2(dim // 2), PAGE_SIZE=page_size, HEADS=HEADS,
             NORM=q_norm is not None, num_warps=2, **launch_options(qkv),
         )  # fmt: skip
     return out

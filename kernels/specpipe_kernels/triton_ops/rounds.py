@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.sizes import power_of_2
 from specpipe_kernels.types import Fed, OpenedRows, RejectionOutput, SlotTensors
 
 TABLE_BLOCK = 256
@@ -104,7 +105,7 @@ def feed_rows(
     _feed_rows_kernel[(count,)](
         state.tokens, slots, lengths, drafts, *out, shift, width, last,
         0 if drafts is None else drafts.shape[1], 0 if drafts is None else drafts.stride(0), state.tokens.stride(0),
-        T_PAD=triton.next_power_of_2(width), num_warps=1, **launch_options(slots),
+        T_PAD=power_of_2(width), num_warps=1, **launch_options(slots),
     )  # fmt: skip
     return out
 
@@ -164,7 +165,7 @@ def commit_rows(
     _commit_rows_kernel[(count,)](
         state.tokens, state.length, state.draft_valid, state.limit, state.active.view(torch.uint8), state.stop_ids,
         slots, lengths, *verdict[:4], proposed, packed, width - 1, stops, state.tokens.stride(0),
-        DRAFTED=drafted, K_PAD=triton.next_power_of_2(width), E_PAD=triton.next_power_of_2(stops), num_warps=1,
+        DRAFTED=drafted, K_PAD=power_of_2(width), E_PAD=power_of_2(stops), num_warps=1,
         **launch_options(slots),
     )  # fmt: skip
     return packed

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specpipe_kernels.triton_ops.sizes import cdiv, power_of_2
+
 NOWHERE = tl.constexpr(2**31 - 1)  # above every token id
 MAX_INVERSE = tl.constexpr(1e30)
 # Measured on an H200 (docs/performance.md): what a program costs is spread over long spans, once all are occupied.
@@ -51,7 +53,7 @@ class Rows(NamedTuple):
     @property
     def k_pad(self) -> int:
         """A power of 2 above K; 0 where nothing is drafted."""
-        return 0 if self.draft_tokens is None else int(triton.next_power_of_2(self.draft_tokens.shape[1] + 1))
+        return 0 if self.draft_tokens is None else power_of_2(self.draft_tokens.shape[1] + 1)
 
 
 class Cut(NamedTuple):
@@ -69,11 +71,11 @@ class Cut(NamedTuple):
 def cut_of(vocab: int, rows: int, *, lanes: int = LANES, programs: int = 0, warps: int = 8) -> Cut:
     """lanes: entries of a tile that a thread takes. programs: of all rows, unless there are more; PROGRAMS if 0.
     warps: of a program, unless its tile is short."""
-    tile = max(16, min(MAX_TILE * lanes * warps // (8 * LANES), int(triton.next_power_of_2(vocab))))
-    most = min(MAX_PARTS, triton.cdiv(vocab, tile))
-    steps = triton.cdiv(triton.cdiv(vocab, min(most, max(1, (programs or PROGRAMS) // rows))), tile)
-    parts = triton.cdiv(vocab, steps * tile)
-    return Cut(tile, steps, parts, int(triton.next_power_of_2(most)), max(1, tile // (32 * lanes)))
+    tile = max(16, min(MAX_TILE * lanes * warps // (8 * LANES), power_of_2(vocab)))
+    most = min(MAX_PARTS, cdiv(vocab, tile))
+    steps = cdiv(cdiv(vocab, min(most, max(1, (programs or PROGRAMS) // rows))), tile)
+    parts = cdiv(vocab, steps * tile)
+    return Cut(tile, steps, parts, power_of_2(most), max(1, tile // (32 * lanes)))
 
 
 @cache
@@ -86,7 +88,7 @@ def arrivals(like: Tensor, results: int) -> Tensor:
 
     One stream a device uses them: kernels that run at the same time must not share them.
     """
-    return _counters(like.device, max(4096, int(triton.next_power_of_2(results))))
+    return _counters(like.device, max(4096, power_of_2(results)))
 
 
 def floats(like: Tensor, *shape: int) -> Tensor:

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.sizes import cdiv
 
 BLOCK = 1024
 
@@ -29,5 +30,5 @@ def silu_mul(x: Tensor) -> Tensor:
     rows, width = x.shape[0], x.shape[1] // 2
     out = x.new_empty(rows, width)
     if rows:
-        _silu_mul_kernel[(rows, triton.cdiv(width, BLOCK))](x, out, WIDTH=width, BLOCK=BLOCK, **launch_options(x))
+        _silu_mul_kernel[(rows, cdiv(width, BLOCK))](x, out, WIDTH=width, BLOCK=BLOCK, **launch_options(x))
     return out

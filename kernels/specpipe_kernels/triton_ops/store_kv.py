@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specpipe_kernels.triton_ops.sizes import power_of_2
+
 
 @triton.jit
 def _copy_token(
@@ -48,6 +50,6 @@ def store_kv(key: Tensor, value: Tensor, k_pages: Tensor, v_pages: Tensor, write
         return
     _store_kv_kernel[(tokens,)](
         key, value, k_pages, v_pages, write_index, *key.stride(), *value.stride(),
-        HEADS=heads, K_DIM=k_dim, V_DIM=v_dim, PAGE_SIZE=page_size, HEADS_PAD=triton.next_power_of_2(heads),
-        K_PAD=triton.next_power_of_2(k_dim), V_PAD=triton.next_power_of_2(v_dim),
+        HEADS=heads, K_DIM=k_dim, V_DIM=v_dim, PAGE_SIZE=page_size, HEADS_PAD=power_of_2(heads),
+        K_PAD=power_of_2(k_dim), V_PAD=power_of_2(v_dim),
     )  # fmt: skip

@@ -25,6 +25,7 @@ from specpipe_kernels.triton_ops.rows import (
     load_tile,
     row_pointer,
 )
+from specpipe_kernels.triton_ops.sizes import power_of_2
 from specpipe_kernels.triton_ops.tiles import mass_of_span, row_lse, span_of
 from specpipe_kernels.triton_ops.truncation_bounds import truncation_bounds
 from specpipe_kernels.types import Bounds, SamplingTensors, TokenLogprobs
@@ -156,13 +157,13 @@ def token_logprobs(
     elif bounds is None:
         bounds = truncation_bounds(rows, sampling)
     cut = cut_of(rows.vocab, rows.items)
-    top = max(2, int(triton.next_power_of_2(top_n))) if top_n else 1
+    top = max(2, power_of_2(top_n)) if top_n else 1
     _token_logprobs_kernel[(rows.items * cut.parts,)](
         target_logits, cu_rows, out_tokens, num_emitted, sampling.temperature, *(bounds or (None, None)),
         *(floats(like, rows.items, cut.parts) for _ in range(2)), int64s(like, rows.items, cut.parts, top),
         arrivals(like, rows.items), *out, rows.stride_group, stride, rows.stride_draft, rows.vocab, width,
         cut.parts, cut.steps, top_n, HAS_MAP=cu_rows is not None, TRUNCATED=bounds is not None,
-        K_PAD=int(triton.next_power_of_2(width)), TOP=top, BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=cut.warps,
+        K_PAD=power_of_2(width), TOP=top, BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=cut.warps,
         **launch_options(like),
     )  # fmt: skip
     return out

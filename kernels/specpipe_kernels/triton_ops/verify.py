@@ -31,6 +31,7 @@ from specpipe_kernels.triton_ops.rows import (
     row_pointer,
 )
 from specpipe_kernels.triton_ops.sides import Side, draft_log_probs, draft_logits, flags
+from specpipe_kernels.triton_ops.sizes import cdiv
 from specpipe_kernels.triton_ops.tiles import (
     best_tokens,
     draw_from_span,
@@ -300,7 +301,7 @@ def verify(
     # 32 bytes a thread; of noise the four entries of one Philox call, so that threads exchange nothing.
     lanes = 4 if method.value == INVARIANT.value else 32 // like.element_size()
     cut = cut_of(max(rows.vocab, q_rows.vocab), requests * stages[0][1] * (2 if scan_q else 1), lanes=lanes)
-    p_parts, q_parts = triton.cdiv(rows.vocab, cut.steps * cut.tile), triton.cdiv(q_rows.vocab, cut.steps * cut.tile)
+    p_parts, q_parts = cdiv(rows.vocab, cut.steps * cut.tile), cdiv(q_rows.vocab, cut.steps * cut.tile)
     values = [floats(like, requests, k + 1, p_parts) for _ in range(2)]
     q_values = [floats(like, requests, k, q_parts) for _ in range(2)] if scan_q else [None] * 2
     by_block = method.value == BLOCK_WISE.value

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specpipe_kernels.triton_ops.sizes import cdiv
+
 BLOCK = 128
 
 
@@ -40,7 +42,7 @@ def write_index(block_tables: Tensor, cu_queries: Tensor, starts: Tensor, num_to
     rows, width = block_tables.shape
     assert block_tables.stride(1) == 1 and cu_queries.is_contiguous() and starts.is_contiguous()
     out = torch.empty(num_tokens, dtype=torch.int64, device=block_tables.device)
-    grid = (triton.cdiv(num_tokens, BLOCK),)
+    grid = (cdiv(num_tokens, BLOCK),)
     _write_index_kernel[grid](
         block_tables, cu_queries, starts, out, num_tokens, rows, width, rows.bit_length(), block_tables.stride(0),
         PAGE_SIZE=page_size, BLOCK=BLOCK,
