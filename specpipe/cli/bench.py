@@ -12,11 +12,13 @@ import click
 from specpipe.cli.bench_jobs import run_jobs
 from specpipe.cli.bench_kernels import kernels
 from specpipe.cli.bench_policy import policy
-from specpipe.errors import JobError
+from specpipe.errors import JobError, MachineError
 
 if TYPE_CHECKING:
     from specpipe.benchmark.engine import Measured, StartUp
     from specpipe.benchmark.rounds_profile import RoundProfile
+
+DEFAULT_TARGET = "llama-3.1-8b"
 
 
 @click.group(short_help="Measure kernels, the engine and the policy on this machine.")
@@ -25,7 +27,7 @@ def bench() -> None:
 
 
 @bench.command(short_help="Decode throughput over batch sizes and K.")
-@click.option("--target", default="llama-3.1-8b", show_default=True, help="Shape of the target; weights are random.")
+@click.option("--target", default=DEFAULT_TARGET, show_default=True, help="Shape of the target; weights are random.")
 @click.option("--draft", default="llama-3.2-1b", show_default=True, help="Shape of the draft.")
 @click.option("--draft-dtype", type=click.Choice(["auto", "fp8"]), default="auto", show_default=True)
 @click.option("--batch", "batches", multiple=True, type=click.IntRange(1), help="Rows at once; any number of times.")
@@ -104,7 +106,13 @@ def engine(
 
     from specpipe.benchmark.engine import Bench, mixed_job, start, sweep
 
-    where = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    gpu = torch.cuda.is_available()
+    if not gpu and (device == "cuda" or (device == "auto" and target == DEFAULT_TARGET)):
+        raise MachineError(
+            f"torch sees no GPU here, and shapes such as {DEFAULT_TARGET} are for one; `specpipe doctor` says why. "
+            "On a CPU: --device cpu --target small --draft small"
+        )
+    where = device if device != "auto" else ("cuda" if gpu else "cpu")
     if policy is not None:
         from specpipe.benchmark.tuned import ACCEPTANCE, Comparison, rates_for
 

@@ -22,6 +22,7 @@ def print_result(result: RunResult, max_failed_rows: int, console: Console | Non
     """The table, and a line on what to do next where there is something to do."""
     console = console or Console()
     print_summary({**result.summary, "state": result.state}, title=result.folder, console=console)
+    console.print("There: outputs/*.parquet, and report.html with the plots.", highlight=False)
     failed = result.summary["failed"]
     if result.state == "already complete":
         console.print("This run was complete already; nothing was run.", highlight=False)
@@ -29,9 +30,8 @@ def print_result(result: RunResult, max_failed_rows: int, console: Console | Non
         console.print("Start it again to go on: what is published is not run again.", highlight=False)
     if failed > max_failed_rows:
         rows = f"{failed:,} row{'s' if failed > 1 else ''} failed"
-        console.print(
-            f"{rows} and output.max_failed_rows is {max_failed_rows:,}; the error column says why.", highlight=False
-        )
+        console.print(f"{rows} and output.max_failed_rows is {max_failed_rows:,}.", highlight=False)
+        console.print("Why is in the column error, examples in report.html.", highlight=False)
         console.print("--retry-failed runs them again, and only those.", highlight=False)
 
 

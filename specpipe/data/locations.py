@@ -80,6 +80,7 @@ def _open_filesystem(root: str) -> tuple[Any, str]:
         filesystem, path = pa.fs.FileSystem.from_uri(root)
     except (OSError, pa.ArrowException) as error:
         raise DataError(
-            f"{root} cannot be opened: {error}; expected file://, s3://, gs://, abfs:// or hdfs://"
+            f"{root} cannot be opened: {error}. Expected file://, s3://, gs://, abfs:// or hdfs://, a network that "
+            "reaches it, and credentials in the environment"
         ) from None
     return filesystem, str(path)

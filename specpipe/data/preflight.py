@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +19,7 @@ from specpipe.data.rows import read_rows
 from specpipe.data.tables import schema_of
 from specpipe.errors import DataError
 
+log = logging.getLogger(__name__)
 _THREADS = 16
 _SAMPLE = 20  # JSON lines have no schema: the first rows speak for the file
 
@@ -60,7 +62,20 @@ def kept_schema(files: Sequence[InputFile], names: Sequence[str]) -> Any:
                     f"column {name!r} is {kept} in {file.path} and {fields[name]} in files before it; "
                     "expected one type, to keep it in the output"
                 )
+    _warn_of_absent(files, names)
     return pa.schema([pa.field(name, fields[name]) for name in names if name in fields])
+
+
+def _warn_of_absent(files: Sequence[InputFile], names: Sequence[str]) -> None:
+    """JSON lines alone may hold a column in later rows only: it is no error there."""
+    if not names or any(file.kind != "jsonl" for file in files):
+        return
+    with ThreadPoolExecutor(_THREADS) as pool:
+        there = list(dict.fromkeys(name for found in pool.map(_column_names, files) for name in found))
+    for name in set(names).difference(there):
+        close = difflib.get_close_matches(name, there, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        log.warning("output.keep_columns names %r, which no file has in its first %d rows%s", name, _SAMPLE, hint)
 
 
 def _schema(file: InputFile) -> Any:

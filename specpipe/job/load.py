@@ -101,8 +101,17 @@ def _parse_yaml(text: str, source: str) -> tuple[object, dict[Place, str]]:
                 pass
         values = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise JobError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+        hint = "Check brackets and quotes, and that each section's lines are indented alike, with spaces"
+        raise JobError(f"{source} is not YAML: {_yaml_problem(error)}. {hint}") from None
     return {} if values is None else values, places
+
+
+def _yaml_problem(error: Exception) -> str:
+    """Where it is and what the parser says of it, in one line."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    mark, said = error.problem_mark, [part for part in (error.context, error.problem) if part]
+    return f"line {mark.line + 1}, column {mark.column + 1}: {', '.join(said)}"
 
 
 def _entries(
@@ -131,7 +140,7 @@ def _override(values: dict[str, Any], override: str) -> Place:
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise JobError(f"--set {override}: the value is not YAML: {' '.join(str(error).split())}") from None
+        raise JobError(f"--set {override}: the value is not YAML: {_yaml_problem(error)}") from None
     if len(place) == 1:
         values[place[0]] = value
         return place

@@ -89,8 +89,10 @@ class RunFolder:
         selector = pa.fs.FileSelector(location.path, allow_not_found=True)
         try:
             return sorted(info.base_name for info in location.filesystem.get_file_info(selector))
+        except NotADirectoryError:
+            raise OutputError(f"{location.text()} is not a folder; expected a run's, or a new one") from None
         except OSError as error:
-            raise OutputError(f"{location.text()} is not a folder that can be read: {error}") from error
+            raise OutputError(f"{location.text()} cannot be read: {error}. Mend its permissions") from error
 
     def claim(self) -> None:
         """Raises OutputError for a folder that holds files and is no run's, JobError for one that would not last."""

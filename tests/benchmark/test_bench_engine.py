@@ -43,6 +43,14 @@ def test_what_cannot_be_measured_is_refused(options: str, message: str) -> None:
     assert message in result.output
 
 
+@pytest.mark.parametrize("options", ["", "--device cuda --target small --draft small", "--policy goodput"])
+def test_without_a_gpu_nothing_is_built_for_one(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = CliRunner().invoke(main, ["bench", "engine", *options.split()])
+    assert result.exit_code == 1
+    assert "no GPU here" in result.stderr and "--device cpu --target small" in result.stderr
+
+
 JOBS = "--device cpu --target small --draft small --slots 4 --rows 8 --shard-rows 3 --longest 31 --json"
 
 

@@ -153,3 +153,4 @@ def test_a_complete_run_needs_no_cluster(job: Path, tmp_path: Path, monkeypatch:
     again = specpipe("run", job, "--set", "sampling.max_new_tokens=256")
     assert again.exit_code == 0, again.output
     assert "complete already" in again.stdout
+    assert "report.html with the plots" in again.stdout

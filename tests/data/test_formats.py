@@ -183,7 +183,7 @@ def test_a_password_in_a_uri_is_refused_and_not_repeated() -> None:
 
 
 def test_an_unknown_scheme_names_the_known_ones() -> None:
-    with pytest.raises(DataError, match="expected file://, s3://"):
+    with pytest.raises(DataError, match=r"nosuch://bucket/ cannot be opened: .* Expected file://, s3://"):
         locate("nosuch://bucket/folder")
 
 
@@ -216,6 +216,20 @@ def test_kept_columns_must_be_there_and_of_one_type(tmp_path: Path) -> None:
         kept_schema(files, ["m"])
     with pytest.raises(DataError, match=r"'n' is string in .*b\.parquet and int64"):
         kept_schema(files, ["n"])
+
+
+def test_a_kept_column_that_json_lines_begin_without_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "x", "answer": 4}\n')
+    (tmp_path / "b.jsonl").write_text('{"prompt": "y", "source": "z"}\n')
+    files = list_files(str(tmp_path))
+    assert kept_schema(files, ["answer", "source"]).names == ["answer", "source"]
+    assert not caplog.messages
+    assert kept_schema(files, ["sources"]).names == ["sources"]
+    assert caplog.messages == [
+        "output.keep_columns names 'sources', which no file has in its first 20 rows; did you mean source?"
+    ]
 
 
 def test_kept_columns_that_parquet_cannot_hold_are_named(tmp_path: Path) -> None:

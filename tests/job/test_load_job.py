@@ -109,8 +109,10 @@ def test_values_mean_what_they_look_like(text: str, place: str, value: object) -
         ("model: {target: x}", "model stands twice, in line 1 and line 4; keep one"),
         ("seed: 1\nworkers:\n  slots: 4\n  slots: 8", "workers.slots stands twice, in line 6 and line 7"),
         ("sampling: {defaults: ours}", 'sampling.defaults is "ours"; expected specpipe or model'),
-        ("seed: [1", "nightly.yaml is not YAML: while parsing a flow sequence"),
-        ("seed: !!python/object:os.system x", "nightly.yaml is not YAML: could not determine a constructor"),
+        ("seed: [1", "nightly.yaml is not YAML: line 4, column 9: while parsing a flow sequence, expected ',' or ']'"),
+        ("seed: !!python/object:os.system x", "nightly.yaml is not YAML: line 4, column 7: could not determine a cons"),
+        ("workers:\n\tslots: 4", "is not YAML: line 5, column 1: while scanning for the next token, found character"),
+        ("workers:\n  slots: 4\n count: 1", "indented alike, with spaces"),
     ],
     ids=lambda value: value[:40],
 )  # fmt: skip
@@ -199,7 +201,7 @@ class TestOverrides:
             ("speculation.policy", "--set speculation.policy: expected section.key=value"),
             ("a.b.c=1", "--set a.b.c=1: expected section.key=value"),
             ("=1", "--set =1: expected section.key=value"),
-            ("workers.slots=[", "--set workers.slots=[: the value is not YAML"),
+            ("workers.slots=[", "--set workers.slots=[: the value is not YAML: line 1, column 2"),
             ("workers.slots=x", '--set: workers.slots is "x"; expected a whole number'),
         ],
     )  # fmt: skip
