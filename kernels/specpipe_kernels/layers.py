@@ -1,8 +1,8 @@
 """The parts of a decoder layer, fused for few rows: contracts, and the choice of the implementation.
 
 M rows (tokens of all requests), H hidden size, I intermediate size, N outputs, D head size. Products of at most
-`triton_ops.linear.MAX_ROWS` rows read their weights once at memory speed; wider ones go to the vendor's library, with
-the element-wise work around them fused. Weights may be in 8 bits (`quantize_fp8`).
+`triton_ops.narrow_tiling.MAX_ROWS` rows read their weights once at memory speed; wider ones go to the vendor's
+library, with the element-wise work around them fused. Weights may be in 8 bits (`quantize_fp8`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,11 @@ from specpipe_kernels.reference import linear as reference
 from specpipe_kernels.reference.rms_norm import rms_norm as reference_norm
 from specpipe_kernels.reference.rope_store_kv import rope_store_kv as reference_rope
 from specpipe_kernels.triton_ops import linear as triton_linear
+from specpipe_kernels.triton_ops import narrow_linear as narrow
+from specpipe_kernels.triton_ops import narrow_tiling
+from specpipe_kernels.triton_ops.narrow_kernel import GLU, PLAIN, RESIDUAL, ROPE
+from specpipe_kernels.triton_ops.narrow_linear import Rope, narrow_linear
+from specpipe_kernels.triton_ops.narrow_tiling import LARGE, MAX_FP8_ROWS, MAX_GLU_ROWS, MAX_ROWS, Tiling, tiling
 from specpipe_kernels.triton_ops.rms_norm import add_rms_norm, rms_norm
 from specpipe_kernels.triton_ops.rope_store_kv import rope_store_kv
 from specpipe_kernels.triton_ops.silu_mul import silu_mul
@@ -53,16 +58,16 @@ def open_norm(h: Tensor, weight: Tensor, parts: int) -> Normed:
 @pytest.mark.parametrize("by_descriptor", [False, True])
 def test_narrow_linear(device: str, rows: int, n: int, k: int, splits: int, by_descriptor: bool) -> None:
     x, weight, bias = tensors(device, (rows, k), (n, k), (n,))
-    tiles = triton_linear.Tiling(32, 64, splits, 3, 4, by_descriptor)
-    out = triton_linear._launch(x, weight, triton_linear.PLAIN, bias=bias, tiles=tiles)[0]
+    tiles = Tiling(32, 64, splits, 3, 4, by_descriptor)
+    out = narrow_linear(x, weight, PLAIN, bias=bias, tiles=tiles)[0]
     assert error(out, x.double() @ weight.double().T + bias.double()) < TOLERANCE[device]
 
 
 @on_each_device
 def test_a_split_product_is_the_same_every_time(device: str) -> None:
     x, weight = tensors(device, (5, 768), (64, 768))
-    tiles = triton_linear.Tiling(32, 64, 4, 3, 4, False)
-    runs = [triton_linear._launch(x, weight, triton_linear.PLAIN, tiles=tiles)[0] for _ in range(4)]
+    tiles = Tiling(32, 64, 4, 3, 4, False)
+    runs = [narrow_linear(x, weight, PLAIN, tiles=tiles)[0] for _ in range(4)]
     assert all(torch.equal(run, runs[0]) for run in runs), "the parts are added in a fixed order, arrivals left at zero"
 
 
@@ -73,7 +78,7 @@ def test_narrow_glu_behind_an_open_norm(device: str, rows: int, k: int) -> None:
     h, by, weight = tensors(device, (rows, k), (k,), (2 * 48, k))
     normed = open_norm(h, by, parts=5)
     gate, up = (norm64(h, by) @ weight.double().T).chunk(2, dim=-1)
-    out = triton_linear._launch(normed, weight, triton_linear.GLU)[0]
+    out = narrow_linear(normed, weight, GLU)[0]
     assert error(out, gate / (1 + torch.exp(-gate)) * up) < 2 * TOLERANCE[device]
 
 
@@ -89,7 +94,8 @@ def test_glu_reads_its_weights_once_for_more_rows_than_other_products(device: st
 @on_each_device
 @pytest.mark.parametrize("rows", [2, 21, 60, 100, 128])
 def test_the_head_reads_its_weights_once_as_well(device: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_linear, "LARGE", 300)
+    for module in (triton_linear, narrow_tiling):
+        monkeypatch.setattr(module, "LARGE", 300)
     monkeypatch.setattr(triton_linear.functional, "linear", None)
     x, weight = tensors(device, (rows, 96), (333, 96))
     assert error(triton_linear.linear(x, weight), x.double() @ weight.double().T) < TOLERANCE[device]
@@ -124,20 +130,20 @@ SHAPES = {"8b": (4096, 14336, 32, 8, 128), "1b": (2048, 8192, 32, 8, 64), "0.5b"
 )
 def test_tiles_in_flight_fit_into_a_multiprocessor(shape: tuple[int, ...], rows: int, fp8: bool) -> None:
     hidden, inner, heads, kv_heads, dim = shape
-    limit = triton_linear.MAX_FP8_ROWS if fp8 else triton_linear.MAX_ROWS
+    limit = MAX_FP8_ROWS if fp8 else MAX_ROWS
     products = [
-        (triton_linear.ROPE, (heads + 2 * kv_heads) * dim // 2, hidden),
-        (triton_linear.RESIDUAL, hidden, heads * dim),
-        (triton_linear.GLU, inner, hidden),
-        (triton_linear.RESIDUAL, hidden, inner),
-        (triton_linear.PLAIN, 128256, hidden),
-        (triton_linear.PLAIN, hidden, hidden),
+        (ROPE, (heads + 2 * kv_heads) * dim // 2, hidden),
+        (RESIDUAL, hidden, heads * dim),
+        (GLU, inner, hidden),
+        (RESIDUAL, hidden, inner),
+        (PLAIN, 128256, hidden),
+        (PLAIN, hidden, hidden),
     ]
     for epilogue, n, k in products:
-        if rows > limit and epilogue != triton_linear.GLU and n < triton_linear.LARGE:
+        if rows > limit and epilogue != GLU and n < LARGE:
             continue
-        cut = triton_linear.tiling(rows, n, k, epilogue=epilogue, itemsize=2, head_dim=dim)
-        weight_rows = cut.block_n * (2 if epilogue in (triton_linear.GLU, triton_linear.ROPE) else 1)
+        cut = tiling(rows, n, k, epilogue=epilogue, itemsize=2, head_dim=dim)
+        weight_rows = cut.block_n * (2 if epilogue in (GLU, ROPE) else 1)
         x_rows = max(16, triton.next_power_of_2(rows))
         bytes_a_step = cut.block_k * (weight_rows * (1 if fp8 else 2) + x_rows * 2)
         assert (cut.stages + 2 * fp8) * bytes_a_step < 227 * 1024
@@ -150,7 +156,7 @@ def test_narrow_residual_leaves_a_norm_that_the_next_product_closes(
     device: str, rows: int, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """early: what the epilogues read is loaded before the products."""
-    monkeypatch.setattr(triton_linear, "_EARLY_VALUES", 48 if early else 0)
+    monkeypatch.setattr(narrow, "_EARLY_VALUES", 48 if early else 0)
     x, weight, residual, by, following = tensors(device, (rows, 96), (200, 96), (rows, 200), (200,), (64, 200))
     h, normed = triton_linear.linear_residual(x, weight, residual, by, EPS)
     want = residual.double() + x.double() @ weight.double().T
@@ -161,7 +167,7 @@ def test_narrow_residual_leaves_a_norm_that_the_next_product_closes(
 
 @on_each_device
 def test_wide_products_complete_their_norms(device: str) -> None:
-    rows = triton_linear.MAX_GLU_ROWS + 3
+    rows = MAX_GLU_ROWS + 3
     x, weight, residual, by = tensors(device, (rows, 64), (96, 64), (rows, 96), (96,))
     h, normed = triton_linear.linear_residual(x, weight, residual, by, EPS)
     assert normed.squares is None
@@ -239,11 +245,11 @@ def test_rotation_in_the_projections_epilogue(
         return k, torch.zeros_like(k)
 
     k, v = memory()
-    rope = triton_linear.Rope(cos, sin, positions, k, v, index, q_heads)
-    tiles = triton_linear.Tiling(16, 32, splits, 3, 4, False)
-    monkeypatch.setattr(triton_linear, "_EARLY_VALUES", 48 if early else 0)
+    rope = Rope(cos, sin, positions, k, v, index, q_heads)
+    tiles = Tiling(16, 32, splits, 3, 4, False)
+    monkeypatch.setattr(narrow, "_EARLY_VALUES", 48 if early else 0)
     normed = open_norm(h, by, parts=4)
-    q = triton_linear._launch(normed, weight, triton_linear.ROPE, bias=given, rope=rope, tiles=tiles)[0]
+    q = narrow_linear(normed, weight, ROPE, bias=given, rope=rope, tiles=tiles)[0]
     want_k, want_v = memory()
     complete = Normed(norm64(h, by).to(h.dtype), None, EPS)
     want_q = reference.linear_rope_store_kv(
@@ -267,13 +273,13 @@ def test_fp8_weights_are_rounded_once(dtype: torch.dtype) -> None:
 
 @on_each_device
 @pytest.mark.parametrize(("rows", "splits"), [(1, 1), (19, 4)])
-@pytest.mark.parametrize("epilogue", [triton_linear.PLAIN, triton_linear.GLU])
+@pytest.mark.parametrize("epilogue", [PLAIN, GLU])
 def test_narrow_products_of_fp8_weights(device: str, rows: int, splits: int, epilogue: int) -> None:
     h, by, given, bias = tensors(device, (rows, 200), (200,), (2 * 40, 200), (80,))
     weight = quantize_fp8(given * torch.logspace(-1, 1, 80, device=device)[:, None].to(given.dtype))
-    tiles = triton_linear.Tiling(32, 64, splits if epilogue == triton_linear.PLAIN else 1, 3, 4, False)
-    bias = bias if epilogue == triton_linear.PLAIN else None
-    out = triton_linear._launch(open_norm(h, by, parts=5), weight, epilogue, bias=bias, tiles=tiles)[0]
+    tiles = Tiling(32, 64, splits if epilogue == PLAIN else 1, 3, 4, False)
+    bias = bias if epilogue == PLAIN else None
+    out = narrow_linear(open_norm(h, by, parts=5), weight, epilogue, bias=bias, tiles=tiles)[0]
     want = norm64(h, by) @ (weight.values.double() * weight.scale.double()[:, None]).T
     if bias is None:
         gate, up = want.chunk(2, dim=-1)
@@ -304,7 +310,7 @@ def test_fp8_rotation_and_residual(device: str) -> None:
 
 @on_each_device
 def test_wide_products_take_the_full_weights(device: str) -> None:
-    for rows in (triton_linear.MAX_FP8_ROWS + 1, triton_linear.MAX_ROWS + 1):
+    for rows in (MAX_FP8_ROWS + 1, MAX_ROWS + 1):
         x, given = tensors(device, (rows, 64), (96, 64))
         weight = quantize_fp8(given)
         assert error(triton_linear.linear(x, weight), x.double() @ weight.full.double().T) < TOLERANCE[device]
