@@ -108,7 +108,7 @@ class Scheduler:
         now = time.perf_counter()
         admitted: list[Admission] = []
         with self._lock:
-            fewest = min(len(self._waiting), self.config.slots // 32) if self.rows else 0
+            fewest = min(len(self._waiting), self.config.slots // 16) if self.rows else 0
             if not self._waiting or len(self._free_slots) < max(1, fewest):
                 return []
             growing = sum(row.capacity < row.limit for row in self.rows.values())
