@@ -15,8 +15,9 @@ from specpipe.cli.bench_policy import policy
 from specpipe.errors import JobError, MachineError
 
 if TYPE_CHECKING:
-    from specpipe.benchmark.engine import Measured, StartUp
+    from specpipe.benchmark.decoding import Measured
     from specpipe.benchmark.rounds_profile import RoundProfile
+    from specpipe.benchmark.start_up import StartUp
 
 DEFAULT_TARGET = "llama-3.1-8b"
 
@@ -104,7 +105,9 @@ def engine(
     began = time.perf_counter()
     import torch
 
-    from specpipe.benchmark.engine import Bench, mixed_job, start, sweep
+    from specpipe.benchmark.decoding import mixed_job, sweep
+    from specpipe.benchmark.engine import Bench
+    from specpipe.benchmark.start_up import start
 
     gpu = torch.cuda.is_available()
     if not gpu and (device == "cuda" or (device == "auto" and target == DEFAULT_TARGET)):

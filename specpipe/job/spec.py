@@ -8,17 +8,10 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from specpipe.core import EngineConfig, ProposerName, SamplingParams
-from specpipe.job.sections import (
-    SAMPLING_FIELDS,
-    DataSection,
-    ModelSection,
-    OutputSection,
-    SamplingSection,
-    SpeculationSection,
-    Text,
-    WorkersSection,
-)
-from specpipe.job.values import Int, Section
+from specpipe.job.sampling import SAMPLING_FIELDS, SamplingSection
+from specpipe.job.sections import DataSection, ModelSection, OutputSection, WorkersSection
+from specpipe.job.speculation import SpeculationSection
+from specpipe.job.values import Int, Section, Text
 
 TUNING = frozenset(
     {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 
 def default_of(vocabulary: type[Any], name: str) -> Any:
@@ -29,6 +29,8 @@ def _one_is_a_list(value: object) -> object:
 
 Int = Annotated[int, BeforeValidator(_not_a_bool)]
 Number = Annotated[float, BeforeValidator(_not_a_bool)]
+Count = Annotated[Int, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1)]
 OffIsAWord = BeforeValidator(_off_is_a_word)
 OneIsAList = BeforeValidator(_one_is_a_list)
 

@@ -20,7 +20,7 @@ from specpipe.data.requests import RequestBuilder
 from specpipe.errors import MachineError, ModelError
 from specpipe.job import JobSpec
 from specpipe.models.source import ModelSource, Role
-from specpipe.pipeline.engine_loop import Engine
+from specpipe.pipeline.engine_contract import Engine
 from specpipe.pipeline.failures import is_out_of_memory
 from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.prepare import find_model

@@ -3,72 +3,30 @@
 from __future__ import annotations
 
 import logging
-import queue
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
-from specpipe.core import IN_FLIGHT, Shard, ShardReport
+from specpipe.core import Shard, ShardReport
 from specpipe.errors import ModelError, SpecpipeError
 from specpipe.pipeline.dispatcher import Dispatched, Dispatcher
-from specpipe.pipeline.engine_loop import LoopStatus
+from specpipe.pipeline.driver_contract import DriverConfig, Observers, Outcome
 from specpipe.pipeline.failures import EngineError, StaleRunError
 from specpipe.pipeline.fleet import Fleet, Member
 from specpipe.pipeline.handles import Pool, ShardOrder, WorkerInfo
 from specpipe.pipeline.logs import with_fields
+from specpipe.pipeline.loop_status import LoopStatus
+from specpipe.pipeline.mailbox import Mailbox
 from specpipe.pipeline.patience import Patience
-from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.scoreboard import Earlier, Scoreboard
 from specpipe.pipeline.tasks import Task, TaskQueue
 from specpipe.speculation.learning import Learning
 from specpipe.speculation.policy import Policy
-from specpipe.telemetry.timeline import Sample
 
 log = logging.getLogger(__name__)
 _LAST_WORDS_S = 2.0
 _ROOM_S = 60.0  # without any worker for so long, the log says what the run waits for
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DriverConfig:
-    workers: int
-    """Most at once; those without a place wait for one."""
-    slots: int
-    in_flight: int = IN_FLIGHT
-    """Shards that a worker holds at once; up to MOST_IN_FLIGHT where they are small."""
-    max_attempts: int = 3
-    warm_up: bool = False
-    poll_s: float = 1.0
-    stall_s: float = 900.0
-    """A worker whose engine step or answer takes longer is taken for hung, and replaced."""
-    backup_s: float = 10.0
-    """The last shards may be given to an idle worker too when they have been running for longer than this, and longer
-    than the mean shard."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a driver's run came to."""
-
-    failed: dict[int, str] = field(default_factory=dict)
-    """Shards that no attempt could finish -> the last reason."""
-    contested: set[int] = field(default_factory=set)
-    """Shards that two workers may have published: only the part's own footer says whose it is."""
-    interrupted: bool = False
-    workers: dict[str, WorkerInfo] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Observers:
-    """Called on the driver's thread; they must be quick."""
-
-    progress: Callable[[Progress], None] = lambda progress: None
-    published: Callable[[ShardReport], None] = lambda report: None
-    """Once a shard. The driver itself keeps nothing of it."""
-    samples: Callable[[Sequence[Sample]], None] = lambda samples: None
 
 
 class Driver:
@@ -103,7 +61,7 @@ class Driver:
             in_flight=config.in_flight,
             backup_s=config.backup_s,
         )
-        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._mailbox = Mailbox()
         self._draining = False
         self._patience = Patience(config.workers)
         self._alone_since = time.monotonic()
@@ -112,7 +70,7 @@ class Driver:
     def drain(self) -> None:
         """Hand out nothing more; let the running shards finish and publish."""
         self._draining = True
-        self._events.put(lambda: None)
+        self._mailbox.wake()
 
     def run(self) -> Outcome:
         """Work until every shard is published or has failed for good.
@@ -125,7 +83,7 @@ class Driver:
                 self._spawn(lane)
             next_poll = 0.0
             while self._busy():
-                self._handle_events(until=next_poll)
+                self._mailbox.handle(until=next_poll)
                 if time.monotonic() >= next_poll:
                     self._poll()
                     next_poll = time.monotonic() + self._config.poll_s
@@ -140,19 +98,6 @@ class Driver:
     def _busy(self) -> bool:
         return self._fleet.in_flight > 0 or (bool(self._tasks) and not self._draining)
 
-    def _handle_events(self, *, until: float) -> None:
-        """Run what has happened; wait for it, but not beyond `until`."""
-        try:
-            self._events.get(timeout=max(0.0, until - time.monotonic()))()
-            while True:
-                self._events.get_nowait()()
-        except queue.Empty:
-            return
-
-    def _when_done(self, future: Future[Any], handle: Callable[[Future[Any]], None]) -> None:
-        """Handle the future's end on the driver's thread."""
-        future.add_done_callback(lambda done: self._events.put(partial(handle, done)))
-
     # workers come and go
 
     def _spawn(self, lane: int) -> None:
@@ -160,8 +105,8 @@ class Driver:
         warm_up = None
         if self._config.warm_up and (shard := self._tasks.first) is not None:
             warm_up = ShardOrder(shard=shard, plan=self._dispatcher.plan(member), attempt=1)
-        self._when_done(member.handle.placed(), partial(self._placed, member))
-        self._when_done(member.handle.start(warm_up), partial(self._started, member))
+        self._mailbox.when_done(member.handle.placed(), partial(self._placed, member))
+        self._mailbox.when_done(member.handle.start(warm_up), partial(self._started, member))
 
     def _placed(self, member: Member, future: Future[None]) -> None:
         member.placed = future.exception() is None  # what went wrong, `start` says too
@@ -210,7 +155,7 @@ class Driver:
 
     def _send(self, dispatched: Iterable[Dispatched]) -> None:
         for member, task, report in dispatched:
-            self._when_done(report, partial(self._finished, member, task))
+            self._mailbox.when_done(report, partial(self._finished, member, task))
 
     def _finished(self, member: Member, task: Task, future: Future[ShardReport]) -> None:
         try:
@@ -276,14 +221,14 @@ class Driver:
 
     def _ask(self, *, final: bool) -> None:
         for member, future in self._fleet.poll(final=final):
-            self._when_done(future, partial(self._heard, member))
+            self._mailbox.when_done(future, partial(self._heard, member))
 
     def _hear_last_words(self) -> None:
         """The end of every worker's timeline; those that say nothing in time are not waited for."""
         limit = time.monotonic() + _LAST_WORDS_S
         self._ask(final=True)
         while any(member.asked_at is not None for member in self._fleet.ready.values()) and time.monotonic() < limit:
-            self._handle_events(until=min(limit, time.monotonic() + 0.1))
+            self._mailbox.handle(until=min(limit, time.monotonic() + 0.1))
         self._show()
 
     def _show(self) -> None:

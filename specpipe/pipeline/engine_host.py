@@ -15,8 +15,9 @@ from specpipe.core import Completion, CostPoint, Evidence, Request, SpeculationP
 from specpipe.data import RequestBuilder
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.assemble import WorkerConfig, assemble
-from specpipe.pipeline.engine_loop import EngineGauges, EngineLoop, LoopStatus
+from specpipe.pipeline.engine_loop import EngineLoop
 from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
+from specpipe.pipeline.loop_status import EngineGauges, LoopStatus
 from specpipe.pipeline.policies import tuner_of
 from specpipe.speculation.observer import Beliefs
 from specpipe.telemetry.meter import ShardMeter

@@ -9,77 +9,20 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
 
-from specpipe.core import Completion, EngineConfig, Evidence, Request, SpeculationPlan, StepReport
+from specpipe.core import Completion, Evidence, Request, SpeculationPlan, StepReport
+from specpipe.pipeline.engine_contract import Engine, NoEngine
 from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
+from specpipe.pipeline.loop_status import EngineGauges, LoopStatus
 from specpipe.speculation.observer import Beliefs
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.attribution import shares
 from specpipe.telemetry.meter import ShardMeter
-from specpipe.telemetry.timeline import Sample, TimelineSampler
+from specpipe.telemetry.timeline import TimelineSampler
 from specpipe.telemetry.totals import EngineTotals
 
 log = logging.getLogger(__name__)
 WARM_UP_SHARD = -1  # rows of this shard run, are thrown away, and appear in no figure
-
-
-class Engine(Protocol):
-    """What the loop needs of an engine. Only `submit` and the properties may be used from other threads."""
-
-    @property
-    def config(self) -> EngineConfig: ...
-
-    @property
-    def running(self) -> int: ...
-
-    @property
-    def waiting(self) -> int: ...
-
-    @property
-    def kv_pages_used(self) -> int: ...
-
-    @property
-    def kv_pages(self) -> int: ...
-
-    def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None: ...
-
-    def step(self) -> StepReport | None: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoopStatus:
-    """A worker at a glance."""
-
-    running: int
-    waiting: int
-    k: int
-    """Of the latest round."""
-    rows_done: int
-    output_tokens: int
-    drafts: int
-    accepted_tokens: int
-    in_step_s: float
-    """Seconds that the present engine step has taken so far; 0.0 while idle. Grows without end when a device hangs."""
-    samples: tuple[Sample, ...]
-    evidence: Evidence = field(default_factory=Evidence)
-    """For the policy: what rounds have shown since the last status or report."""
-    notes: tuple[str, ...] = ()
-    """What the driver should log, since the last time: a batch that was halved, the stacks of a step that hangs."""
-
-
-class EngineGauges(NamedTuple):
-    """An engine as of now; the names of its metrics."""
-
-    queue_depth: float
-    """Of the ruling plan."""
-    running_rows: int
-    waiting_rows: int
-    slots: int
-    kv_pages_used: int
-    kv_pages: int
-    step_seconds: float
-    """That the present step has taken so far; 0.0 while idle."""
 
 
 @dataclass(slots=True)
@@ -90,19 +33,6 @@ class _Ticket:
     meter: ShardMeter = field(default_factory=ShardMeter)
     completions: dict[int, Completion] = field(default_factory=dict)
     done: threading.Event = field(default_factory=threading.Event)
-
-
-class _NoEngine:
-    """In place of an engine that is gone, whose memory somebody else wants."""
-
-    config = EngineConfig()
-    running = waiting = kv_pages_used = kv_pages = 0
-
-    def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None:
-        raise AssertionError("submitted to an engine that is gone")
-
-    def step(self) -> StepReport | None:
-        return None
 
 
 class EngineLoop:
@@ -260,7 +190,7 @@ class EngineLoop:
 
     def _fail(self, failure: EngineError) -> None:
         with self._lock:
-            self._failure, self._engine = failure, _NoEngine()
+            self._failure, self._engine = failure, NoEngine()
             self._step_began = 0.0
             for ticket in self._tickets.values():
                 ticket.done.set()

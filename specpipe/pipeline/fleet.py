@@ -6,8 +6,8 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.handles import Pool, WorkerHandle, WorkerInfo
+from specpipe.pipeline.loop_status import LoopStatus
 from specpipe.pipeline.tasks import Task
 
 _POLLED_AT_ONCE = 100  # status messages in flight, however many workers there are

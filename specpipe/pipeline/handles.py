@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from specpipe.core import CostPoint, Shard, ShardReport, SpeculationPlan
-from specpipe.pipeline.engine_loop import LoopStatus
+from specpipe.pipeline.loop_status import LoopStatus
 from specpipe.speculation.observer import Beliefs
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specpipe.pipeline.engine_loop import EngineGauges
+from specpipe.pipeline.loop_status import EngineGauges
 from specpipe.pipeline.progress import Progress
 from specpipe.telemetry.metrics import METRICS, ROUND_SECONDS, Metric
 from specpipe.telemetry.totals import EngineTotals

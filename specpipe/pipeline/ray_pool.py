@@ -15,10 +15,10 @@ from ray.exceptions import RayError, RayTaskError
 from specpipe.core import MOST_IN_FLIGHT, ShardReport
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.assemble import WorkerConfig
-from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.failures import EngineError
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 from specpipe.pipeline.logs import log_as_json
+from specpipe.pipeline.loop_status import LoopStatus
 from specpipe.pipeline.metrics import Exporter, Value, export_every_second, worker_values
 from specpipe.pipeline.worker import Worker
 from specpipe.telemetry.metrics import run_label

@@ -4,52 +4,43 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from specpipe.core import Shard
-from specpipe.data.locations import locate
-from specpipe.data.publish import ATTEMPT_PREFIX
 from specpipe.errors import EXIT_INTERRUPTED, JobError, OutputError
 from specpipe.job import JobSpec
-from specpipe.pipeline.assemble import WorkerConfig, versions
+from specpipe.pipeline.assemble import WorkerConfig
 from specpipe.pipeline.cluster import Backend, Placement, RayBackend
-from specpipe.pipeline.driver import Driver, DriverConfig, Observers, Outcome
+from specpipe.pipeline.driver import Driver
+from specpipe.pipeline.driver_contract import DriverConfig, Observers, Outcome
+from specpipe.pipeline.ending import Ended, leave
 from specpipe.pipeline.failures import StaleRunError
 from specpipe.pipeline.folder import MANIFEST, RunFolder
 from specpipe.pipeline.handles import Pool
 from specpipe.pipeline.interrupts import drain_on_interrupt
 from specpipe.pipeline.ledger import read_ledger
 from specpipe.pipeline.logs import log_fields
-from specpipe.pipeline.manifest import Manifest, check_resumable, new_manifest, read_manifest
+from specpipe.pipeline.manifest import Manifest, new_manifest
+from specpipe.pipeline.opened import OpenedRun, open_run
 from specpipe.pipeline.policies import cost_cache_of, learning_of, policy_of
 from specpipe.pipeline.prepare import Prepared, prepare
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.progress_log import ProgressLog, tell_all
-from specpipe.pipeline.report import write_report
 from specpipe.pipeline.results import (
-    build_summary,
     exit_code_of,
     exit_code_of_error,
-    has_results,
     publish_costs,
-    publish_results,
 )
 from specpipe.pipeline.scoreboard import Earlier
 from specpipe.pipeline.timeline_log import TimelineLog
 from specpipe.speculation.learning import Learning
 from specpipe.telemetry.metrics import run_label
-from specpipe.telemetry.shard_log import ShardLog
 from specpipe.telemetry.sums import acceptance, total
 
 log = logging.getLogger(__name__)
 BACKUP_S = 10.0
 """Shards that run for longer than this at the end are given to an idle worker too."""
-Ended = Literal["already complete", "interrupted", "failed"]
 _TIMELINE_WORKERS = 100  # with more workers the timeline's intervals grow, so that its rows per second do not
 
 
@@ -61,23 +52,6 @@ class RunResult:
     state: Literal["complete", "already complete", "incomplete", "interrupted"]
     exit_code: int
     summary: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Opened:
-    """A folder that is ours to write, and what is done in it."""
-
-    prepared: Prepared
-    folder: RunFolder
-    manifest: Manifest | None
-    done: ShardLog
-    """The parts that earlier starts have published; those of this one are added as they come."""
-    failed_rows: Mapping[int, int]
-    """By shard: how many of its published rows are to be run again."""
-
-    @property
-    def is_complete(self) -> bool:
-        return self.manifest is not None and len(self.done) == len(self.manifest.shards) and not self.failed_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,53 +77,16 @@ def execute(
     folder.claim()
     prepared = prepare(job)
     with folder.lock():
-        opened = _open(prepared, folder, retry_failed=retry_failed)
+        opened = open_run(prepared, folder, retry_failed=retry_failed)
         if opened.manifest is not None and opened.is_complete:
             return _finished(opened, opened.manifest, Outcome(), state="already complete")
         viewer, backend = viewer or Viewer(), backend or RayBackend()
-        viewer.announce(_headline(opened))
+        viewer.announce(opened.headline)
         with backend.connect(job) as placement:
             return _start(opened, placement, backend, viewer)
 
 
-def _headline(opened: _Opened) -> str:
-    files = opened.prepared.files
-    done = f", {len(opened.done)} of {len(opened.manifest.shards)} shards done" if opened.manifest else ""
-    job = opened.prepared.job
-    rows = sum(file.rows for file in files)
-    rows = min(rows, job.data.limit or rows) * job.sampling.n
-    again = sum(opened.failed_rows.values())
-    done += f", {again:,} failed rows run again" if again else ""
-    return f"{job.name}: {rows:,} rows → {opened.folder.path}{done}"
-
-
-def _open(prepared: Prepared, folder: RunFolder, *, retry_failed: bool) -> _Opened:
-    """Under the lock: compare identities, see what is done, sweep up what a crash left."""
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return _Opened(prepared=prepared, folder=folder, manifest=None, done=ShardLog(), failed_rows={})
-    check_resumable(manifest, prepared.identity, folder)
-    done = read_ledger(folder, manifest.shards, manifest.run_id)
-    _sweep(folder)
-    failed_rows = _failed_rows(done.table()) if retry_failed else {}
-    return _Opened(prepared=prepared, folder=folder, manifest=manifest, done=done, failed_rows=failed_rows)
-
-
-def _failed_rows(shards: pa.Table) -> dict[int, int]:
-    failed = shards.filter(pc.greater(shards["failed_rows"], 0))
-    return dict(zip(failed["shard"].to_pylist(), failed["failed_rows"].to_pylist(), strict=True))
-
-
-def _sweep(folder: RunFolder) -> None:
-    """Delete unfinished files of dead workers. A worker that still lives belongs to an older start and must fail."""
-    for name in folder.names("outputs"):
-        if name.startswith(ATTEMPT_PREFIX):
-            location = locate(folder.file(f"outputs/{name}"))
-            with suppress(OSError):
-                location.filesystem.delete_file(location.path)
-
-
-def _start(opened: _Opened, placement: Placement, backend: Backend, viewer: Viewer) -> RunResult:
+def _start(opened: OpenedRun, placement: Placement, backend: Backend, viewer: Viewer) -> RunResult:
     prepared, folder, job = opened.prepared, opened.folder, opened.prepared.job
     if opened.manifest is None:
         shards = prepared.shards(workers=placement.workers, device=placement.device)
@@ -182,7 +119,7 @@ def _start(opened: _Opened, placement: Placement, backend: Backend, viewer: View
         try:
             timeline.publish()
             publish_costs(folder, learning.tables)
-            _leave(opened, manifest, driver.outcome, state)
+            leave(opened, manifest, driver.outcome, state)
         except (OutputError, OSError) as failure:  # must not hide what ended the run; the next start writes them
             log.warning("telemetry could not be written: %s", failure)
         progress.end(state, exit_code_of_error(error))
@@ -224,7 +161,7 @@ def _worker_config(
 
 
 def _driver(
-    opened: _Opened,
+    opened: OpenedRun,
     manifest: Manifest,
     config: WorkerConfig,
     placement: Placement,
@@ -262,14 +199,14 @@ def _driver(
 
 
 def _finished(
-    opened: _Opened,
+    opened: OpenedRun,
     manifest: Manifest,
     outcome: Outcome,
     *,
     state: Literal["already complete", "interrupted"] | None,
 ) -> RunResult:
     """Write what the run leaves, and say how it ended."""
-    summary = _leave(opened, manifest, outcome, state)
+    summary = leave(opened, manifest, outcome, state)
     code = exit_code_of(summary, opened.prepared.job.output.max_failed_rows)
     if state == "interrupted":
         code = EXIT_INTERRUPTED
@@ -279,24 +216,3 @@ def _finished(
         exit_code=code,
         summary=summary,
     )
-
-
-def _leave(opened: _Opened, manifest: Manifest, outcome: Outcome, state: Ended | None) -> Mapping[str, Any]:
-    """Telemetry, summary and report of all parts that are there. → the summary"""
-    # Two workers ran a contested shard: whose part is there?
-    contested = [manifest.shards[shard] for shard in sorted(outcome.contested)]
-    opened.done.extend(read_ledger(opened.folder, contested, manifest.run_id).table())
-    shards = opened.done.table()
-    summary = build_summary(
-        opened.folder,
-        manifest,
-        shards,
-        failed_shards=outcome.failed,
-        workers={name: info.facts for name, info in outcome.workers.items()},
-        versions=versions(),
-    )
-    if state != "already complete" or not has_results(opened.folder, shards.num_rows):
-        publish_results(opened.folder, shards, summary)
-        shown = state if state in ("interrupted", "failed") else "complete" if summary["complete"] else "incomplete"
-        write_report(opened.folder, manifest, shards, summary, shown)
-    return summary

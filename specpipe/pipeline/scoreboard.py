@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 
 from specpipe.core import AcceptanceCounts, ShardReport
-from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.fleet import Fleet
+from specpipe.pipeline.loop_status import LoopStatus
 from specpipe.pipeline.progress import Progress, Speed
 from specpipe.pipeline.tasks import TaskQueue
 

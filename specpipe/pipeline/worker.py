@@ -31,12 +31,13 @@ from specpipe.data import (
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.assemble import WorkerConfig
 from specpipe.pipeline.engine_host import EngineHost
-from specpipe.pipeline.engine_loop import WARM_UP_SHARD, EngineGauges, LoopStatus
+from specpipe.pipeline.engine_loop import WARM_UP_SHARD
 from specpipe.pipeline.failed_rows import FailedRows
 from specpipe.pipeline.failures import ShardError
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 from specpipe.pipeline.ledger import done_record
 from specpipe.pipeline.logs import log_fields
+from specpipe.pipeline.loop_status import EngineGauges, LoopStatus
 from specpipe.telemetry.record import ShardRecord
 from specpipe.telemetry.timeline import TimelineSampler
 from specpipe.telemetry.totals import EngineTotals

@@ -9,7 +9,8 @@ import pytest
 from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, report, shards
 
 from specpipe.core import ShardReport, SpeculationPlan
-from specpipe.pipeline.driver import Driver, DriverConfig, Observers
+from specpipe.pipeline.driver import Driver
+from specpipe.pipeline.driver_contract import DriverConfig, Observers
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 from specpipe.pipeline.progress import Progress, Speed
 from specpipe.pipeline.scoreboard import Earlier

@@ -9,7 +9,7 @@ from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, repor
 
 from specpipe.core import ShardReport
 from specpipe.errors import MachineError, ModelError, OutputError, SpecpipeError
-from specpipe.pipeline.driver import DriverConfig
+from specpipe.pipeline.driver_contract import DriverConfig
 from specpipe.pipeline.failures import EngineError, ShardError, StaleRunError
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 from specpipe.pipeline.interrupts import drain_on_interrupt

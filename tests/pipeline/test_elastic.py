@@ -14,7 +14,7 @@ from specpipe.core import ShardReport
 from specpipe.errors import MachineError
 from specpipe.pipeline.assemble import Assembly, WorkerConfig
 from specpipe.pipeline.cluster import place
-from specpipe.pipeline.driver import DriverConfig, Observers
+from specpipe.pipeline.driver_contract import DriverConfig, Observers
 from specpipe.pipeline.failures import EngineError, ShardError
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 from specpipe.pipeline.progress import Progress

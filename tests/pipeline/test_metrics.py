@@ -7,7 +7,7 @@ import pytest
 from support.fake_workers import InProcessBackend, make_job, write_rows
 
 from specpipe.pipeline import metrics
-from specpipe.pipeline.engine_loop import EngineGauges
+from specpipe.pipeline.loop_status import EngineGauges
 from specpipe.pipeline.metrics import Exporter, Value, run_values, worker_values
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.run import Viewer, execute

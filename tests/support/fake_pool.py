@@ -9,9 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from specpipe.core import AcceptanceCounts, Evidence, Shard, ShardReport
-from specpipe.pipeline.driver import Driver, Observers
-from specpipe.pipeline.engine_loop import LoopStatus
+from specpipe.pipeline.driver import Driver
+from specpipe.pipeline.driver_contract import Observers
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
+from specpipe.pipeline.loop_status import LoopStatus
 
 IDLE = LoopStatus(
     running=0, waiting=0, k=0, rows_done=0, output_tokens=0, drafts=0, accepted_tokens=0, in_step_s=0.0, samples=()

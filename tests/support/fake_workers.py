@@ -20,9 +20,9 @@ from specpipe.job import JobSpec, parse_job
 from specpipe.models.source import ModelSource
 from specpipe.pipeline.assemble import Assembly, WorkerConfig, make_builder
 from specpipe.pipeline.cluster import Placement
-from specpipe.pipeline.engine_loop import LoopStatus
 from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
+from specpipe.pipeline.loop_status import LoopStatus
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.worker import Worker
 

@@ -24,7 +24,8 @@ from support.records import a_record
 from specpipe.core import CostPoint, Evidence, Shard, ShardReport
 from specpipe.data import output_schema, publish_part
 from specpipe.data.part import seal
-from specpipe.pipeline.driver import Driver, DriverConfig, Observers
+from specpipe.pipeline.driver import Driver
+from specpipe.pipeline.driver_contract import DriverConfig, Observers
 from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.handles import ShardOrder
 from specpipe.pipeline.ledger import read_ledger
