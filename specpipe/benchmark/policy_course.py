@@ -39,7 +39,7 @@ class Courses:
         self._worker, scenario = worker, worker.scenario
         self._running, self._arrived = len(worker.rows), worker.waiting
         self._rows, self._at, self._end = worker.unfinished()
-        self._read = scenario.input[self._rows] - self._rows * worker.draws.length
+        self._read = scenario.input[self._rows] - self._rows * worker.draws.stride
         """[R]: added to a place, the tokens of the row."""
         self._new = self._rows[self._running :]
 
@@ -94,13 +94,13 @@ class Courses:
     def _followed(self, choice: Choice) -> _Course:
         if not choice[1]:
             return self._expected(choice)
-        table = self._worker.draws.emitted(*choice)
+        following = self._worker.draws.following(*choice)
         rounds, alone = np.zeros(len(self._at), dtype=np.int64), np.zeros(len(self._at), dtype=np.int64)
         read, who = np.zeros(len(self._at)), np.arange(len(self._at))
         at, end, passed = self._at, self._end, np.zeros(len(self._at), dtype=np.int64)
-        for count in range(1, self._worker.draws.length + 1):
+        for count in range(1, self._worker.draws.stride):
             passed = passed + at
-            reached = at + table[at]
+            reached = following.take(at)
             going = reached < end
             if not going.all():
                 over = ~going

@@ -14,53 +14,64 @@ from specpipe.benchmark.policy_scenarios import Scenario
 from specpipe.core import ProposerName
 
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 _NOTHING_FOUND = -1
 
 
 class Draws:
-    """Of a scenario, shared by every worker that plays it. A place is row * L + tokens generated."""
+    """Of a scenario, shared by every worker that plays it. A place is row * stride + tokens generated."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self.length = int(scenario.output.max())
-        rng = np.random.default_rng(scenario.seed)
-        shape = (len(scenario.output), self.length + scenario.max_k)
-        self._accepted = rng.random(shape, dtype=np.float32)
+        self.stride = int(scenario.output.max()) + 1
+        self._rng = np.random.default_rng(scenario.seed)
+        self._shape = (len(scenario.output), self.stride - 1 + scenario.max_k)
+        self._accepted = self._rng.random(self._shape, dtype=np.float32)
         """A draft at this position is accepted where it is below the probability."""
-        self._found = rng.random(shape, dtype=np.float32)
-        """An n-gram is found here where it is below the coverage."""
         self._runs: dict[ProposerName, npt.NDArray[np.int8]] = {}
-        self._emitted: dict[tuple[ProposerName, int], npt.NDArray[np.int8]] = {}
+        self._next: dict[tuple[ProposerName, int], Ints] = {}
 
     @cached_property
-    def _room(self) -> npt.NDArray[np.int16]:
-        """[R, L]: drafts that can still be used."""
-        left = self._scenario.output[:, None] - np.arange(1, self.length + 1)
-        return np.asarray(np.maximum(left, 0), dtype=np.int16)
+    def _found(self) -> npt.NDArray[np.float32]:
+        """An n-gram is found here where it is below the coverage."""
+        return self._rng.random(self._shape, dtype=np.float32)
 
-    def runs(self, proposer: ProposerName) -> npt.NDArray[np.int8]:
-        """[R * L]: how many drafts in a row are accepted from this place on; -1 where there is no draft."""
+    def _run(self, proposer: ProposerName) -> npt.NDArray[np.int8]:
+        """[R, stride]: how many drafts in a row are accepted from this place on; -1 where there is no draft."""
         if proposer not in self._runs:
             chance = self._scenario.accepts[proposer][self._scenario.kind]
-            run = np.zeros((len(chance), self.length), dtype=np.int8)
+            run = np.zeros((len(chance), self.stride), dtype=np.int8)
             going = np.ones(run.shape, dtype=bool)
             for i in range(self._scenario.max_k):
-                going &= self._accepted[:, i : i + self.length] < chance[:, i : i + 1]
+                going &= self._accepted[:, i : i + self.stride] < chance[:, i : i + 1]
                 run += going
             if proposer != "draft":
                 coverage = self._scenario.coverage[proposer][self._scenario.kind]
-                run[self._found[:, : self.length] >= coverage[:, None]] = _NOTHING_FOUND
-            self._runs[proposer] = run.ravel()
+                run[self._found[:, : self.stride] >= coverage[:, None]] = _NOTHING_FOUND
+            self._runs[proposer] = run
         return self._runs[proposer]
 
-    def offered(self, proposer: ProposerName, k: int, places: Ints) -> Ints:
-        """Drafts of a row's round at each place, where the draft is not behind."""
-        room = np.minimum(self._room.ravel()[places], k)
-        return np.asarray(np.where(self.runs(proposer)[places] == _NOTHING_FOUND, 0, room), dtype=np.int64)
+    def found(self, proposer: ProposerName, places: Ints) -> Mask:
+        """Where there is a draft."""
+        return np.asarray(self._run(proposer).ravel()[places] != _NOTHING_FOUND)
 
-    def emitted(self, proposer: ProposerName, k: int) -> npt.NDArray[np.int8]:
-        """[R * L]: tokens that a round of k drafts yields at this place, where the draft is not behind."""
-        if (proposer, k) not in self._emitted:
-            run = self.runs(proposer).reshape(self._room.shape)
-            self._emitted[proposer, k] = (1 + np.clip(np.minimum(run, k), 0, self._room)).astype(np.int8).ravel()
-        return self._emitted[proposer, k]
+    def following(self, proposer: ProposerName, k: int) -> Ints:
+        """[R * stride]: the place after a round of k drafts at this place, the draft not behind; at its end a row
+        stays."""
+        if (proposer, k) not in self._next:
+            rows, size = len(self._scenario.output), self.stride
+            ends = np.arange(rows) * size + self._scenario.output
+            reached = np.arange(rows * size).reshape(rows, size) + (1 + np.clip(self._run(proposer), 0, k))
+            self._next[proposer, k] = np.minimum(reached, ends[:, None], out=reached).ravel()
+        return self._next[proposer, k]
+
+    def walk(self, proposer: ProposerName, k: int, places: Ints, ends: Ints, rounds: int) -> Ints:
+        """→ [rounds + 1, n]: where rows stand before each round and after the last, the draft never behind."""
+        at = np.empty((rounds + 1, len(places)), dtype=np.int64)
+        if not k:
+            np.add(places, np.arange(rounds + 1)[:, None], out=at)
+            return np.minimum(at, ends, out=at)
+        table, at[0] = self.following(proposer, k), places
+        for i in range(rounds):
+            table.take(at[i], out=at[i + 1], mode="clip")
+        return at

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-import numpy.typing as npt
 
 from specpipe.benchmark.policy_draws import Draws, Ints
 from specpipe.benchmark.policy_scenarios import Scenario
-from specpipe.benchmark.policy_worker import Stretch
-from specpipe.core import AcceptanceCounts, CostPoint, Evidence, ProposerName
+from specpipe.benchmark.policy_stretch import Stretch
+from specpipe.core import AcceptanceCounts, Evidence, ProposerName
+from specpipe.speculation.evidence import RoundSum, Shape
 
 
 class RoundLog:
@@ -18,20 +20,20 @@ class RoundLog:
         self._scenario, self._draws = scenario, draws
         self._played: dict[ProposerName, list[Stretch]] = {}
         """With drafts."""
-        self._costs: dict[tuple[ProposerName, int, int], list[float]] = {}
+        self._costs: dict[Shape, RoundSum] = {}
         self._ended = [0, 0, 0]
         self._caught_up = self._running = 0
 
-    def add(self, stretch: Stretch, seconds: npt.NDArray[np.float64]) -> None:
+    def add(self, stretch: Stretch, seconds: Sequence[float]) -> None:
         """`seconds` [m]: as measured; 0 for those that say nothing."""
         if stretch.k:
             self._played.setdefault(stretch.proposer, []).append(stretch)
-        if count := int(np.count_nonzero(seconds)):
-            cell = self._costs.setdefault((stretch.proposer, stretch.k, stretch.running), [0.0, 0.0, 0.0])
-            for i, value in enumerate((count, seconds.sum(), stretch.context[seconds > 0].sum())):
-                cell[i] += float(value)
-        self._caught_up += stretch.draft_prefill
-        self._running = stretch.running
+        for took, running, context in zip(seconds, stretch.running.tolist(), stretch.context.tolist(), strict=True):
+            if took:
+                shape = Shape.of(stretch.proposer, stretch.k, running)
+                self._costs.setdefault(shape, RoundSum()).add(took, running, context)
+        self._caught_up += int(stretch.prefills.sum())
+        self._running = int(stretch.running[-1])
         if len(ended := stretch.ended):
             scenario = self._scenario
             for i, value in enumerate((len(ended), scenario.input[ended].sum(), scenario.output[ended].sum())):
@@ -39,17 +41,13 @@ class RoundLog:
 
     def evidence(self, behind: float = 0.0) -> Evidence:
         """behind: `Evidence.draft_behind`."""
-        costs = tuple(
-            CostPoint(proposer=who, k=k, running=n, context=context / rounds, rounds=int(rounds), seconds=seconds)
-            for (who, k, n), (rounds, seconds, context) in self._costs.items()
-        )
         return Evidence(
-            verified={who: self._counts(played) for who, played in self._played.items()},
+            verified={who: self._counts(who, played) for who, played in self._played.items()},
             rounds={who: sum(stretch.rounds for stretch in played) for who, played in self._played.items()},
             row_rounds={
-                who: sum(stretch.places[:-1].size for stretch in played) for who, played in self._played.items()
+                who: sum(int(stretch.running.sum()) for stretch in played) for who, played in self._played.items()
             },
-            costs=costs,
+            costs=tuple(cost.point(shape) for shape, cost in self._costs.items()),
             rows=self._ended[0],
             input_tokens=self._ended[1],
             output_tokens=self._ended[2],
@@ -59,25 +57,32 @@ class RoundLog:
             draft_behind=behind,
         )
 
-    def _counts(self, played: list[Stretch]) -> AcceptanceCounts:
+    def _counts(self, proposer: ProposerName, played: list[Stretch]) -> AcceptanceCounts:
         """What the engine would report of these rounds."""
         widest = max(stretch.k for stretch in played)
-        room = np.concatenate([self._room(stretch).ravel() for stretch in played])
-        accepted = np.concatenate([np.diff(stretch.places, axis=0).ravel() for stretch in played]) - 1
-        position = np.arange(widest)[:, None]
-        offered = room > position
+        by_kind = np.zeros((widest + 1) ** 2, dtype=np.int64)  # rounds of rows by drafts and by how many were accepted
+        for stretch in played:
+            room, accepted = self._drafts(stretch)
+            by_kind += np.bincount(room * (widest + 1) + accepted, minlength=len(by_kind))
+        counts = by_kind.reshape(widest + 1, widest + 1)
+        drafts, accepts = counts.sum(axis=1), counts.sum(axis=0)
+        at_least = counts[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]  # so many drafts, and so many accepted
+        position = np.arange(widest)
         return AcceptanceCounts(
-            drafts=int(np.count_nonzero(room)),
-            draft_tokens=int(room.sum()),
-            accepted_tokens=int(accepted.sum()),
-            proposed_per_position=tuple(offered.sum(axis=1).tolist()),
-            reached_per_position=tuple((offered & (accepted >= position)).sum(axis=1).tolist()),
-            accepted_per_position=tuple((accepted > position).sum(axis=1).tolist()),
+            drafts=int(drafts[1:].sum()),
+            draft_tokens=int(drafts @ np.arange(widest + 1)),
+            accepted_tokens=int(accepts @ np.arange(widest + 1)),
+            proposed_per_position=tuple(at_least[1:, 0].tolist()),
+            reached_per_position=tuple(at_least[position + 1, position].tolist()),
+            accepted_per_position=tuple(at_least[position + 1, position + 1].tolist()),
         )
 
-    def _room(self, stretch: Stretch) -> Ints:
-        """→ [m, n] drafts of each row."""
-        room = self._draws.offered(stretch.proposer, stretch.k, stretch.places[:-1])
+    def _drafts(self, stretch: Stretch) -> tuple[Ints, Ints]:
+        """→ drafts of each row and round, and how many of them were accepted."""
+        at, runs = stretch.paths.at, stretch.left > 0
+        room = np.minimum(stretch.left - 1, stretch.k)
         if stretch.late is not None:
             room[:, stretch.late] = 0
-        return room
+        if stretch.proposer != "draft":
+            room[~self._draws.found(stretch.proposer, at[:-1])] = 0
+        return room[runs], (np.diff(at, axis=0) - 1)[runs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from specpipe.core import EngineConfig, ProposerName
 from specpipe.errors import JobError
 
 Array = npt.NDArray[np.float64]
-Context = TypeVar("Context", float, Array)
 LEAST_ROUNDS = 700
 """About as many as a scenario has even where every round drafts the most."""
 BUILT_IN = Path(__file__).with_name("policy_scenarios.yaml")
@@ -32,34 +31,39 @@ class Machine:
     draft_kv: float
     draft_prefill: float
     ngram: tuple[float, float]
-    _known: dict[tuple[ProposerName, int, int], float] = field(default_factory=dict)
+    _known: dict[tuple[ProposerName, int], Array] = field(default_factory=dict)
 
-    def seconds(self, proposer: ProposerName, k: int, rows: int, context: Context) -> Context:
-        """One round of `rows` rows that are `context` tokens long in the mean, or of several such rounds."""
-        return self._forwards(proposer, k, rows) + self.token_s(proposer, k) * rows * context
+    def seconds(self, proposer: ProposerName, k: int, rows: int, context: float) -> float:
+        """One round of `rows` rows that are `context` tokens long in the mean."""
+        return float(self._forwards(proposer, k, rows)[rows]) + self.token_s(proposer, k) * rows * context
+
+    def seconds_of(self, proposer: ProposerName, k: int, rows: npt.NDArray[np.int64], context: Array) -> Array:
+        """The same of several rounds."""
+        forwards = self._forwards(proposer, k, int(rows.max()))
+        return np.asarray(forwards[rows] + self.token_s(proposer, k) * rows * context)
 
     def token_s(self, proposer: ProposerName, k: int) -> float:
         """What each token that rows attend to adds to a round."""
         return self.kv + (k * self.draft_kv if proposer == "draft" else 0.0)
 
-    def _forwards(self, proposer: ProposerName, k: int, rows: int) -> float:
-        """Seconds of a round without attention."""
-        shape = (proposer, k, rows)
-        if shape not in self._known:
-            total = _line(self.verify, rows * (k + 1))
+    def _forwards(self, proposer: ProposerName, k: int, most: int) -> Array:
+        """Seconds of a round without attention, by rows: of `most`, too."""
+        known = self._known.get((proposer, k))
+        if known is None or len(known) <= most:
+            every = np.arange(2 * most + 1)
+            known = _line(self.verify, every * (k + 1))
             if k and proposer == "draft":  # the first step feeds two tokens a row
-                total += _line(self.draft, 2 * rows) + (k - 1) * _line(self.draft, rows)
+                known += _line(self.draft, 2 * every) + (k - 1) * _line(self.draft, every)
             elif k:
-                total += self.ngram[0] + self.ngram[1] * rows
-            self._known[shape] = total
-        return self._known[shape]
+                known += self.ngram[0] + self.ngram[1] * every
+            self._known[proposer, k] = known
+        return known
 
 
-def _line(points: Array, tokens: float) -> float:
-    if tokens > points[-1, 0]:  # beyond the last: as steep as from the one before
-        slope = (points[-1, 1] - points[-2, 1]) / (points[-1, 0] - points[-2, 0])
-        return float(points[-1, 1] + slope * (tokens - points[-1, 0]))
-    return float(np.interp(tokens, points[:, 0], points[:, 1]))
+def _line(points: Array, tokens: npt.NDArray[np.int64]) -> Array:
+    """Beyond the last point as steep as from the one before."""
+    slope = (points[-1, 1] - points[-2, 1]) / (points[-1, 0] - points[-2, 0])
+    return np.asarray(np.interp(tokens, points[:, 0], points[:, 1]) + slope * np.maximum(0, tokens - points[-1, 0]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,47 +1,20 @@
 """A worker that only pretends: slots, shards, rounds and draft KV as the engine has them, seconds by a machine's table.
 
-What a round yields follows from the row, the position and K (policy_draws.py), so that rounds between two events are
-played in one go. Shapes: n rows that run, m rounds of a stretch.
+What a round yields follows from the row, the position and K (policy_draws.py), so that the rounds of one K are played
+in one go, though rows end and others get their slots. Shapes: n rows that run, m rounds of a stretch, w rows in it.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-from specpipe.benchmark.policy_draws import Draws, Ints
+from specpipe.benchmark.policy_draws import Draws, Ints, Mask
 from specpipe.benchmark.policy_scenarios import Scenario
+from specpipe.benchmark.policy_stretch import Paths, Stretch, catch_up
 from specpipe.core import ProposerName
-
-Mask = npt.NDArray[np.bool_]
-
-
-class Stretch(NamedTuple):
-    """Rounds, one after the other, of the same rows with the same K."""
-
-    proposer: ProposerName
-    """"none" where k is 0."""
-    k: int
-    running: int
-    context: npt.NDArray[np.float64]
-    """[m] mean tokens of a row when a round began."""
-    seconds: npt.NDArray[np.float64]
-    """[m] of the rounds proper."""
-    draft_prefill: int
-    """Tokens that the draft caught up before the first one."""
-    places: Ints
-    """[m + 1, n] where each row stood when a round began, and after the last one; [m + 1, 0] where k is 0."""
-    late: npt.NDArray[np.bool_] | None
-    """[n] rows without a draft because the draft model was behind; None: no row."""
-    ended: Ints
-    """Rows, with the last round."""
-
-    @property
-    def rounds(self) -> int:
-        return len(self.seconds)
 
 
 class SimulatedWorker:
@@ -56,8 +29,6 @@ class SimulatedWorker:
         self._ends = np.searchsorted(scenario.shard, np.arange(int(scenario.shard[-1]) + 1), side="right").tolist()
         """The first row behind each shard."""
         self._admitted = 0
-        self._tokens = 0
-        """Of all rows that hold a slot, prompts included."""
         self.rows: Ints = np.empty(0, dtype=np.int64)
         """[n] those that hold a slot, the oldest first."""
         self._at, self._end = self.rows, self.rows
@@ -67,9 +38,7 @@ class SimulatedWorker:
 
     def fork(self) -> SimulatedWorker:
         """A copy that goes on by itself."""
-        other = copy.copy(self)
-        other._at, other.behind = self._at.copy(), self.behind.copy()  # the others are replaced, never changed
-        return other
+        return copy.copy(self)  # arrays are replaced, never changed
 
     def caught_up(self) -> SimulatedWorker:
         """The same, the draft having seen all."""
@@ -94,30 +63,32 @@ class SimulatedWorker:
     @property
     def context(self) -> float:
         """Mean tokens of the rows that hold a slot."""
-        return self._tokens / len(self.rows)
+        return float((self._at + self._lengths(self.rows)).sum()) / len(self.rows)
+
+    def _lengths(self, rows: Ints) -> Ints:
+        """Added to a place: tokens of the row."""
+        return self.scenario.input[rows] - rows * self.draws.stride
 
     def unfinished(self) -> tuple[Ints, Ints, Ints]:
         """→ rows that have not ended, those that hold a slot first; the place of each, and the one where it ends."""
-        new = np.arange(self._admitted, len(self.scenario.output))
-        start = new * self.draws.length
-        return (
-            np.concatenate([self.rows, new]),
-            np.concatenate([self._at, start]),
-            np.concatenate([self._end, start + self.scenario.output[new]]),
-        )
+        rows, at, end = self._new(len(self.scenario.output) - self._admitted)
+        return np.concatenate([self.rows, rows]), np.concatenate([self._at, at]), np.concatenate([self._end, end])
+
+    def _new(self, count: int) -> tuple[Ints, Ints, Ints]:
+        """→ the rows that are next to get a slot, as `unfinished`."""
+        rows = np.arange(self._admitted, self._admitted + count)
+        start = rows * self.draws.stride
+        return rows, start, start + self.scenario.output[rows]
 
     def admit(self) -> bool:
         """Shards arrive and rows get slots; says whether any row runs."""
-        while self._shard_due():
+        while self._shard_due(len(self.rows), self.waiting):
             self.shards_in += 1
-        if new := min(self.scenario.slots - len(self.rows), self.waiting):
-            scenario, rows = self.scenario, np.arange(self._admitted, self._admitted + new)
-            start = rows * self.draws.length
-            self.rows = np.concatenate([self.rows, rows])
-            self._at = np.concatenate([self._at, start])
-            self._end = np.concatenate([self._end, start + scenario.output[rows]])
-            self.behind = np.concatenate([self.behind, scenario.input[rows]])
-            self._tokens += int(scenario.input[rows].sum())
+        if new := self._due(len(self.rows), self.waiting):
+            rows, at, end = self._new(new)
+            self.rows, self._at = np.concatenate([self.rows, rows]), np.concatenate([self._at, at])
+            self._end = np.concatenate([self._end, end])
+            self.behind = np.concatenate([self.behind, self.scenario.input[rows]])
             self._admitted += new
         return bool(len(self.rows))
 
@@ -126,13 +97,17 @@ class SimulatedWorker:
         """Rows of shards that have arrived, without a slot."""
         return (self._ends[self.shards_in - 1] if self.shards_in else 0) - self._admitted
 
-    def _shard_due(self) -> bool:
+    def _due(self, running: int, waiting: int) -> int:
+        """How many rows get slots."""
+        return min(self.scenario.slots - running, waiting)
+
+    def _shard_due(self, running: int, waiting: int) -> bool:
         scenario = self.scenario
         if self.shards_in == len(self._ends):
             return False
         if scenario.refill >= 1:
-            return self.waiting < scenario.slots
-        return not self.waiting and len(self.rows) <= scenario.refill * scenario.slots
+            return waiting < scenario.slots
+        return not waiting and running <= scenario.refill * scenario.slots
 
     def play(
         self,
@@ -140,101 +115,106 @@ class SimulatedWorker:
         k: int,
         most: int = 1,
         *,
+        holds: Callable[[int], bool] = lambda running: True,
         least_ready: float = 0.0,
         catch_up: int | None = None,
     ) -> Stretch:
-        """So many rounds of the rows that hold a slot, fewer where one ends or a shard comes. Call `admit` before.
+        """So many rounds with this K, fewer where a shard comes. Call `admit` before.
 
-        least_ready: as in a plan; catch_up: tokens that the draft catches up a step, if fewer than the budget.
+        holds: whether this K is right for another number of rows: where not, the stretch ends; least_ready: as in a
+        plan; catch_up: tokens that the draft catches up a step, if fewer than the budget: new rows end the stretch.
         """
-        most = 1 if self._shard_due() else most
-        least = int((self._end - self._at).min())
-        if k and least == 1 and self.left == len(self.rows):
-            k = 0
+        if k and self.left == len(self.rows):  # no row has a use for a draft
+            k, most = 0, 1
+        caught_up, late = self._catch_up(catch_up) if k and proposer == "draft" else (0, None)
+        if late is not None:
+            most = 1
+            if len(late) - np.count_nonzero(late) < least_ready * len(late):
+                k, late = 0, None
         if not k:
-            return self._plain(min(most, least))
-        caught_up, late = self._catch_up(catch_up) if proposer == "draft" else (0, None)
-        if late is not None and len(late) - np.count_nonzero(late) < least_ready * len(late):
-            return self._plain(1, caught_up)
-        # Before each of them the row that is next to end can use a draft: no other K would be taken for them.
-        rounds = 1 if late is not None else min(most, max(0, least - 2) // (k + 1) + 1)
-        return self._draft(proposer, k, rounds, caught_up, late)
-
-    def _plain(self, rounds: int, caught_up: int = 0) -> Stretch:
-        n = len(self.rows)
-        tokens = self._tokens + n * np.arange(rounds)
-        self._at += rounds
-        self.behind += rounds
-        self._tokens += n * rounds
-        return self._book("none", 0, tokens, caught_up, np.empty((rounds + 1, 0), dtype=np.int64), None)
-
-    def _draft(self, proposer: ProposerName, k: int, rounds: int, caught_up: int, late: Mask | None) -> Stretch:
-        table, n = self.draws.emitted(proposer, k), len(self.rows)
-        at = np.empty((rounds + 1, n), dtype=np.int64)
-        at[0] = self._at
-        for i in range(rounds):
-            np.add(at[i], table[at[i]], out=at[i + 1])
+            proposer = "none"
+        at = self.draws.walk(proposer, k, self._at, self._end, most)
         if late is not None:
             at[1, late] = at[0, late] + 1
-        self._at = at[-1].copy()
+        paths = Paths(self.rows, self._end, np.zeros_like(self.rows), at)
+        alone = proposer == "draft" and catch_up is not None
+        paths = self._joined(proposer, k, paths, holds, alone=alone)
+        return self._book(proposer, k, paths, caught_up, late)
+
+    def _catch_up(self, limit: int | None) -> tuple[int, Mask | None]:
+        """→ tokens, and the rows that are still behind, if there are any."""
+        if not self.behind.any():
+            return 0, None
+        new = self._at == self.rows * self.draws.stride
+        budget = self.scenario.prefill_budget if limit is None else limit
+        tokens, self.behind = catch_up(self.behind, new, budget, all_alike=limit is not None)
+        return tokens, self.behind > 0 if self.behind.any() else None
+
+    def _joined(
+        self, proposer: ProposerName, k: int, old: Paths, holds: Callable[[int], bool], *, alone: bool
+    ) -> Paths:
+        """With the rows that get slots meanwhile, as far as neither a shard nor another K may be due."""
+        starts, rounds = self._starts(old, holds, alone=alone)
+        both = old.until(rounds)
+        if starts:
+            rows, place, end = self._new(len(starts))
+            begin = np.array(starts)
+            walked = self.draws.walk(proposer, k, place, end, rounds - starts[0])
+            at = np.take_along_axis(walked, np.maximum(np.arange(rounds + 1)[:, None] - begin, 0), axis=0)
+            both = both + Paths(rows, end, begin, at)
+            if (over := (at >= end).any(axis=1)).any():  # slots that become free once more
+                both = both.until(int(np.argmax(over)))
+        if k and (useless := both.left[1:].max(axis=1) <= 1).any():
+            both = both.until(1 + int(np.argmax(useless)))
+        return both
+
+    def _starts(self, old: Paths, holds: Callable[[int], bool], *, alone: bool) -> tuple[list[int], int]:
+        """→ the round in which each new row gets its slot; rounds until a shard comes or another K may be due."""
+        starts: list[int] = []
+        n, arrived, before = len(self.rows), self.waiting, (-1, 0)
+        for i, ended in enumerate(np.count_nonzero(old.at[1:-1] >= old.end, axis=1).tolist(), start=1):
+            if (ended, len(starts)) == before:  # as a round ago
+                continue
+            before = ended, len(starts)
+            running, waiting = n - ended + len(starts), arrived - len(starts)
+            new = self._due(running, waiting)
+            if self._shard_due(running, waiting) or not running + new or not holds(running + new) or (new and alone):
+                return starts, i
+            starts += [i] * new
+        return starts, len(old.at) - 1
+
+    def _book(self, proposer: ProposerName, k: int, paths: Paths, caught_up: int, late: Mask | None) -> Stretch:
+        left, machine = paths.left, self.scenario.machine
+        runs = left > 0
+        running = np.count_nonzero(runs, axis=1)
+        context = (runs @ (paths.end + self._lengths(paths.rows)) - left.sum(axis=1)) / running
+        prefills = self._follow(proposer, paths, late)
+        prefills[0] += caught_up
+        seconds = machine.seconds_of(proposer, k, running, context)
+        self.seconds += float(seconds.sum()) + float(prefills.sum()) * machine.draft_prefill
+        self.rounds += len(left)
+        return Stretch(proposer, k, running, context, seconds, prefills, paths, left, late, self._keep(paths))
+
+    def _follow(self, proposer: ProposerName, paths: Paths, late: Mask | None) -> Ints:
+        """How far the draft is behind, old rows and new → [m] tokens of prompts that it read beside the target."""
+        n, prefills = len(self.rows), np.zeros(len(paths.at) - 1, dtype=np.int64)
+        prompts = self.scenario.input[paths.rows[n:]]
         if proposer != "draft":
-            self.behind += at[-1] - at[0]
-        elif late is not None:
-            self.behind[late] += 1
-        reached = at.sum(axis=1)
-        tokens = reached[:-1] + (self._tokens - reached[0])
-        self._tokens += int(reached[-1] - reached[0])
-        return self._book(proposer, k, tokens, caught_up, at, late)
+            self.behind = np.concatenate([self.behind, prompts]) + paths.at[-1] - paths.at[0]
+            return prefills
+        np.add.at(prefills, paths.begin[n:], np.where(prompts == 1, 0, prompts))
+        behind = self.behind if late is None else self.behind + late
+        self.behind = np.concatenate([behind, np.zeros_like(prompts)])
+        return prefills
 
-    def _book(
-        self,
-        proposer: ProposerName,
-        k: int,
-        tokens: Ints,
-        caught_up: int,
-        places: Ints,
-        late: Mask | None,
-    ) -> Stretch:
-        """tokens [m]: of all rows when a round began."""
-        n, machine = len(self.rows), self.scenario.machine
-        context = tokens / n
-        seconds = machine.seconds(proposer, k, n, context)
-        self.seconds += float(seconds.sum()) + caught_up * machine.draft_prefill
-        self.rounds += len(seconds)
-        return Stretch(proposer, k, n, context, seconds, caught_up, places, late, self._end_rows())
-
-    def _end_rows(self) -> Ints:
+    def _keep(self, paths: Paths) -> Ints:
+        """The rows that go on keep their slots → those that ended."""
+        self._admitted += len(paths.rows) - len(self.rows)
+        self.rows, self._at, self._end = paths.rows, paths.at[-1], paths.end
         over = self._at >= self._end
         if not over.any():
             return self.rows[:0]
         ended, goes_on = self.rows[over], ~over
-        self._tokens -= int((self.scenario.input[ended] + self.scenario.output[ended]).sum())
         self.rows, self._at = self.rows[goes_on], self._at[goes_on]
         self._end, self.behind = self._end[goes_on], self.behind[goes_on]
         return ended
-
-    def _catch_up(self, limit: int | None) -> tuple[int, Mask | None]:
-        """→ tokens, and the rows that are still behind, if there are any.
-
-        The draft reads prompts beside the target, and what it has not seen of other rows as far as a step allows; those
-        that are left draft nothing this round. One token is no more than its first step reads anyway.
-        """
-        behind = self.behind
-        if not behind.any():
-            return 0, None
-        behind[behind == 1] = 0
-        budget = self.scenario.prefill_budget if limit is None else limit
-        if (whole := int(behind.sum())) <= budget:
-            behind[:] = 0
-            return whole, None
-        with_prompts = 0
-        if limit is None:
-            new = self._at == self.rows * self.draws.length
-            with_prompts = int(behind[new].sum())
-            behind[new] = 0
-            budget = max(0, budget - with_prompts)
-        order = np.argsort(behind, kind="stable")  # as the engine does: those nearest to drafting first
-        ahead = np.cumsum(behind[order]) - behind[order]
-        room = np.clip(budget - ahead, 0, behind[order])
-        behind[order] -= room
-        return with_prompts + int(room.sum()), behind > 0 if behind.any() else None

@@ -47,11 +47,20 @@ class Usual:
 
 
 @dataclass(slots=True)
-class _Cost:
+class RoundSum:
+    """Of rounds of one shape."""
+
     rounds: int = 0
     seconds: float = 0.0
     running: int = 0
     context: float = 0.0
+
+    def add(self, seconds: float, running: int, context: float) -> None:
+        """One round."""
+        self.rounds += 1
+        self.seconds += seconds
+        self.running += running
+        self.context += context
 
     def point(self, shape: Shape) -> CostPoint:
         return CostPoint(
@@ -69,7 +78,7 @@ class EvidenceLog:
 
     def __init__(self) -> None:
         self._usual = Usual()
-        self._costs: dict[Shape, _Cost] = {}
+        self._costs: dict[Shape, RoundSum] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -103,11 +112,7 @@ class EvidenceLog:
         shape = Shape.of(step.proposer, step.k, step.running)
         if not (seconds := self._usual.believe(shape, step.round_s)):
             return
-        cost = self._costs.setdefault(shape, _Cost())
-        cost.rounds += 1
-        cost.seconds += seconds
-        cost.running += step.running
-        cost.context += step.context
+        self._costs.setdefault(shape, RoundSum()).add(seconds, step.running, step.context)
 
     def _add_row(self, completion: Completion) -> None:
         if completion.finish_reason == "error":

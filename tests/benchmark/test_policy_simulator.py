@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from specpipe.benchmark.policy import Outcome, PolicyRun, simulate, simulate_all
+from specpipe.benchmark.policy import Outcome, simulate, simulate_all
 from specpipe.benchmark.policy_course import Courses
 from specpipe.benchmark.policy_draws import Draws
 from specpipe.benchmark.policy_log import RoundLog
+from specpipe.benchmark.policy_run import PolicyRun
 from specpipe.benchmark.policy_scenarios import BUILT_IN, Scenario, families, load_scenarios
 from specpipe.benchmark.policy_worker import SimulatedWorker
 from specpipe.cli.main import main
@@ -71,12 +72,12 @@ def play_out(worker: SimulatedWorker, proposer: ProposerName, k: int, most: int)
     scenario, log = worker.scenario, RoundLog(worker.scenario, worker.draws)
     tokens, seconds = 0, 0.0
     while worker.admit():
-        assert 0 < len(worker.rows) <= scenario.slots
         played = worker.play(proposer, k, most)
         assert 1 <= played.rounds <= most
-        log.add(played, played.seconds)
+        assert played.running.min() > 0 and played.running.max() <= scenario.slots
+        log.add(played, played.seconds.tolist())
         tokens += int(scenario.output[played.ended].sum())
-        seconds += float(played.seconds.sum()) + played.draft_prefill * scenario.machine.draft_prefill
+        seconds += float(played.seconds.sum() + played.prefills.sum() * scenario.machine.draft_prefill)
     return tokens, seconds, log.evidence()
 
 
@@ -131,8 +132,8 @@ def test_a_draft_that_is_behind_is_caught_up_before_it_drafts() -> None:
     worker.play("none", 0)
     log = RoundLog(chosen, worker.draws)
     played = worker.play("draft", 2)
-    log.add(played, played.seconds)
-    assert 0 < played.draft_prefill <= chosen.prefill_budget
+    log.add(played, played.seconds.tolist())
+    assert 0 < played.prefills.sum() <= chosen.prefill_budget
     assert played.late is not None and len(played.ended) == 0
     assert log.evidence().verified["draft"].drafts == np.count_nonzero(worker.behind == 0)
 
@@ -144,18 +145,19 @@ def test_rounds_stay_plain_while_too_few_rows_have_caught_up() -> None:
     worker.play("none", 0)
     waited = 0
     while (played := worker.play("draft", 2, 16, least_ready=0.9)).k == 0:
-        assert (played.rounds, played.proposer) == (1, "none") and played.draft_prefill > 0
+        assert (played.rounds, played.proposer) == (1, "none") and played.prefills[0] > 0
         waited += 1
     assert waited > 3
-    assert played.late is None or np.count_nonzero(played.late) <= 0.1 * played.running
+    assert played.late is None or np.count_nonzero(played.late) <= 0.1 * played.running[0]
 
 
 def test_a_draft_that_is_on_reads_prompts_beside_the_target() -> None:
     chosen = scenario("draining queue")
     worker = SimulatedWorker(chosen, Draws(chosen))
     worker.admit()
+    prompts = chosen.input[worker.rows].sum()
     played = worker.play("draft", 2, 16)
-    assert played.late is None and played.draft_prefill == chosen.input[worker.rows].sum() > chosen.prefill_budget
+    assert played.late is None and played.prefills[0] == prompts > chosen.prefill_budget
 
 
 @pytest.mark.parametrize(("family", "index"), [("bursts", 0), ("few rows", 1), ("draft or n-grams", 0)])

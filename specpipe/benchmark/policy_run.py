@@ -1,0 +1,124 @@
+"""A driver and a worker under a policy: only the rounds are simulated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import numpy as np
+
+from specpipe.benchmark.policy_log import RoundLog
+from specpipe.benchmark.policy_oracle import Choice
+from specpipe.benchmark.policy_scenarios import Array, Scenario
+from specpipe.benchmark.policy_stretch import Stretch
+from specpipe.benchmark.policy_worker import SimulatedWorker
+from specpipe.core import CostPoint
+from specpipe.speculation.cost import CostTable
+from specpipe.speculation.evidence import Shape, Usual
+from specpipe.speculation.observer import WORKER_HALF_LIFE, Beliefs, Observer
+from specpipe.speculation.points import PROFILED_CONTEXT, points_to_time
+from specpipe.speculation.policy import Policy
+from specpipe.speculation.tuner import REPLAN_ROUNDS, rounds_to_plan
+
+_NOISE = 0.03  # of a measured round's seconds, log-normal
+_HICCUP = 0.002  # share of rounds that take three times as long
+_AT_ONCE = 512  # rounds whose noise is drawn together
+
+
+class Noise:
+    """What measuring adds to seconds: the same for the same rounds, however they are played."""
+
+    def __init__(self, seed: list[int]) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._factors = np.empty(0)
+
+    def of(self, seconds: Array) -> Array:
+        """seconds [m], of the rounds that follow → as measured."""
+        while len(self._factors) < len(seconds):
+            drawn = np.exp(_NOISE * self._rng.standard_normal(_AT_ONCE))
+            drawn[self._rng.random(_AT_ONCE) < _HICCUP] *= 3.0
+            self._factors = np.concatenate([self._factors, drawn])
+        now, self._factors = np.split(self._factors, [len(seconds)])
+        return seconds * now
+
+
+class PolicyRun:
+    """A driver and a worker under a policy, round by round."""
+
+    def __init__(self, scenario: Scenario, worker: SimulatedWorker, policy: Policy) -> None:
+        self._scenario, self.worker, self._policy = scenario, worker, policy
+        self._noise = Noise([scenario.seed, 1])
+        names, slots = scenario.proposers, scenario.slots
+        observer = partial(
+            Observer,
+            slots=slots,
+            proposers=names,
+            output_tokens=float(scenario.output.max()),
+            prefill_budget=scenario.prefill_budget,
+        )
+        self._driver, self._observer = observer(), observer(half_life=WORKER_HALF_LIFE)
+        self._observer.lean_on(Beliefs(costs=CostTable(self._profile())))
+        self._recent, self._shard_log = RoundLog(scenario, worker.draws), RoundLog(scenario, worker.draws)
+        self._usual = Usual()
+        self.chosen: Counter[Choice] = Counter()
+        """Rounds by proposer and K."""
+        self._shards_in = 0
+        self._since = 0
+        self.plan = policy.plan(self._observer.situation(queue_depth=worker.queue_depth, plan=None))
+
+    def _profile(self) -> tuple[CostPoint, ...]:
+        """The points of a worker's start: few rounds."""
+        scenario, context = self._scenario, float(PROFILED_CONTEXT)
+        out = []
+        for rows, who, k in points_to_time(scenario.slots, scenario.max_k, scenario.proposers):
+            timed = self._noise.of(np.full(5, scenario.machine.seconds(who, k, rows, context)))
+            seconds = 5 * float(np.median(timed))
+            out.append(CostPoint(proposer=who, k=k, running=rows, context=context, rounds=5, seconds=seconds))
+        return tuple(out)
+
+    def step(self, most: int = REPLAN_ROUNDS) -> int:
+        """Rounds until the next decision, at most so many → how many; 0 when no row is left."""
+        worker = self.worker
+        if not worker.admit():
+            return 0
+        if worker.shards_in != self._shards_in:  # the driver hands shards out with what it knows
+            self._shards_in = worker.shards_in
+            self._driver.see(self._shard_log.evidence())
+            self._shard_log = RoundLog(self._scenario, self.worker.draws)
+            self._observer.lean_on(self._driver.beliefs)
+            self._replan(rows_come=True)
+        elif self._left() < 1:
+            self._replan()
+        played = self._play(min(most, self._left()))
+        self.chosen[played.proposer, played.k] += played.rounds
+        noisy = self._noise.of(played.seconds).tolist()
+        measured = [
+            self._usual.believe(Shape.of(played.proposer, played.k, running), seconds)
+            for running, seconds in zip(played.running.tolist(), noisy, strict=True)
+        ]
+        self._recent.add(played, measured)
+        self._shard_log.add(played, measured)
+        self._since += played.rounds
+        return played.rounds
+
+    def _play(self, most: int) -> Stretch:
+        """Rounds for which the plan says the same."""
+        worker, plan = self.worker, self.plan
+        choice = plan.choice(len(worker.rows), worker.rounds)
+        if plan.explore is not None:
+            most = min(most, plan.explore.unchanged(worker.rounds))
+        if (explore := plan.exploring(worker.rounds)) is not None:
+            return worker.play(*choice, most, catch_up=explore.catch_up_at(worker.rounds))
+        return worker.play(*choice, most, holds=lambda n: plan.k_for(n) == choice[1], least_ready=plan.least_ready)
+
+    def _left(self) -> int:
+        """Rounds until the next plan."""
+        return rounds_to_plan(self.worker.rounds - self._since) - self._since
+
+    def _replan(self, *, rows_come: bool = False) -> None:
+        self._since = 0
+        self._observer.see(self._recent.evidence(self.worker.mean_behind))
+        self._recent = RoundLog(self._scenario, self.worker.draws)
+        depth = self.worker.queue_depth
+        seen = self._observer.situation(queue_depth=depth, plan=self.plan, rows_come=rows_come)
+        self.plan = self._policy.plan(seen)

@@ -1,0 +1,90 @@
+"""Rounds of a simulated worker, one after the other, with the same K. m rounds, w rows that run in some of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from specpipe.benchmark.policy_draws import Ints, Mask
+from specpipe.core import ProposerName
+
+
+class Paths(NamedTuple):
+    """Where rows stand, the oldest first."""
+
+    rows: Ints
+    """[w]"""
+    end: Ints
+    """[w] the place where each ends."""
+    begin: Ints
+    """[w] the round in which each gets its slot, rising."""
+    at: Ints
+    """[m + 1, w] before each round and after the last: before it has its slot where it begins, later at its end."""
+
+    @property
+    def left(self) -> Ints:
+        """[m, w] tokens that a row has still to generate; 0 where it does not run."""
+        left = self.end - self.at[:-1]
+        if self.begin[-1]:
+            left *= np.arange(len(left))[:, None] >= self.begin
+        return left
+
+    def until(self, rounds: int) -> Paths:
+        """The first ones."""
+        w = int(np.searchsorted(self.begin, rounds))
+        return Paths(self.rows[:w], self.end[:w], self.begin[:w], self.at[: rounds + 1, :w])
+
+    def __add__(self, other: object) -> Paths:
+        """Of as many rounds, beside these."""
+        assert isinstance(other, Paths)
+        return Paths(*(np.concatenate(pair, axis=-1) for pair in zip(self, other, strict=True)))
+
+
+class Stretch(NamedTuple):
+    """What the rounds came to."""
+
+    proposer: ProposerName
+    """"none" where k is 0."""
+    k: int
+    running: Ints
+    """[m] rows in each round."""
+    context: npt.NDArray[np.float64]
+    """[m] mean tokens of a row when a round began."""
+    seconds: npt.NDArray[np.float64]
+    """[m] of the rounds proper."""
+    prefills: Ints
+    """[m] tokens that the draft caught up before each."""
+    paths: Paths
+    left: Ints
+    """[m, w] as of the paths."""
+    late: Mask | None
+    """[w] rows without a draft because the draft model was behind; None: no row."""
+    ended: Ints
+    """Rows that ended."""
+
+    @property
+    def rounds(self) -> int:
+        return len(self.seconds)
+
+
+def catch_up(behind: Ints, new: Mask, budget: int, *, all_alike: bool) -> tuple[int, Ints]:
+    """behind [n]: tokens that the draft has not seen → those that it reads in a step, and what is left.
+
+    The draft reads prompts of `new` rows [n] beside the target unless `all_alike`, and what it has not seen of other
+    rows as far as `budget` allows, those nearest to drafting first. One token is no more than its first step reads
+    anyway.
+    """
+    behind = np.where(behind == 1, 0, behind)
+    nothing = np.zeros_like(behind)
+    if (whole := int(behind.sum())) <= budget:
+        return whole, nothing
+    prompts = nothing if all_alike else np.where(new, behind, 0)
+    behind -= prompts
+    with_prompts = int(prompts.sum())
+    order = np.argsort(behind, kind="stable")  # as the engine does
+    ahead = np.cumsum(behind[order]) - behind[order]
+    room = np.clip(max(0, budget - with_prompts) - ahead, 0, behind[order])
+    behind[order] -= room
+    return with_prompts + int(room.sum()), behind
