@@ -95,9 +95,9 @@ def _runner(model: Any, config: EngineConfig, *, fp8: bool) -> ModelRunner:
     )
 
 
-def requests(lengths: Sequence[tuple[int, int]], vocab_size: int, *, seed: int = 0) -> list[Request]:
+def requests(lengths: Sequence[tuple[int, int]], vocab_size: int) -> list[Request]:
     """Rows of random tokens: (prompt tokens, new tokens) each."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     return [
         Request(
             request_id=str(row),

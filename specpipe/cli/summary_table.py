@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _WIDTH = 80
 
 
-def print_result(result: RunResult, max_failed_rows: int, console: Console | None = None) -> None:
+def print_result(result: RunResult, max_failed_rows: int) -> None:
     """The table, and a line on what to do next where there is something to do."""
-    console = console or Console()
+    console = Console()
     print_summary({**result.summary, "state": result.state}, title=result.folder, console=console)
     console.print("There: outputs/*.parquet, and report.html with the plots.", highlight=False)
     failed = result.summary["failed"]

@@ -49,7 +49,7 @@ def rounding(dtype: str, logit: float) -> float:
     return max(_FLOOR, 4 * _EPS.get(dtype, _EPS["float32"]) * abs(logit))
 
 
-def logit_gaps(run: RunOutputs, divergences: Sequence[Divergence], dtype: str, device: str = "cpu") -> list[Gap]:
+def logit_gaps(run: RunOutputs, divergences: Sequence[Divergence], dtype: str) -> list[Gap]:
     """Loads the run's target and reads it once for each of the first LOOKED_AT divergences of greedy rows.
 
     dtype: what the runs computed in. Rows that were sampled are left out: theirs may part anywhere.
@@ -63,7 +63,7 @@ def logit_gaps(run: RunOutputs, divergences: Sequence[Divergence], dtype: str, d
     job = _job(run)
     trust = job.model.trust_remote_code
     source = find_model(job, job.model.target, "target")
-    model = load_model(source, device, torch.float32, "sdpa", trust_remote_code=trust)
+    model = load_model(source, "cpu", torch.float32, "sdpa", trust_remote_code=trust)
     tokenizer = load_tokenizer(source, trust_remote_code=trust, chat_template=job.model.chat_template)
     encoder = PromptEncoder(
         tokenizer, system_prompt=job.data.system_prompt, template_kwargs=dict(job.model.chat_template_kwargs)
@@ -71,7 +71,7 @@ def logit_gaps(run: RunOutputs, divergences: Sequence[Divergence], dtype: str, d
     ends = eos_token_ids(source, tokenizer)
     found = []
     for divergence, request in _greedy_requests(run, job, encoder, divergences):
-        ids = torch.tensor([[*request.prompt_token_ids, *divergence.common]], device=device)
+        ids = torch.tensor([[*request.prompt_token_ids, *divergence.common]])
         with torch.inference_mode():
             logits = model(input_ids=ids, use_cache=False).logits[0, -1].float().cpu()
         (first, second), (top1, top2) = (part.tolist() for part in logits.topk(2))

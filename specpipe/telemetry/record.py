@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
@@ -146,12 +146,6 @@ def shard_schema() -> pa.Schema:
     """The columns of telemetry/shards.parquet, in the order of ShardRecord's fields."""
     hints = get_type_hints(ShardRecord)
     return pa.schema([pa.field(item.name, _ARROW[hints[item.name]]) for item in dataclasses.fields(ShardRecord)])
-
-
-def shard_table(records: Iterable[ShardRecord]) -> pa.Table:
-    """The table of telemetry/shards.parquet: one row a shard, by shard number."""
-    rows = [record.to_dict() for record in sorted(records, key=lambda record: record.shard)]
-    return pa.Table.from_pylist(rows, schema=shard_schema())
 
 
 def parse_records(texts: Sequence[bytes]) -> pa.Table:

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.look import assert_readable, look_at
+from support.records import shard_table
 from support.reports import run_source, shard_record, timeline
 
 from specpipe.evaluation.comparison import Comparison, Flip
@@ -17,7 +18,6 @@ from specpipe.evaluation.report_html import report_html
 from specpipe.evaluation.sides import Side
 from specpipe.evaluation.texts import Divergence, TextComparison
 from specpipe.report import ErrorExample, RunSource, render_run
-from specpipe.telemetry.record import shard_table
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore")]
 SCHEMES = pytest.mark.parametrize("scheme", ["light", "dark"])

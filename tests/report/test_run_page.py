@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.fake_workers import InProcessBackend, make_job, outputs, write_rows
+from support.records import shard_table
 from support.reports import Page, run_source, shard_record, timeline
 
 from specpipe.pipeline.report import report_of
 from specpipe.pipeline.run import execute
 from specpipe.report import ErrorExample, render_run
-from specpipe.telemetry.record import shard_table
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> </td>&amp; \N{BELL} {{ 7*7 }}"
 

@@ -1,11 +1,14 @@
-"""Shard records as a worker makes them: every field filled, histograms of many rows."""
+"""Shard records as a worker makes them, every field filled, histograms of many rows; and tables of any records."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
+
+import pyarrow as pa
 
 from specpipe.telemetry.histogram import LogHistogram
-from specpipe.telemetry.record import ShardRecord
+from specpipe.telemetry.record import ShardRecord, shard_schema
 
 
 def a_record(shard: int) -> ShardRecord:
@@ -28,3 +31,9 @@ def a_record(shard: int) -> ShardRecord:
         round_ms=dice.uniform(10, 20), busy_s=sum(phases.values()), load_s=dice.random(), **phases, tokens_per_s=1234.5,
         ttft=latencies(500, 0), tpot=latencies(500, -4), itl=latencies(500, -4),
     )  # fmt: skip
+
+
+def shard_table(records: Iterable[ShardRecord]) -> pa.Table:
+    """As telemetry/shards.parquet holds them: by shard number."""
+    rows = [record.to_dict() for record in sorted(records, key=lambda record: record.shard)]
+    return pa.Table.from_pylist(rows, schema=shard_schema())

@@ -6,10 +6,11 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pyarrow as pa
+from support.records import shard_table
 
 from specpipe.report import RunSource
 from specpipe.telemetry.histogram import LogHistogram
-from specpipe.telemetry.record import ShardRecord, shard_table
+from specpipe.telemetry.record import ShardRecord
 from specpipe.telemetry.summary import RunFacts, summarise
 from specpipe.telemetry.timeline import Sample, timeline_batch
 

@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+from support.records import shard_table
 
 from specpipe.pipeline.progress import Progress
 from specpipe.telemetry.metrics import METRICS
-from specpipe.telemetry.record import ShardRecord, shard_table
+from specpipe.telemetry.record import ShardRecord
 from specpipe.telemetry.summary import RunFacts, summarise
 from specpipe.telemetry.timeline import Sample
 

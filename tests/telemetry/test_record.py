@@ -2,9 +2,10 @@ import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from support.records import shard_table
 
 from specpipe.telemetry.histogram import LogHistogram
-from specpipe.telemetry.record import ShardRecord, shard_schema, shard_table
+from specpipe.telemetry.record import ShardRecord, shard_schema
 from specpipe.telemetry.sums import evidence
 
 

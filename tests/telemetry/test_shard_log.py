@@ -2,12 +2,12 @@ import dataclasses
 import json
 
 import pytest
-from support.records import a_record
+from support.records import a_record, shard_table
 
 from specpipe.core import AcceptanceCounts
 from specpipe.telemetry import shard_log
 from specpipe.telemetry.histogram import LogHistogram
-from specpipe.telemetry.record import ShardRecord, parse_records, shard_schema, shard_table
+from specpipe.telemetry.record import ShardRecord, parse_records, shard_schema
 from specpipe.telemetry.shard_log import ShardLog
 from specpipe.telemetry.sums import acceptance, by_position, histogram, total
 

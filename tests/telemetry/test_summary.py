@@ -2,9 +2,10 @@ import dataclasses
 import json
 
 import pytest
+from support.records import shard_table
 
 from specpipe.telemetry.histogram import LogHistogram
-from specpipe.telemetry.record import ShardRecord, shard_table
+from specpipe.telemetry.record import ShardRecord
 from specpipe.telemetry.summary import RunFacts, covered_seconds, summarise
 
 FIRST = ShardRecord(
