@@ -31,15 +31,17 @@ from specpipe.engine.collect import Collector
 from specpipe.engine.graphs import EagerRounds, GraphedRounds, Rounds
 from specpipe.engine.in_flight import Flight, InFlight, Launch, read_later
 from specpipe.engine.pages import TRASH_PAGE, PageAllocator
-from specpipe.engine.prefill import Chunk, cut_chunks, prefill, total_tokens
+from specpipe.engine.prefill import Chunk, cut_chunks, total_tokens
 from specpipe.engine.profile import Point, profile_rounds
 from specpipe.engine.proposers import make_proposers
+from specpipe.engine.recorder import Recorder
 from specpipe.engine.rehearsal import Rehearsal
 from specpipe.engine.round import Round
 from specpipe.engine.round_key import RoundKey, keys_of
 from specpipe.engine.rows import Row, TextDecoder
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.scheduler import Scheduler
+from specpipe.engine.short_prefill import EagerPrefills, GraphedPrefills, Prefills
 from specpipe.engine.slots import SlotState
 from specpipe.engine.timing import DeviceClock, Mark, StampReader, StepTimes
 
@@ -94,8 +96,11 @@ class Engine:
             clock=self._clock,
         )
         self._rounds: Rounds = EagerRounds(round_)
-        if on_gpu:
-            self._rounds = GraphedRounds(round_, slots=config.slots, device=self._device)
+        self._prefills: Prefills = EagerPrefills(self._state)
+        self._recorder = Recorder(self._device) if on_gpu else None
+        if self._recorder is not None:
+            self._rounds = GraphedRounds(round_, self._recorder, slots=config.slots)
+            self._prefills = GraphedPrefills(self._state, runners, self._recorder, budget=config.prefill_budget)
         self.rehearsal = Rehearsal(round_, runners, config, self.proposers)
 
     @property
@@ -126,7 +131,7 @@ class Engine:
     @property
     def graphs_captured(self) -> int:
         """So far, ahead of time or on the way."""
-        return self._rounds.captures
+        return 0 if self._recorder is None else self._recorder.captures
 
     def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None:
         """Queues rows, from any thread; `plan` rules every round from now on. A row that cannot run completes with
@@ -136,8 +141,11 @@ class Engine:
     def prepare(
         self, sampling: SamplingParams, choices: Iterable[tuple[ProposerName, int]], *, within_s: float = math.inf
     ) -> None:
-        """Does ahead of time what the first rounds of such rows with these proposers and K would have to do: capturing
-        graphs, in this order. What `within_s` seconds do not suffice for is captured when it is needed."""
+        """Does ahead of time what first prefills, and first rounds of such rows with these proposers and K, would have
+        to do: capturing graphs, in this order. What `within_s` seconds do not suffice for is captured when needed."""
+        began = time.perf_counter()
+        self._prefills.prepare(within_s=within_s)
+        within_s -= time.perf_counter() - began
         self._rounds.prepare(keys_of(sampling, choices, width=self.config.pages_per_row), within_s=within_s)
 
     def profile(
@@ -244,14 +252,14 @@ class Engine:
 
     def _prefill(self, tally: dict[int, ShardTally]) -> Launch:
         """Prefills at most a budget's worth for each model."""
-        budget, page_size, rows = self.config.prefill_budget, self.config.page_size, self._scheduler.rows
-        chunks = cut_chunks(self._scheduler.target_chunks(), budget)
+        rows = self._scheduler.rows
+        chunks = cut_chunks(self._scheduler.target_chunks(), self.config.prefill_budget)
         drafts = self._chooser.draft_chunks()
         if not chunks and not drafts:
             return Launch()
         self._clock.mark(Mark.PREFILL_BEGIN)
         if chunks:
-            prefill(self.target, self._state, chunks, page_size=page_size)
+            self._prefills.run(self.target, chunks)
             for chunk in chunks:
                 rows[chunk.slot].target_done = chunk.stop
                 tally[rows[chunk.slot].request.shard].prefill_tokens += chunk.stop - chunk.start
@@ -263,7 +271,7 @@ class Engine:
         return Launch(prefilled=True, draft_prefill_tokens=total_tokens(drafts))
 
     def _prefill_draft(self, draft: ModelRunner, chunks: list[Chunk]) -> None:
-        prefill(draft, self._state, chunks, page_size=self.config.page_size)
+        self._prefills.run(draft, chunks)
         slots = self._state.upload([c.slot for c in chunks])
         self._state.draft_valid[slots] = self._state.upload([c.stop for c in chunks])
         for chunk in chunks:
@@ -274,9 +282,9 @@ class Engine:
         if not rows:
             nothing = self._clock.stamps.new_empty(0, 5)
             return read_later(prefill, nothing, self._clock.stamps) if prefill.prefilled else None
-        key, captures = self._chooser.key(rows), self._rounds.captures
+        key, captures = self._chooser.key(rows), self.graphs_captured
         packed = self._rounds.run([row.slot for row in rows], key)
-        steady = self._rounds.captures == captures
+        steady = self.graphs_captured == captures
         self._chooser.rounds += 1
         behind = sum(max(0, row.length - 1 - row.draft_done) for row in rows) / len(rows)
         launch = prefill._replace(rows=rows, k=key.k, proposer=key.proposer, steady=steady, draft_behind=behind)

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from specpipe.engine.recorder import Recorder
 from specpipe.engine.round import Round
 from specpipe.engine.round_key import RoundKey
 
@@ -25,16 +26,9 @@ class Rounds(Protocol):
         which the time does not suffice, their first rounds do it."""
         ...
 
-    @property
-    def captures(self) -> int:
-        """Graphs that were captured so far, ahead of time or on the way."""
-        ...
-
 
 class EagerRounds:
     """Every operation launched as it comes: for CPUs."""
-
-    captures = 0  # there is nothing to capture
 
     def __init__(self, round_: Round) -> None:
         self._round = round_
@@ -71,14 +65,10 @@ class GraphedRounds:
     makes the warm-up before a capture harmless.
     """
 
-    def __init__(self, round_: Round, *, slots: int, device: torch.device) -> None:
-        self._round, self._device = round_, device
+    def __init__(self, round_: Round, recorder: Recorder, *, slots: int) -> None:
+        self._round, self._recorder = round_, recorder
         self._buckets = buckets(slots)
         self._graphs: dict[tuple[int, RoundKey], _Captured] = {}
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
-        self.captures = 0
-        self.capture_seconds = 0.0
 
     def run(self, slots: list[int], key: RoundKey) -> Tensor:
         size = next(bucket for bucket in self._buckets if bucket >= len(slots))
@@ -99,23 +89,14 @@ class GraphedRounds:
 
     def _captured(self, size: int, key: RoundKey) -> _Captured:
         if (size, key) not in self._graphs:
-            began = time.perf_counter()
             self._graphs[size, key] = self._capture(size, key)
-            self.captures += 1
-            self.capture_seconds += time.perf_counter() - began
         return self._graphs[size, key]
 
     def _capture(self, size: int, key: RoundKey) -> _Captured:
         state = self._round.state
-        slots = torch.full((size,), state.dummy, dtype=torch.int64, device=self._device)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            # Compiles kernels and sets up libraries, on the stream that captures.
-            packed = self._round(slots, key).clone()  # a normal tensor: the round's own is one of inference mode
-        self._stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # A Ray actor has other CUDA threads: only this one's unsafe calls may void a capture.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            packed.copy_(self._round(slots, key))
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        slots = torch.full((size,), state.dummy, dtype=torch.int64, device=state.device)
+        graph, packed = self._recorder.record(
+            lambda: self._round(slots, key).clone(),  # a normal tensor: the round's own is one of inference mode
+            lambda packed: packed.copy_(self._round(slots, key)),
+        )
         return _Captured(graph, slots, packed)

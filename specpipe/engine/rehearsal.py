@@ -9,6 +9,7 @@ from specpipe.engine.prefill import Chunk, prefill
 from specpipe.engine.round import Round
 from specpipe.engine.round_key import RoundKey, keys_of
 from specpipe.engine.runner import ModelRunner
+from specpipe.engine.short_prefill import rehearse_padded, sizes_for
 
 MOST_PROMPTS = 64  # prefilled at once: more of them are no other case
 
@@ -45,6 +46,12 @@ class Rehearsal:
         full, rest = divmod(self._config.prefill_budget, self._config.max_model_len)
         self.prefill([self._config.max_model_len] * full + [rest] * (rest > 0))
 
+    def short_prefills(self) -> None:
+        """Of every size that is padded to, the largest first."""
+        for size in reversed(sizes_for(self._config.prefill_budget)):
+            for runner in self._runners:
+                rehearse_padded(runner, self._round.state, size)
+
     def everything(self, sampling: SamplingParams, choices: Iterable[tuple[ProposerName, int]]) -> None:
         """Rounds of few and many such rows with these proposers and K, prefills of few and many, short and long
         prompts, catching up with long rows. What can differ in how kernels are launched does so between powers of two.
@@ -53,6 +60,7 @@ class Rehearsal:
             for rows in reversed(_powers_of_2(self._config.slots)):
                 self._round_of(rows, key)
         self.widest_round()
+        self.short_prefills()
         self._prefills()
         self.widest_prefill()
 
