@@ -6,9 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-
 from specpipe.core import AcceptanceCounts
 
 Counts = tuple[float, ...]
@@ -48,13 +45,13 @@ class Acceptance:
             prior_coverage=self.prior_coverage,
         )
 
-    def conditional(self, k: int) -> npt.NDArray[np.float64]:
-        """→ [k]: probability that position i is accepted once it is reached.
+    def conditional(self, k: int) -> tuple[float, ...]:
+        """→ k: probability that position i is accepted once it is reached.
 
         (accepted_i + w·c) / (reached_i + w), c being the prior for position 0, and later the prior or, where the
         position before was better known, that one's estimate: a position says something about the next.
         """
-        return np.array(_conditional(self.reached, self.accepted, self.prior, k))
+        return _conditional(self.reached, self.accepted, self.prior, k)
 
     @property
     def coverage(self) -> float:
@@ -82,7 +79,7 @@ class Acceptance:
         """Nothing seen yet, and this as what to lean on."""
         known = max(1, len(self.reached))
         return Acceptance(
-            prior=tuple(float(c) for c in self.conditional(known)),
+            prior=self.conditional(known),
             prior_coverage=self.coverage,
         )
 

@@ -5,27 +5,22 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from specpipe.core import Exploration, ProposerName
-from specpipe.speculation.policy import Situation
+from specpipe.core import Exploration
+from specpipe.speculation.expected import Choice, Outlook
 
 
-def say(
-    proposer: ProposerName,
-    ks: npt.NDArray[np.int64],
-    rate: npt.NDArray[np.float64],
-    situation: Situation,
-    explore: Exploration | None,
-) -> str:
-    """`ks` [N + 1] and `rate` [K + 1, N + 1] are those of the best proposer."""
-    n = situation.running
-    accepted = situation.acceptance[proposer].conditional(max(1, int(ks.max())))
+def say(best: Choice, outlook: Outlook, explore: Exploration | None) -> str:
+    """Of what the best proposer would do."""
+    proposer, ks, n = best.proposer, best.ks, outlook.n
+    k, rate = int(ks[n]), best.rate[:, n].tolist()
+    accepted = outlook.situation.acceptance[proposer].conditional(max(1, int(ks.max())))
     known = f"{proposer} accepted {' '.join(f'{c:.2f}' for c in accepted[:4])} where reached"
-    plain = f"{rate[0, n]:,.0f} tok/s"
-    if k := int(ks[n]):
-        text = f"goodput: {proposer} K={k} at {n} rows, expects {rate[k, n]:,.0f} tok/s, plain {plain}; {known}"
+    plain = f"{rate[0]:,.0f} tok/s"
+    if k:
+        text = f"goodput: {proposer} K={k} at {n} rows, expects {rate[k]:,.0f} tok/s, plain {plain}; {known}"
     else:
-        other = int(np.argmax(rate[1:, n])) + 1
-        text = f"goodput: plain at {n} rows, {plain}; K={other} would give {rate[other, n]:,.0f}; {known}"
+        other = max(range(1, len(rate)), key=rate.__getitem__)
+        text = f"goodput: plain at {n} rows, {plain}; K={other} would give {rate[other]:,.0f}; {known}"
     if (ks[1:] != ks[1]).any():
         text += f"; K by rows {_ranges(ks)}"
     if explore is not None:

@@ -7,7 +7,8 @@ import pytest
 from specpipe.core import AcceptanceCounts, CostPoint, ProposerName, SpeculationPlan
 from specpipe.speculation.acceptance import Acceptance
 from specpipe.speculation.cost import CostTable
-from specpipe.speculation.goodput import EARLY_ROUNDS, Goodput
+from specpipe.speculation.exploring import EARLY_ROUNDS
+from specpipe.speculation.goodput import Goodput
 from specpipe.speculation.policy import Situation
 
 SLOTS = 64

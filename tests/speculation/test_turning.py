@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from specpipe.speculation.expected import work_ahead
+from specpipe.speculation.expected import Outlook
 from specpipe.speculation.policy import Situation
 from specpipe.speculation.turning import HORIZON, Turn, turn_on
 
@@ -22,7 +22,7 @@ def saved(few: float, many: float, *, above: int = 32) -> Array:
 
 
 def turn(by_token: Array, situation: Situation, token_s: float = TOKEN_S) -> Turn:
-    return turn_on(by_token, work_ahead(situation), situation, token_s)
+    return turn_on(by_token, Outlook.of(situation).ahead, situation, token_s)
 
 
 def test_what_pays_everywhere_is_on_everywhere() -> None:
