@@ -31,6 +31,12 @@ ROWS_AHEAD = 1.5
 """Rows that small shards give a worker for each slot: a third of them may end before its next word has been heard."""
 
 
+def rows_at_once(slots: int) -> int:
+    """New rows that get a slot together as a rule: a prefill of one row costs a pass over all weights, as one of ten
+    rows does."""
+    return max(1, slots // 16)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How the tokens of one row are drawn. Raises InputError for a value that cannot be sampled with."""
@@ -347,6 +353,31 @@ class CostPoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillPoint:
+    """What forwards of about one size took in which the draft model alone prefilled."""
+
+    forwards: int
+    tokens: int
+    """Of all of them together, as the seconds."""
+    seconds: float
+
+    def __add__(self, other: PrefillPoint) -> PrefillPoint:
+        return PrefillPoint(
+            forwards=self.forwards + other.forwards,
+            tokens=self.tokens + other.tokens,
+            seconds=self.seconds + other.seconds,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What a worker has timed before its first row; empty where that could not be measured."""
+
+    rounds: tuple[CostPoint, ...] = ()
+    draft_prefills: tuple[PrefillPoint, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
     """What rounds and rows have shown: all that a policy learns from. All of it is past."""
 
@@ -363,10 +394,7 @@ class Evidence:
     """Prompt tokens of those rows."""
     output_tokens: int = 0
     """Generated tokens of those rows."""
-    draft_prefill_tokens: int = 0
-    """Tokens that the draft model alone has prefilled, where that was timed."""
-    draft_prefill_s: float = 0.0
-    """Seconds of that."""
+    draft_prefills: tuple[PrefillPoint, ...] = ()
     running: int = 0
     """Rows of the latest round; 0 without any."""
     draft_behind: float = 0.0

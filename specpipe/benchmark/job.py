@@ -13,7 +13,7 @@ from specpipe.core import (
     MOST_IN_FLIGHT,
     ROWS_AHEAD,
     AcceptanceCounts,
-    CostPoint,
+    Profile,
     Request,
     StepReport,
 )
@@ -56,7 +56,7 @@ class JobResult:
 class TunedEngine:
     """An engine, a driver's learning and a worker's tuner. `run` may be called again: what was learnt stays."""
 
-    def __init__(self, engine: Engine, policy: Policy, profile: Sequence[CostPoint]) -> None:
+    def __init__(self, engine: Engine, policy: Policy, profile: Profile) -> None:
         """`profile`: what the engine says of its rounds before the first row."""
         slots, budget = engine.config.slots, engine.config.prefill_budget
         self._engine, self._policy = engine, policy

@@ -8,7 +8,7 @@ Shapes: R rows that have not ended, those that hold a slot first; T rounds.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from specpipe.benchmark.policy_draws import Ints
 from specpipe.benchmark.policy_oracle import Choice
 from specpipe.benchmark.policy_worker import SimulatedWorker
+from specpipe.core import rows_at_once
 
 _NEAR = 1.05  # times the least estimate: what may be the best for all that an estimate is worth
 
@@ -65,7 +66,8 @@ class Courses:
         shapes = np.bincount(running)
         total += sum(count * machine.seconds(proposer, k, n, 0.0) for n, count in enumerate(shapes.tolist()) if count)
         if proposer == "draft":
-            total += machine.draft_prefill * float(scenario.input[self._new].sum())
+            tokens, forwards = float(scenario.input[self._new].sum()), len(np.unique(began[self._running :]))
+            total += machine.prefill_s(tokens, forwards)
         last = ended[course.alone == 1] - 1
         plain = np.bincount(last, minlength=len(running)) == running  # rounds in which no row has a use for a draft
         for n in running[plain].tolist():
@@ -75,21 +77,30 @@ class Courses:
     def _starts(self, rounds: list[int]) -> list[int]:
         """rounds [R] → [R] the round in which each begins: as slots become free, and as shards come."""
         scenario = self._worker.scenario
-        shards, fewest = scenario.shard[self._new].tolist(), scenario.refill * scenario.slots
+        slots, at_once = scenario.slots, rows_at_once(scenario.slots)
         busy, now = rounds[: self._running], 0
         began = [0] * self._running
         heapify(busy)  # the rounds in which slots become free
-        for place, (shard, took) in enumerate(zip(shards, rounds[self._running :], strict=True)):
-            if scenario.refill < 1 and place >= self._arrived and (not place or shards[place - 1] != shard):
-                while len(busy) > fewest:
+        for place, count in enumerate(self._arrivals()):
+            while place and len(busy) > scenario.refill * slots:
+                now = max(now, heappop(busy))
+            left = count
+            while left:
+                while slots - len(busy) < min(left, at_once) or (busy and busy[0] <= now):
                     now = max(now, heappop(busy))
-            if len(busy) < scenario.slots:
-                heappush(busy, now + took)
-            else:
-                now = max(now, busy[0])
-                heapreplace(busy, now + took)
-            began.append(now)
+                new = min(left, slots - len(busy))
+                for took in rounds[len(began) : len(began) + new]:
+                    heappush(busy, now + took)
+                began += [now] * new
+                left -= new
         return began
+
+    def _arrivals(self) -> list[int]:
+        """Rows that wait for a slot from the start on, and of each shard that comes later, when slots are free."""
+        shards = self._worker.scenario.shard[self._new]
+        if self._worker.scenario.refill >= 1:  # rows always wait
+            return [len(shards)]
+        return [self._arrived, *np.unique(shards[self._arrived :], return_counts=True)[1].tolist()]
 
     def _followed(self, choice: Choice) -> _Course:
         if not choice[1]:

@@ -9,8 +9,9 @@ import numpy as np
 from specpipe.benchmark.policy_draws import Draws, Ints
 from specpipe.benchmark.policy_scenarios import Scenario
 from specpipe.benchmark.policy_stretch import Stretch
-from specpipe.core import AcceptanceCounts, Evidence, ProposerName
+from specpipe.core import AcceptanceCounts, Evidence, PrefillPoint, ProposerName
 from specpipe.speculation.evidence import RoundSum, Shape
+from specpipe.speculation.prefill_cost import size_of
 
 
 class RoundLog:
@@ -22,17 +23,21 @@ class RoundLog:
         """With drafts."""
         self._costs: dict[Shape, RoundSum] = {}
         self._ended = [0, 0, 0]
-        self._caught_up = self._running = 0
+        self._prefills: dict[int, PrefillPoint] = {}
+        """By size."""
+        self._running = 0
 
-    def add(self, stretch: Stretch, seconds: Sequence[float]) -> None:
-        """`seconds` [m]: as measured; 0 for those that say nothing."""
+    def add(self, stretch: Stretch, seconds: Sequence[float], prefills: Sequence[PrefillPoint] = ()) -> None:
+        """As measured: `seconds` [m], 0 for those that say nothing, and what the draft caught up."""
         if stretch.k:
             self._played.setdefault(stretch.proposer, []).append(stretch)
         for took, running, context in zip(seconds, stretch.running.tolist(), stretch.context.tolist(), strict=True):
             if took:
                 shape = Shape.of(stretch.proposer, stretch.k, running)
                 self._costs.setdefault(shape, RoundSum()).add(took, running, context)
-        self._caught_up += int(stretch.prefills.sum())
+        for point in prefills:
+            size = size_of(point.tokens)
+            self._prefills[size] = point + self._prefills[size] if size in self._prefills else point
         self._running = int(stretch.running[-1])
         if len(ended := stretch.ended):
             scenario = self._scenario
@@ -51,8 +56,7 @@ class RoundLog:
             rows=self._ended[0],
             input_tokens=self._ended[1],
             output_tokens=self._ended[2],
-            draft_prefill_tokens=self._caught_up,
-            draft_prefill_s=self._caught_up * self._scenario.machine.draft_prefill,
+            draft_prefills=tuple(self._prefills.values()),
             running=self._running,
             draft_behind=behind,
         )

@@ -68,7 +68,7 @@ class Oracle:
         n, machine = len(rows), scenario.machine
         kinds = np.bincount(scenario.kind[rows], minlength=len(scenario.coverage["draft"])) / n
         left = worker.left + max(0.0, worker.queue_depth - n) * self._output
-        catching_up = float(worker.behind.sum()) * machine.draft_prefill / left
+        catching_up = machine.prefill_s(float(worker.behind.sum()), 1.0) / left
         patient, at_once = [], []
         for who, table in self._tokens.items():
             seconds = self._seconds(who, n, worker.context) / (n * (kinds @ table))

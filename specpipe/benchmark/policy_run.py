@@ -12,7 +12,7 @@ from specpipe.benchmark.policy_oracle import Choice
 from specpipe.benchmark.policy_scenarios import Array, Scenario
 from specpipe.benchmark.policy_stretch import Stretch
 from specpipe.benchmark.policy_worker import SimulatedWorker
-from specpipe.core import CostPoint
+from specpipe.core import CostPoint, PrefillPoint, Profile
 from specpipe.speculation.cost import CostTable
 from specpipe.speculation.evidence import Shape, Usual
 from specpipe.speculation.observer import WORKER_HALF_LIFE, Beliefs, Observer
@@ -23,6 +23,7 @@ from specpipe.speculation.tuner import REPLAN_ROUNDS, rounds_to_plan
 _NOISE = 0.03  # of a measured round's seconds, log-normal
 _HICCUP = 0.002  # share of rounds that take three times as long
 _AT_ONCE = 512  # rounds whose noise is drawn together
+_PROFILED_PREFILLS = (16, 128, 1024)  # tokens
 
 
 class Noise:
@@ -47,7 +48,7 @@ class PolicyRun:
 
     def __init__(self, scenario: Scenario, worker: SimulatedWorker, policy: Policy) -> None:
         self._scenario, self.worker, self._policy = scenario, worker, policy
-        self._noise = Noise([scenario.seed, 1])
+        self._noise, self._prefill_noise = Noise([scenario.seed, 1]), Noise([scenario.seed, 2])
         names, slots = scenario.proposers, scenario.slots
         observer = partial(
             Observer,
@@ -57,7 +58,7 @@ class PolicyRun:
             prefill_budget=scenario.prefill_budget,
         )
         self._driver, self._observer = observer(), observer(half_life=WORKER_HALF_LIFE)
-        self._observer.lean_on(Beliefs(costs=CostTable(self._profile())))
+        self._observer.lean_on(Beliefs(costs=CostTable().with_profile(self._profile())))
         self._recent, self._shard_log = RoundLog(scenario, worker.draws), RoundLog(scenario, worker.draws)
         self._usual = Usual()
         self.chosen: Counter[Choice] = Counter()
@@ -66,15 +67,22 @@ class PolicyRun:
         self._since = 0
         self.plan = policy.plan(self._observer.situation(queue_depth=worker.queue_depth, plan=None))
 
-    def _profile(self) -> tuple[CostPoint, ...]:
-        """The points of a worker's start: few rounds."""
-        scenario, context = self._scenario, float(PROFILED_CONTEXT)
-        out = []
-        for rows, who, k in points_to_time(scenario.slots, scenario.max_k, scenario.proposers):
-            timed = self._noise.of(np.full(5, scenario.machine.seconds(who, k, rows, context)))
-            seconds = 5 * float(np.median(timed))
-            out.append(CostPoint(proposer=who, k=k, running=rows, context=context, rounds=5, seconds=seconds))
-        return tuple(out)
+    def _profile(self) -> Profile:
+        """What a worker times at its start: few rounds, each point with an error of its own."""
+        scenario, machine, context = self._scenario, self._scenario.machine, float(PROFILED_CONTEXT)
+        shapes = points_to_time(scenario.slots, scenario.max_k, scenario.proposers)
+        timed = self._noise.of(np.array([machine.profiled(who, k, rows, context) for rows, who, k in shapes]))
+        prefills = self._noise.of(np.array([machine.prefill_s(tokens, 1.0) for tokens in _PROFILED_PREFILLS]))
+        return Profile(
+            rounds=tuple(
+                CostPoint(proposer=who, k=k, running=rows, context=context, rounds=5, seconds=5 * seconds)
+                for (rows, who, k), seconds in zip(shapes, timed.tolist(), strict=True)
+            ),
+            draft_prefills=tuple(
+                PrefillPoint(forwards=1, tokens=tokens, seconds=seconds)
+                for tokens, seconds in zip(_PROFILED_PREFILLS, prefills.tolist(), strict=True)
+            ),
+        )
 
     def step(self, most: int = REPLAN_ROUNDS) -> int:
         """Rounds until the next decision, at most so many → how many; 0 when no row is left."""
@@ -96,8 +104,9 @@ class PolicyRun:
             self._usual.believe(Shape.of(played.proposer, played.k, running), seconds)
             for running, seconds in zip(played.running.tolist(), noisy, strict=True)
         ]
-        self._recent.add(played, measured)
-        self._shard_log.add(played, measured)
+        prefills = self._prefills(played)
+        self._recent.add(played, measured, prefills)
+        self._shard_log.add(played, measured, prefills)
         self._since += played.rounds
         return played.rounds
 
@@ -110,6 +119,15 @@ class PolicyRun:
         if (explore := plan.exploring(worker.rounds)) is not None:
             return worker.play(*choice, most, catch_up=explore.catch_up_at(worker.rounds))
         return worker.play(*choice, most, holds=lambda n: plan.k_for(n) == choice[1], least_ready=plan.least_ready)
+
+    def _prefills(self, played: Stretch) -> list[PrefillPoint]:
+        """Each as measured."""
+        tokens = played.prefills[played.prefills > 0]
+        took = self._prefill_noise.of(self._scenario.machine.prefill_s(tokens.astype(float), np.ones(len(tokens))))
+        return [
+            PrefillPoint(forwards=1, tokens=count, seconds=seconds)
+            for count, seconds in zip(tokens.tolist(), took.tolist(), strict=True)
+        ]
 
     def _left(self) -> int:
         """Rounds until the next plan."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from specpipe.errors import JobError
 Array = npt.NDArray[np.float64]
 LEAST_ROUNDS = 700
 """About as many as a scenario has even where every round drafts the most."""
+Amount = TypeVar("Amount", float, Array)
 BUILT_IN = Path(__file__).with_name("policy_scenarios.yaml")
 
 
@@ -30,6 +31,11 @@ class Machine:
     kv: float
     draft_kv: float
     draft_prefill: float
+    draft_forward: float
+    """Of a prefill by the draft model, whatever its size."""
+    rested: Array
+    """[points, 2]: tokens of the batch, and what share of its seconds a round takes where the machine had a rest before
+    it, as in a profile."""
     ngram: tuple[float, float]
     _known: dict[tuple[ProposerName, int], Array] = field(default_factory=dict)
 
@@ -41,6 +47,15 @@ class Machine:
         """The same of several rounds."""
         forwards = self._forwards(proposer, k, int(rows.max()))
         return np.asarray(forwards[rows] + self.token_s(proposer, k) * rows * context)
+
+    def profiled(self, proposer: ProposerName, k: int, rows: int, context: float) -> float:
+        """One round as a worker times it before its first row."""
+        share = _line(self.rested, np.array([rows * (k + 1)]))
+        return self.seconds(proposer, k, rows, context) * float(share[0])
+
+    def prefill_s(self, tokens: Amount, forwards: Amount) -> Amount:
+        """So many tokens in so many forwards of the draft model."""
+        return self.draft_prefill * tokens + self.draft_forward * forwards
 
     def token_s(self, proposer: ProposerName, k: int) -> float:
         """What each token that rows attend to adds to a round."""
@@ -124,6 +139,8 @@ def _machine(values: Mapping[str, Any]) -> Machine:
         kv=float(values["kv"]),
         draft_kv=float(values["draft_kv"]),
         draft_prefill=float(values["draft_prefill"]),
+        draft_forward=float(values["draft_forward"]),
+        rested=np.array(values.get("rested", [[1, 1], [2, 1]]), dtype=float),
         ngram=(float(values["ngram"][0]), float(values["ngram"][1])),
     )
 

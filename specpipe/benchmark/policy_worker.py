@@ -14,7 +14,7 @@ import numpy as np
 from specpipe.benchmark.policy_draws import Draws, Ints, Mask
 from specpipe.benchmark.policy_scenarios import Scenario
 from specpipe.benchmark.policy_stretch import Paths, Stretch, catch_up
-from specpipe.core import ProposerName
+from specpipe.core import ProposerName, rows_at_once
 
 
 class SimulatedWorker:
@@ -99,7 +99,8 @@ class SimulatedWorker:
 
     def _due(self, running: int, waiting: int) -> int:
         """How many rows get slots."""
-        return min(self.scenario.slots - running, waiting)
+        free = self.scenario.slots - running
+        return min(free, waiting) if free >= min(waiting, rows_at_once(self.scenario.slots)) else 0
 
     def _shard_due(self, running: int, waiting: int) -> bool:
         scenario = self.scenario
@@ -191,7 +192,9 @@ class SimulatedWorker:
         prefills = self._follow(proposer, paths, late)
         prefills[0] += caught_up
         seconds = machine.seconds_of(proposer, k, running, context)
-        self.seconds += float(seconds.sum()) + float(prefills.sum()) * machine.draft_prefill
+        self.seconds += float(seconds.sum()) + machine.prefill_s(
+            float(prefills.sum()), float(np.count_nonzero(prefills))
+        )
         self.rounds += len(left)
         return Stretch(proposer, k, running, context, seconds, prefills, paths, left, late, self._keep(paths))
 

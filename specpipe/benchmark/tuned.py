@@ -68,7 +68,7 @@ def mixed_rows(what: Comparison, vocab_size: int) -> list[Request]:
 def compare(engine: Engine, what: Comparison) -> Iterator[dict[str, Any]]:
     """One result after the other, ready for JSON: every job, then what they come to. The engine is fresh."""
     jobs = Jobs(engine, what)
-    yield {"profile": [asdict(point) for point in jobs.profile]}
+    yield {"profile": asdict(jobs.profile)}
     names = [name for name in SEQUENCE if name in what.acceptance]
     tuned: TunedEngine | None = None
     for name in what.acceptance:

@@ -29,8 +29,8 @@ def run_jobs(bench: Bench, what: Comparison, *, as_json: bool) -> None:
 
 def _text(found: dict[str, Any]) -> str:
     if "profile" in found:
-        points = (f"{p['proposer']} K={p['k']} at {p['running']} rows" for p in found["profile"])
-        times = (f"{1e3 * p['seconds'] / p['rounds']:.2f} ms" for p in found["profile"])
+        points = (f"{p['proposer']} K={p['k']} at {p['running']} rows" for p in found["profile"]["rounds"])
+        times = (f"{1e3 * p['seconds'] / p['rounds']:.2f} ms" for p in found["profile"]["rounds"])
         return "rounds at the start: " + ", ".join(f"{name} {ms}" for name, ms in zip(points, times, strict=True))
     if "sequence" in found:
         return (

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from specpipe.core import (
     Completion,
-    CostPoint,
     EngineConfig,
+    Profile,
     ProposerName,
     Request,
     SamplingParams,
@@ -32,7 +32,7 @@ from specpipe.engine.graphs import EagerRounds, GraphedRounds, Rounds
 from specpipe.engine.in_flight import Flight, InFlight, Launch, read_later
 from specpipe.engine.pages import TRASH_PAGE, PageAllocator
 from specpipe.engine.prefill import Chunk, cut_chunks, total_tokens
-from specpipe.engine.profile import Point, profile_rounds
+from specpipe.engine.profile import Point, Profiler
 from specpipe.engine.proposers import make_proposers
 from specpipe.engine.recorder import Recorder
 from specpipe.engine.rehearsal import Rehearsal
@@ -155,11 +155,11 @@ class Engine:
         *,
         context: int,
         within_s: float,
-    ) -> tuple[CostPoint, ...]:
-        """What rounds of such rows take; shapes: (rows, proposer, K), in the order in which they are timed; context:
-        tokens of each row, or fewer where rows cannot be so long.
+    ) -> Profile:
+        """What rounds of such rows and prefills of the draft model take; shapes: (rows, proposer, K), the most telling
+        first; context: tokens of each row, or fewer where rows cannot be so long.
 
-        Call it before the first row; it leaves no trace. Points that do not fit into `within_s` seconds are missing.
+        Call it before the first row; it leaves no trace. What does not fit into `within_s` seconds is missing.
         """
         assert not self._scheduler.rows, "rows are running"
         config, context = self.config, min(context, self.config.max_model_len // 2)
@@ -169,9 +169,22 @@ class Engine:
         points = [Point(n, RoundKey.of([sampling], proposer, k, width=width)) for n, proposer, k in shapes]
         self._state.pretend(context, pages=self.kv_pages)
         try:
-            return tuple(profile_rounds(self._rounds, self._clock, points, context=context, within_s=within_s))
+            profiler = Profiler(self._rounds, self._clock, within_s=within_s)
+            return profiler.profile(points, self._draft_prefill(context), context=context, most=config.prefill_budget)
         finally:
             self._state.forget()
+
+    def _draft_prefill(self, longest: int) -> Callable[[int], None] | None:
+        """Prefills so many tokens of the dummy slot by the draft model alone, in chunks of `longest`."""
+        draft, dummy = self.draft, self._state.dummy
+        if draft is None:
+            return None
+
+        def run(tokens: int) -> None:
+            chunks = [Chunk(dummy, 0, min(left, longest)) for left in range(tokens, 0, -longest)]
+            self._prefills.run(draft, chunks)
+
+        return run
 
     def set_synthetic_rates(self, rates: Sequence[float]) -> None:
         """Unconditional acceptance per position from now on, as many as `config.synthetic_rates`: for benchmarks."""

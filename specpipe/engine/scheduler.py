@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specpipe.core import Completion, EngineConfig, Request, SpeculationPlan
+from specpipe.core import Completion, EngineConfig, Request, SpeculationPlan, rows_at_once
 from specpipe.engine.pages import PageAllocator
 from specpipe.engine.prefill import Chunk
 from specpipe.engine.rows import Row, TextDecoder
@@ -101,15 +101,14 @@ class Scheduler:
     def admit(self) -> list[Admission]:
         """Gives slots and pages to waiting rows, in order, while both last.
 
-        Rows are admitted by several at once where there are many slots: a prefill of one row costs a pass over all
-        weights, as one of ten rows does. One page stays free for every running row that may still need one: a row that
-        is preempted soon after its prefill has cost more than it gained.
+        Rows are admitted by several at once where there are many slots. One page stays free for every running row that
+        may still need one: a row that is preempted soon after its prefill has cost more than it gained.
         """
         now = time.perf_counter()
         admitted: list[Admission] = []
         with self._lock:
-            fewest = min(len(self._waiting), self.config.slots // 16) if self.rows else 0
-            if not self._waiting or len(self._free_slots) < max(1, fewest):
+            fewest = min(len(self._waiting), rows_at_once(self.config.slots)) if self.rows else 1
+            if not self._waiting or len(self._free_slots) < fewest:
                 return []
             growing = sum(row.capacity < row.limit for row in self.rows.values())
             while self._waiting and self._free_slots:

@@ -8,12 +8,12 @@ import platform
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
 from specpipe import __version__
-from specpipe.core import CostPoint, ProposerName
+from specpipe.core import Profile, ProposerName
 from specpipe.data.files import InputFile
 from specpipe.data.requests import PromptEncoder as Encoder
 from specpipe.data.requests import RequestBuilder
@@ -42,7 +42,7 @@ class Assembly:
     builder: RequestBuilder
     facts: Mapping[str, Any]
     """device, dtype, model_load_s."""
-    profile: tuple[CostPoint, ...] = ()
+    profile: Profile = field(default_factory=Profile)
     """What rounds took before the first row; empty where no policy asks, or it could not be measured."""
 
 
@@ -115,11 +115,11 @@ def assemble(config: WorkerConfig) -> Assembly:
     builder = make_builder(config.job, encoder, max_model_len=max_model_len, vocab_size=engine.target.vocab_size)
     name = torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {config.threads} threads"
     facts = {"device": name, "dtype": dtype, "model_load_s": time.perf_counter() - began}
-    profile = _profile(engine, config.job) if config.job.speculation.policy == "goodput" else ()
+    profile = _profile(engine, config.job) if config.job.speculation.policy == "goodput" else Profile()
     return Assembly(engine=engine, builder=builder, facts=facts, profile=profile)
 
 
-def _profile(engine: RealEngine, job: JobSpec) -> tuple[CostPoint, ...]:
+def _profile(engine: RealEngine, job: JobSpec) -> Profile:
     """A policy without it begins with what real rounds show: no reason to end a worker."""
     try:
         shapes = points_to_time(engine.config.slots, engine.config.max_k, engine.proposers)
@@ -128,7 +128,7 @@ def _profile(engine: RealEngine, job: JobSpec) -> tuple[CostPoint, ...]:
         if is_out_of_memory(error):
             raise
         log.warning("rounds could not be timed before the first row: %s: %s", type(error).__name__, error)
-        return ()
+        return Profile()
 
 
 def _choices(job: JobSpec) -> tuple[tuple[ProposerName, int], ...]:

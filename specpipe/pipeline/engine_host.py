@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpipe.core import Completion, CostPoint, Evidence, Request, SpeculationPlan
+from specpipe.core import Completion, Evidence, Profile, Request, SpeculationPlan
 from specpipe.data import RequestBuilder
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.assemble import WorkerConfig, assemble
@@ -40,7 +40,7 @@ class EngineHost:
         self._last: LoopStatus | None = None
         self.builder: RequestBuilder
         self.facts: Mapping[str, Any]
-        self.profile: tuple[CostPoint, ...]
+        self.profile: Profile
         self._loop: EngineLoop | None = self._build()
 
     def _build(self) -> EngineLoop:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from specpipe.core import CostPoint, Shard, ShardReport, SpeculationPlan
+from specpipe.core import Profile, Shard, ShardReport, SpeculationPlan
 from specpipe.pipeline.loop_status import LoopStatus
 from specpipe.speculation.observer import Beliefs
 
@@ -32,8 +32,7 @@ class WorkerInfo:
 
     facts: Mapping[str, Any]
     """device, dtype, host, pid, model_load_s, warm_up_s."""
-    profile: tuple[CostPoint, ...] = ()
-    """What rounds took at its start; empty where that could not be measured."""
+    profile: Profile = field(default_factory=Profile)
 
     @property
     def hardware(self) -> str:

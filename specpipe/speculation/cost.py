@@ -8,41 +8,43 @@ from typing import Any
 
 import numpy as np
 
-from specpipe.core import CostPoint, ProposerName
+from specpipe.core import CostPoint, PrefillPoint, Profile, ProposerName
 from specpipe.speculation.cost_cells import Cell, Cells, Key, key_of
 from specpipe.speculation.cost_fit import CostFit, Grid
+from specpipe.speculation.prefill_cost import TOKENS_OF_A_FORWARD, PrefillCost, PrefillPrice
 from specpipe.speculation.round_model import DRAFT
 
-_MANY = 256.0  # tokens that a draft step takes in the time of one
+_VERSION = 2
 
 
 class CostTable:
     """Seconds of a round by proposer, K, rows and context. Immutable: `with_points` makes a new one."""
 
-    def __init__(self, points: Iterable[CostPoint] = (), *, draft_token_s: float | None = None) -> None:
-        """`draft_token_s`: seconds that the draft model needs to prefill one token, where that was measured."""
-        self._become(Cells().with_points(points), draft_token_s)
+    def __init__(self, points: Iterable[CostPoint] = (), *, prefills: Iterable[PrefillPoint] = ()) -> None:
+        """`prefills`: by the draft model."""
+        self._become(Cells().with_points(points), PrefillCost(prefills))
 
-    def _become(self, cells: Cells, draft_token_s: float | None, before: CostFit | None = None) -> None:
+    def _become(self, cells: Cells, prefills: PrefillCost, before: CostFit | None = None) -> None:
         """before: the fit of the table that this one goes on from."""
-        self._cells, self._draft_token_s, self._before = cells, draft_token_s, before
+        self._cells, self._prefills, self._before = cells, prefills, before
         self._grids: dict[tuple[ProposerName, int, int, float], Grid] = {}
 
     def with_points(self, points: Iterable[CostPoint]) -> CostTable:
         """What was known and what was measured since; the past of a cell fades."""
-        return self._next(self._cells.with_points(points), self._draft_token_s)
+        return self._next(self._cells.with_points(points), self._prefills)
 
-    def with_prefill(self, *, tokens: int, seconds: float) -> CostTable:
-        """The draft model has prefilled `tokens` in `seconds`."""
-        if tokens < 1:
-            return self
-        now = seconds / tokens
-        known = now if self._draft_token_s is None else 0.5 * (self._draft_token_s + now)
-        return self._next(self._cells, known)
+    def with_prefills(self, points: Iterable[PrefillPoint]) -> CostTable:
+        """The same of the draft model's prefills."""
+        return self._next(self._cells, self._prefills.with_points(points))
 
-    def _next(self, cells: Cells, draft_token_s: float | None) -> CostTable:
+    def with_profile(self, profile: Profile) -> CostTable:
+        """The same of what was timed before the first row."""
+        cells = self._cells.with_points(profile.rounds, profiled=True)
+        return self._next(cells, self._prefills.with_points(profile.draft_prefills))
+
+    def _next(self, cells: Cells, prefills: PrefillCost) -> CostTable:
         table = CostTable()
-        table._become(cells, draft_token_s, self.__dict__.get("_fit", self._before))
+        table._become(cells, prefills, self.__dict__.get("_fit", self._before))
         return table
 
     def __bool__(self) -> bool:
@@ -55,11 +57,12 @@ class CostTable:
     __hash__ = None  # type: ignore[assignment]  # equal by content: no key of a dict
 
     @property
-    def draft_token_s(self) -> float:
-        """Seconds to prefill one token with the draft model: measured, or from the weights that a draft step reads."""
-        if self._draft_token_s is not None:
-            return self._draft_token_s
-        return float(self._fit.model[DRAFT]) / _MANY
+    def draft_prefill(self) -> PrefillPrice:
+        """Of the draft model: measured, or from the weights that a draft step reads."""
+        if self._prefills:
+            return self._prefills.price
+        step = float(self._fit.model[DRAFT])
+        return PrefillPrice(step, step / TOKENS_OF_A_FORWARD)
 
     @cached_property
     def _fit(self) -> CostFit:
@@ -83,27 +86,31 @@ class CostTable:
 
     def __getstate__(self) -> dict[str, Any]:
         """What was measured: what follows from it is made again where it is needed."""
-        return {"cells": list(self._cells), "draft_token_s": self._draft_token_s}
+        return {"cells": list(self._cells), "prefills": self._prefills.to_json()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._become(Cells().replaced(dict(state["cells"])), state["draft_token_s"])
+        self._become(Cells().replaced(dict(state["cells"])), PrefillCost.from_json(state["prefills"]))
 
     def to_json(self) -> dict[str, Any]:
         """For a cache; the inverse of `from_json`."""
-        cells = [{"proposer": key.proposer, "k": key.k, **cell._asdict()} for key, cell in sorted(self._cells)]
-        return {"version": 1, "draft_token_s": self._draft_token_s, "cells": cells}
+        cells = [
+            {"proposer": key.proposer, "k": key.k, "profiled": key.profiled, **cell._asdict()}
+            for key, cell in sorted(self._cells)
+        ]
+        return {"version": _VERSION, "draft_prefills": self._prefills.to_json(), "cells": cells}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CostTable:
         """Raises ValueError, KeyError or TypeError for what `to_json` did not write."""
-        if data["version"] != 1:
-            raise ValueError(f"cost table version {data['version']!r}; expected 1")
+        if data["version"] != _VERSION:
+            raise ValueError(f"cost table version {data['version']!r}; expected {_VERSION}")
         cells: dict[Key, Cell] = {}
         for cell in data["cells"]:
             numbers = [float(cell[name]) for name in Cell._fields]
             if not all(np.isfinite(numbers)) or numbers[0] < 1 or numbers[1] < 0 or numbers[3] <= 0:
                 raise ValueError(f"cost table cell {cell!r}; expected positive numbers")
-            cells[key_of(cell["proposer"], int(cell["k"]), numbers[0], numbers[1])] = Cell(*numbers)
+            key = key_of(cell["proposer"], int(cell["k"]), *numbers[:2], profiled=bool(cell["profiled"]))
+            cells[key] = Cell(*numbers)
         table = cls()
-        table._become(Cells().replaced(cells), data["draft_token_s"])
+        table._become(Cells().replaced(cells), PrefillCost.from_json(data["draft_prefills"]))
         return table

@@ -13,13 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from specpipe.core import CostPoint, ProposerName
-from specpipe.speculation.round_model import FEATURES, one_hot, terms
+from specpipe.speculation.round_model import FEATURES, one_hot, rested, terms
 
 Array = npt.NDArray[np.float64]
 MEMORY = 64.0
 """Rounds that the past of a cell counts for at most: drift is followed within about as many."""
 SHORT = 64.0
 """Tokens of context that make no difference."""
+PROFILED = 2.0
+"""Rounds that those timed before the first row count for at most: no job ran beside them."""
+_COLUMNS = FEATURES + 1  # of the round model
 _OCTAVE = 4  # cells to a doubling of the rows
 
 
@@ -30,6 +33,8 @@ class Key(NamedTuple):
     """Quarter octave."""
     context: int
     """Octave."""
+    profiled: bool = False
+    """Timed before the first row."""
 
 
 class Cell(NamedTuple):
@@ -46,7 +51,7 @@ class Cells:
     def __init__(self) -> None:
         self._places: dict[Key, int] = {}
         self._cells: list[Cell] = []
-        self._numbers = np.empty((0, FEATURES + 5))
+        self._numbers = np.empty((0, _COLUMNS + 5))
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -54,14 +59,14 @@ class Cells:
     def __iter__(self) -> Iterator[tuple[Key, Cell]]:
         return zip(self._places, self._cells, strict=True)
 
-    def with_points(self, points: Iterable[CostPoint]) -> Cells:
+    def with_points(self, points: Iterable[CostPoint], *, profiled: bool = False) -> Cells:
         """The past of a cell fades."""
         now: dict[Key, Cell] = {}
         for point in points:
             if point.rounds < 1 or point.seconds <= 0 or point.running < 1:
                 continue
             context = max(0.0, point.context)
-            key = key_of(point.proposer, point.k, point.running, context)
+            key = key_of(point.proposer, point.k, point.running, context, profiled=profiled)
             new = Cell(float(point.running), context, float(point.rounds), point.seconds / point.rounds)
             old = now.get(key) or self._find(key)
             now[key] = new if old is None else _mean(old, new)
@@ -87,33 +92,33 @@ class Cells:
 
     @property
     def relative(self) -> Array:
-        """[C, 9] features of the round model / seconds."""
-        return self._numbers[:, :FEATURES]
+        """[C, 10] what the round model is fitted to."""
+        return self._numbers[:, :_COLUMNS]
 
     @property
     def rounds(self) -> Array:
-        """[C]"""
-        return self._numbers[:, FEATURES]
+        """[C] that count, MEMORY at most."""
+        return self._numbers[:, _COLUMNS]
 
     @property
     def rows(self) -> Array:
         """[C] log2."""
-        return self._numbers[:, FEATURES + 1]
+        return self._numbers[:, _COLUMNS + 1]
 
     @property
     def context(self) -> Array:
         """[C] log2, what makes no difference added."""
-        return self._numbers[:, FEATURES + 2]
+        return self._numbers[:, _COLUMNS + 2]
 
     @property
     def k(self) -> Array:
         """[C]"""
-        return self._numbers[:, FEATURES + 3]
+        return self._numbers[:, _COLUMNS + 3]
 
     @property
     def kind(self) -> Array:
         """[C] who drafts, as `kind_of` says."""
-        return self._numbers[:, FEATURES + 4]
+        return self._numbers[:, _COLUMNS + 4]
 
 
 def kind_of(proposer: ProposerName) -> float:
@@ -122,15 +127,24 @@ def kind_of(proposer: ProposerName) -> float:
     return draft + 2 * ngram
 
 
-def key_of(proposer: ProposerName, k: int, running: float, context: float) -> Key:
+def key_of(proposer: ProposerName, k: int, running: float, context: float, *, profiled: bool = False) -> Key:
     rows, octave = round(_OCTAVE * math.log2(running)), round(math.log2(context + SHORT))
-    return Key(proposer if k else "none", k, rows, octave)
+    return Key(proposer if k else "none", k, rows, octave, profiled)
 
 
 def _numbers(key: Key, cell: Cell) -> tuple[float, ...]:
     k, n, seconds = float(key.k), cell.running, cell.seconds
     relative = (term / seconds for term in terms(*one_hot(key.proposer), k, n, cell.context))
-    return (*relative, cell.rounds, math.log2(n), math.log2(cell.context + SHORT), k, kind_of(key.proposer))
+    most, shown = (PROFILED, -rested(k, n)) if key.profiled else (MEMORY, 0.0)
+    return (
+        *relative,
+        shown,
+        min(cell.rounds, most),
+        math.log2(n),
+        math.log2(cell.context + SHORT),
+        k,
+        kind_of(key.proposer),
+    )
 
 
 def _mean(old: Cell, new: Cell) -> Cell:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specpipe.core import ProposerName
-from specpipe.speculation.cost_cells import MEMORY, SHORT, Array, Cells, kind_of
-from specpipe.speculation.round_model import FEATURES, KV, fit, one_hot, rising, terms
+from specpipe.speculation.cost_cells import SHORT, Array, Cells, kind_of
+from specpipe.speculation.round_model import FEATURES, KV, SHORTFALL, fit, one_hot, rising, terms
 
 _CREDIBLE = 4.0  # rounds that make a cell count half in the fit
 _DOUBT = 1.5  # rounds near by that make the model and what was measured beyond it count alike
@@ -36,7 +36,7 @@ class CostFit(NamedTuple):
 
     cells: Cells
     model: Array
-    """[9] coefficients."""
+    """[10] coefficients."""
     residual: Array
     """[C] log(measured / model)."""
 
@@ -45,12 +45,14 @@ class CostFit(NamedTuple):
         """near: a model that may be close."""
         rounds = cells.rounds
         model = fit(cells.relative, rounds / (rounds + _CREDIBLE), near=near)
-        residual = -np.log(np.maximum(cells.relative @ model, 1e-12))
+        found = cells.relative[:, :FEATURES] @ model[:FEATURES]
+        in_a_job = 1 - model[SHORTFALL] * cells.relative[:, SHORTFALL]
+        residual = np.log(in_a_job / np.maximum(found, 1e-12))
         credible = _ODD * np.sqrt(rounds)  # a single round may have met anything
         return cls(cells, model, np.minimum(np.maximum(residual, -credible), credible))
 
     def grid(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> Grid:
-        model = self.model.copy()
+        model = self.model[:FEATURES].copy()
         model[KV] *= context
         bare = (model @ _features(proposer, max_k, slots)).reshape(max_k + 1, slots + 1)
         near, residual = self._near(proposer, max_k, slots, context)
@@ -60,9 +62,7 @@ class CostFit(NamedTuple):
         """→ [K + 1, N + 1] each: weight of the cells near by, and with it log(measured / model)."""
         cells, lattice = self.cells, _lattice(slots)
         same = (cells.k == 0) | (cells.kind == kind_of(proposer))
-        weight = (
-            same * np.minimum(cells.rounds, MEMORY) * _nearness(0.5 * np.log2(context + SHORT) - 0.5 * cells.context)
-        )
+        weight = same * cells.rounds * _nearness(0.5 * np.log2(context + SHORT) - 0.5 * cells.context)
         by_k = _nearness(_every_k(max_k) - cells.k) * weight
         by_rows = _nearness(lattice.rows - cells.rows[:, None])
         both = np.concatenate([by_k, by_k * self.residual]) @ by_rows @ lattice.spread

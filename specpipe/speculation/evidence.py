@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specpipe.core import AcceptanceCounts, Completion, CostPoint, Evidence, ProposerName, StepReport
+from specpipe.core import AcceptanceCounts, Completion, CostPoint, Evidence, PrefillPoint, ProposerName, StepReport
+from specpipe.speculation.prefill_cost import size_of
 
 POINTS = 64
 """Cost points that one evidence carries at most: what is left stays for the next one."""
@@ -85,8 +86,9 @@ class EvidenceLog:
         self._verified: dict[ProposerName, AcceptanceCounts] = {}
         self._rounds: dict[ProposerName, int] = {}
         self._row_rounds: dict[ProposerName, int] = {}
-        self._rows = self._input_tokens = self._output_tokens = self._prefill_tokens = 0
-        self._prefill_s = 0.0
+        self._rows = self._input_tokens = self._output_tokens = 0
+        self._prefills: dict[int, PrefillPoint] = {}
+        """By size."""
         self._running, self._behind = 0, 0.0
 
     def add(self, step: StepReport) -> None:
@@ -96,8 +98,8 @@ class EvidenceLog:
             self._add_cost(step)
         if step.running:
             self._running, self._behind = step.running, step.draft_behind
-        self._prefill_tokens += step.draft_prefill_tokens
-        self._prefill_s += step.draft_prefill_s
+        if step.draft_prefill_tokens and step.draft_prefill_s > 0:
+            self._add_prefill(step)
         for completion in step.completions:
             self._add_row(completion)
 
@@ -113,6 +115,12 @@ class EvidenceLog:
         if not (seconds := self._usual.believe(shape, step.round_s)):
             return
         self._costs.setdefault(shape, RoundSum()).add(seconds, step.running, step.context)
+
+    def _add_prefill(self, step: StepReport) -> None:
+        """A step has one forward of the draft model at most."""
+        point = PrefillPoint(forwards=1, tokens=step.draft_prefill_tokens, seconds=step.draft_prefill_s)
+        size = size_of(point.tokens)
+        self._prefills[size] = self._prefills[size] + point if size in self._prefills else point
 
     def _add_row(self, completion: Completion) -> None:
         if completion.finish_reason == "error":
@@ -132,8 +140,7 @@ class EvidenceLog:
             rows=self._rows,
             input_tokens=self._input_tokens,
             output_tokens=self._output_tokens,
-            draft_prefill_tokens=self._prefill_tokens,
-            draft_prefill_s=self._prefill_s,
+            draft_prefills=tuple(self._prefills.values()),
             running=self._running,
             draft_behind=self._behind,
         )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specpipe.core import ProposerName
+from specpipe.core import ProposerName, rows_at_once
 from specpipe.speculation.acceptance import Acceptance
 from specpipe.speculation.cost import CostTable
 from specpipe.speculation.policy import Situation
@@ -115,7 +115,9 @@ def _paid(
     if proposer != "draft":
         return seconds
     situation = outlook.situation
-    prefill_s = situation.input_tokens / max(1.0, situation.output_tokens) * costs.draft_token_s
+    # Rows that get slots together share a forward.
+    forwards = max(1 / rows_at_once(situation.slots), situation.input_tokens / situation.prefill_budget)
+    prefill_s = costs.draft_prefill.seconds(situation.input_tokens, forwards) / max(1.0, situation.output_tokens)
     paid = seconds + made * (prefill_s * new)
     paid[0] = seconds[0]
     return paid

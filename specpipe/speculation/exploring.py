@@ -91,7 +91,7 @@ def _tries(
     drafting, catching_up, times = float(n), 0.0, 1
     if who == "draft" and situation.behind > 1 and not (best.proposer == "draft" and best.ks[n]):
         tokens = min(n * situation.behind, trial_tokens(situation))
-        drafting, catching_up = tokens / situation.behind, tokens * costs.draft_token_s
+        drafting, catching_up = tokens / situation.behind, costs.draft_prefill.seconds(float(tokens), 1.0)
         times = TRIES if situation.rounds >= EARLY_ROUNDS else 1
     made = n + drafting * (choice.tokens - 1)
     lost = times * np.maximum(0.0, grid.seconds[:, n] - made / now)

@@ -79,7 +79,7 @@ class Goodput:
         drafting, ks = np.take_along_axis(a_token[1:], best[None], axis=0)[0], best + 1
         caught_up = 0.0
         if proposer == "draft":
-            turn = turn_on(plain - drafting, outlook.ahead, situation, costs.draft_token_s)
+            turn = turn_on(plain - drafting, outlook.ahead, situation, costs.draft_prefill)
             caught_up = turn.seconds
             ks[: turn.fewest] = 0
             ks[turn.most + 1 : n + 1] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from specpipe.core import CostPoint, Evidence, ProposerName
+from specpipe.core import Evidence, Profile, ProposerName
 from specpipe.speculation.cost import CostTable
 from specpipe.speculation.observer import Beliefs, Observer
 from specpipe.speculation.policy import Situation
@@ -34,11 +34,11 @@ class Learning:
         self.tables: dict[str, CostTable] = {}
         """By hardware."""
 
-    def admit(self, worker: str, hardware: str, profile: Sequence[CostPoint]) -> None:
-        """A worker is ready, on such hardware; `profile`: what rounds took there at its start."""
+    def admit(self, worker: str, hardware: str, profile: Profile) -> None:
+        """A worker is ready, on such hardware; `profile`: what it timed there at its start."""
         self._hardware[worker] = hardware
         table = self.tables[hardware] if hardware in self.tables else self._known(hardware)
-        self.tables[hardware] = table.with_points(profile)
+        self.tables[hardware] = table.with_profile(profile)
 
     def see(self, worker: str | None, evidence: Evidence) -> None:
         """What a worker's rounds have shown; None: those of an earlier start, whose costs are known already."""
@@ -49,8 +49,8 @@ class Learning:
         table = self.tables[hardware]
         if evidence.costs:
             table = table.with_points(evidence.costs)
-        if evidence.draft_prefill_tokens:
-            table = table.with_prefill(tokens=evidence.draft_prefill_tokens, seconds=evidence.draft_prefill_s)
+        if evidence.draft_prefills:
+            table = table.with_prefills(evidence.draft_prefills)
         self.tables[hardware] = table
 
     def beliefs(self, worker: str) -> Beliefs:

@@ -67,8 +67,8 @@ class Observer:
         """Take in what rounds and rows have shown since the last time."""
         old = self.beliefs
         costs = old.costs.with_points(evidence.costs) if evidence.costs else old.costs
-        if evidence.draft_prefill_tokens:
-            costs = costs.with_prefill(tokens=evidence.draft_prefill_tokens, seconds=evidence.draft_prefill_s)
+        if evidence.draft_prefills:
+            costs = costs.with_prefills(evidence.draft_prefills)
         rounds = sum(point.rounds for point in evidence.costs)
         context = _last(old.context, sum(point.context * point.rounds for point in evidence.costs), rounds)
         self.beliefs = Beliefs(

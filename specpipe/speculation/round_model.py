@@ -20,10 +20,14 @@ from specpipe.core import ProposerName
 Array = npt.NDArray[np.float64]
 Number = TypeVar("Number", float, Array)
 FEATURES, ARITHMETIC, KV, DRAFT = 9, 1, 2, 3
+SHORTFALL = FEATURES
+"""The coefficient beyond those of a round: by how much more than a rested machine's rounds those of a job take."""
 _LONG = 1024.0  # tokens of context: with rows of one length KV and arithmetic look alike, and arithmetic gets the time
 _RIDGE = 192.0
+_WARM = 64.0  # tokens of which a rested machine gains half of what it gains at most
+_SCATTER, _RESTED = 0.02, 0.15  # of relative errors, and of what a rested machine gains, before it is known
 _FLAT = 1e-9
-_SHARE_OUT = 1e-3 * np.eye(FEATURES)
+_SHARE_OUT = np.diag([*FEATURES * [1e-3], (_SCATTER / _RESTED) ** 2])
 
 
 def one_hot(proposer: ProposerName) -> tuple[float, float]:
@@ -40,18 +44,26 @@ def terms(draft: Number, ngram: Number, k: Number, n: Number, context: Number) -
     return 0 * k + 1, tokens, n * context, drafted, drafted * n, speculates, speculates * n, root, late
 
 
+def rested(k: float, n: float) -> float:
+    """How much of the shortfall shows in a round of a rested machine: power bounds rounds of many tokens, memory those
+    of few."""
+    tokens = n * (k + 1)
+    return tokens / (tokens + _WARM)
+
+
 def fit(rows: Array, weight: Array, *, near: Array | None = None) -> Array:
-    """rows [cells, 9]: features / seconds; weight [cells]. → [9] coefficients of 0 or more.
+    """rows [cells, 10]: terms / seconds, and −`rested`, or 0 of rounds in a job; weight [cells]. → [10], 0 or more.
 
     Least squares of rows @ x − 1, that is of relative errors. `near`: coefficients that may be close; saves time.
 
     A small ridge on each coefficient's contribution shares out what the points cannot tell apart.
     """
     scale = np.maximum(rows.max(axis=0), 1e-30)
+    scale[SHORTFALL] = 1.0
     scale[KV] = max(scale[KV], scale[ARITHMETIC] * _LONG)
     scaled = rows / scale
     weighted = (scaled * weight[:, None]).T
-    free = np.zeros(FEATURES, dtype=bool) if near is None else near > 0
+    free = np.zeros(len(scale), dtype=bool) if near is None else near > 0
     return np.asarray(_least(weighted @ scaled + _SHARE_OUT, weighted.sum(axis=1), free) / scale)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specpipe.speculation.policy import Situation
+from specpipe.speculation.prefill_cost import PrefillPrice
 
 Array = npt.NDArray[np.float64]
 HORIZON = 256.0
@@ -28,7 +29,7 @@ class Turn(NamedTuple):
     """Of catching up."""
 
 
-def turn_on(saved: Array, ahead: Array, situation: Situation, draft_token_s: float) -> Turn:
+def turn_on(saved: Array, ahead: Array, situation: Situation, prefill: PrefillPrice) -> Turn:
     """Between which occupancies, the present one or below, the draft model saves most time, catching up deducted.
 
     saved [N + 1]: seconds a token by drafting, against plain decoding; ahead [N + 1]: tokens still to be generated.
@@ -36,7 +37,8 @@ def turn_on(saved: Array, ahead: Array, situation: Situation, draft_token_s: flo
     n = situation.running
     rows, ahead = np.arange(n + 1), ahead[: n + 1].copy()
     ahead[n] = min(ahead[n], HORIZON * n)
-    catch_up = rows * _behind(ahead, situation) * draft_token_s
+    lacking = rows * _behind(ahead, situation)
+    catch_up = prefill.seconds(lacking, np.ceil(lacking / situation.prefill_budget))
     total = np.concatenate([[0.0], np.cumsum(saved[: n + 1] * ahead)])  # [r]: by drafting below r rows
     least = np.minimum.accumulate(total)[:-1]
     gain = total[1:] - least - catch_up

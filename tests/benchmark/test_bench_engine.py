@@ -83,10 +83,11 @@ def test_jobs_under_a_policy_and_every_fixed_k_make_the_same_tokens() -> None:
 def test_the_profile_comes_first() -> None:
     (profile,) = [line["profile"] for line in jobs("goodput --k 2 --acceptance useless") if "profile" in line]
     plain, drafting = [("none", 0, rows) for rows in (1, 4, 2)], [("draft", 2, rows) for rows in (1, 4, 2)]
-    assert [(p["proposer"], p["k"], p["running"]) for p in profile] == [
+    assert [(p["proposer"], p["k"], p["running"]) for p in profile["rounds"]] == [
         *plain[:2], *drafting[:2], plain[2], drafting[2]
     ]  # fmt: skip
-    assert all(p["seconds"] > 0 for p in profile)
+    assert all(p["seconds"] > 0 for p in profile["rounds"] + profile["draft_prefills"])
+    assert profile["draft_prefills"]
 
 
 def test_acceptance_without_a_name_is_refused() -> None:

@@ -77,7 +77,8 @@ def play_out(worker: SimulatedWorker, proposer: ProposerName, k: int, most: int)
         assert played.running.min() > 0 and played.running.max() <= scenario.slots
         log.add(played, played.seconds.tolist())
         tokens += int(scenario.output[played.ended].sum())
-        seconds += float(played.seconds.sum() + played.prefills.sum() * scenario.machine.draft_prefill)
+        forwards = np.count_nonzero(played.prefills)
+        seconds += float(played.seconds.sum()) + scenario.machine.prefill_s(int(played.prefills.sum()), forwards)
     return tokens, seconds, log.evidence()
 
 
@@ -184,7 +185,7 @@ seed: 3
 max_k: 2
 machines:
   m: {verify: [[1, 0.01], [64, 0.02]], draft: [[1, 0.001], [64, 0.002]], kv: 0, draft_kv: 0, draft_prefill: 0,
-    ngram: [0, 0]}
+    draft_forward: 0, ngram: [0, 0]}
 datasets:
   d: {draft: [0.5], ngram: [0.5], coverage: 1, input: [3, 9], output: [300, 400]}
 families:

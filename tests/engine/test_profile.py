@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from support.engines import drain, make_engine, make_requests, plan, run
 
-from specpipe.core import SamplingParams
+from specpipe.core import Profile, SamplingParams
 from specpipe.speculation.points import points_to_time
 
 
@@ -22,9 +22,17 @@ def test_the_profile_times_few_and_many_rows_with_and_without_drafts(small_pair)
         (5, "ngram", 2),
     ]
     assert shapes[6:] == [(2, "none", 0), (2, "draft", 2), (2, "ngram", 2)]
-    points = engine.profile(SamplingParams(), shapes, context=40, within_s=60)
-    assert [(point.running, point.proposer, point.k) for point in points] == shapes
-    assert all(point.seconds > 0 and point.rounds > 0 and point.context == 40 for point in points)
+    found = engine.profile(SamplingParams(), shapes, context=40, within_s=60)
+    assert [(point.running, point.proposer, point.k) for point in found.rounds] == shapes
+    assert all(point.seconds > 0 and point.rounds > 0 and point.context == 40 for point in found.rounds)
+
+
+def test_the_profile_times_small_and_large_prefills_by_the_draft_model(small_pair) -> None:
+    pair = small_pair("llama")
+    engine = make_engine(pair.target, pair.draft, slots=2, prefill_budget=200)
+    found = engine.profile(SamplingParams(), points_to_time(2, 2, engine.proposers), context=40, within_s=60)
+    assert [prefill.tokens / prefill.forwards for prefill in found.draft_prefills] == [16, 128, 200]
+    assert all(prefill.seconds > 0 for prefill in found.draft_prefills)
 
 
 def test_it_leaves_no_trace(small_pair) -> None:
@@ -47,6 +55,8 @@ def test_it_leaves_no_trace(small_pair) -> None:
 def test_time_that_does_not_suffice_gives_fewer_points(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft)
-    assert engine.profile(SamplingParams(), points_to_time(3, 2, engine.proposers), context=40, within_s=0.0) == ()
+    assert (
+        engine.profile(SamplingParams(), points_to_time(3, 2, engine.proposers), context=40, within_s=0.0) == Profile()
+    )
     engine.submit(make_requests(2, vocab_size=pair.vocab_size), plan(2))
     drain(engine)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from specpipe.core import AcceptanceCounts, Completion, Request, SamplingParams, ShardRound, StepReport
+from specpipe.core import AcceptanceCounts, Completion, PrefillPoint, Request, SamplingParams, ShardRound, StepReport
 from specpipe.speculation.evidence import POINTS, EvidenceLog, Shape, Usual
 
 COUNTS = AcceptanceCounts(
@@ -80,7 +80,7 @@ def test_rows_that_ended_and_what_the_draft_prefilled() -> None:
     log.add(step(completions=(ended, failed), draft_prefill_tokens=20, draft_prefill_s=0.5))
     found = log.take()
     assert (found.rows, found.input_tokens, found.output_tokens) == (1, 3, 2)
-    assert (found.draft_prefill_tokens, found.draft_prefill_s) == (20, 0.5)
+    assert found.draft_prefills == (PrefillPoint(forwards=1, tokens=20, seconds=0.5),)
 
 
 def test_nothing_is_taken_twice() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specpipe.core import AcceptanceCounts, CostPoint, ProposerName, SpeculationPlan
+from specpipe.core import AcceptanceCounts, CostPoint, PrefillPoint, ProposerName, SpeculationPlan
 from specpipe.speculation.acceptance import Acceptance
 from specpipe.speculation.cost import CostTable
 from specpipe.speculation.exploring import EARLY_ROUNDS
@@ -26,7 +26,8 @@ def table(*, draft_token_s: float = 1e-7) -> CostTable:
         for n in (1, 2, 4, 8, 16, 32, 64)
         for cost in [seconds(k, n)]
     ]
-    return CostTable(points, draft_token_s=draft_token_s)
+    prefill = PrefillPoint(forwards=1000, tokens=2_000_000, seconds=2_000_000 * draft_token_s)
+    return CostTable(points, prefills=[prefill])
 
 
 def acceptance(*rates: float, drafts: int = 100_000) -> Acceptance:

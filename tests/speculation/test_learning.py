@@ -1,6 +1,6 @@
 """What a run has learnt: acceptance of all workers in one place, costs by hardware, earlier starts included."""
 
-from specpipe.core import AcceptanceCounts, CostPoint, Evidence
+from specpipe.core import AcceptanceCounts, CostPoint, Evidence, Profile
 from specpipe.pipeline.handles import WorkerInfo
 from specpipe.speculation.cost import CostTable
 from specpipe.speculation.learning import Learning
@@ -21,7 +21,7 @@ def seconds(learning: Learning, worker: str) -> float:
 def test_costs_are_shared_by_workers_of_the_same_hardware_and_no_others() -> None:
     learning = Learning(slots=4, proposers=("draft",))
     for worker, hardware in (("a", "H200"), ("b", "L4"), ("c", "H200")):
-        learning.admit(worker, hardware, [])
+        learning.admit(worker, hardware, Profile())
     assert learning.situation("a", queue_depth=1.0).costs is None
     learning.see("a", Evidence(costs=(point(0.1),)))
     learning.see("b", Evidence(costs=(point(0.4),)))
@@ -32,14 +32,14 @@ def test_costs_are_shared_by_workers_of_the_same_hardware_and_no_others() -> Non
 
 def test_acceptance_is_shared_by_all() -> None:
     learning = Learning(slots=4, proposers=("draft",))
-    learning.admit("a", "H200", [])
+    learning.admit("a", "H200", Profile())
     learning.see("a", Evidence(verified={"draft": COUNTS}, rounds={"draft": 30}, row_rounds={"draft": 100}))
     assert learning.beliefs("worker of tomorrow").acceptance["draft"].conditional(1)[0] < 0.3
 
 
 def test_the_profile_of_a_start_counts_as_rounds_do() -> None:
     learning = Learning(slots=4, proposers=("draft",))
-    learning.admit("a", "H200", [point(0.2, rounds=5)])
+    learning.admit("a", "H200", Profile(rounds=(point(0.2, rounds=5),)))
     assert 0.15 < seconds(learning, "a") < 0.25
 
 
@@ -51,8 +51,8 @@ def test_earlier_runs_on_the_same_hardware_are_remembered() -> None:
         return CostTable([point(0.3)])
 
     learning = Learning(slots=4, proposers=("draft",), known=known)
-    learning.admit("a", "H200", [])
-    learning.admit("b", "H200", [])
+    learning.admit("a", "H200", Profile())
+    learning.admit("b", "H200", Profile())
     assert 0.25 < seconds(learning, "b") < 0.35
     assert asked == ["H200"]
 

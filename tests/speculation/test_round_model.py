@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specpipe.speculation.round_model import FEATURES, _least, fit, terms
+from specpipe.speculation.round_model import FEATURES, SHORTFALL, _least, fit, terms
 
 
 def test_the_fit_is_the_least_over_coefficients_that_are_not_negative() -> None:
@@ -26,4 +26,6 @@ def test_rounds_of_the_model_give_its_coefficients_back() -> None:
     rows = np.stack(terms(draft, 1 - draft, k, n, random.uniform(10, 2000, 300)), axis=1)
     truth = np.array([4e-3, 2e-5, 3e-8, 1e-3, 8e-6, 1e-4, 1e-6, 3e-5, 2e-5])
     seconds = rows @ truth
-    assert rows @ fit(rows / seconds[:, None], np.ones(300)) == pytest.approx(seconds, rel=0.01)
+    found = fit(np.column_stack([rows / seconds[:, None], np.zeros(300)]), np.ones(300))
+    assert rows @ found[:FEATURES] == pytest.approx(seconds, rel=0.01)
+    assert found[SHORTFALL] == 0

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from specpipe.speculation.expected import Outlook
 from specpipe.speculation.policy import Situation
+from specpipe.speculation.prefill_cost import PrefillPrice
 from specpipe.speculation.turning import HORIZON, Turn, turn_on
 
 SLOTS = 64
@@ -22,7 +23,7 @@ def saved(few: float, many: float, *, above: int = 32) -> Array:
 
 
 def turn(by_token: Array, situation: Situation, token_s: float = TOKEN_S) -> Turn:
-    return turn_on(by_token, Outlook.of(situation).ahead, situation, token_s)
+    return turn_on(by_token, Outlook.of(situation).ahead, situation, PrefillPrice(0.0, token_s))
 
 
 def test_what_pays_everywhere_is_on_everywhere() -> None:
