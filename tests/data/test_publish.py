@@ -69,6 +69,18 @@ def test_a_writer_that_raises_leaves_what_was_there(tmp_path: Path, monkeypatch:
     assert os.listdir(tmp_path) == ["manifest.json"] and path.read_bytes() == b"old"
 
 
+def test_file_and_rename_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (flushed.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    publish_bytes(str(tmp_path / "manifest.json"), b"{}")
+    attempt, folder = flushed
+    assert os.path.basename(attempt).startswith(".attempt-") and folder == str(tmp_path)
+    with publish_file(str(tmp_path / "big.parquet")) as path:
+        Path(path).write_bytes(b"whole")
+    assert flushed[2:] == [path, str(tmp_path)]
+
+
 def test_a_process_that_dies_while_writing_leaves_only_an_attempt(tmp_path: Path) -> None:
     dies = (
         "import os, sys, pyarrow as pa\n"

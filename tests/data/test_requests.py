@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specpipe.core import Completion, Request, SamplingParams, Shard
-from specpipe.data import RequestBuilder, Row, row_seed, to_table
+from specpipe.data import RequestBuilder, Row, expected_identity, row_seed, to_table
 from specpipe.data.prompts import Message
 from specpipe.errors import InputError, ModelError
 
@@ -288,3 +288,19 @@ def test_every_column_that_is_looked_at_is_read() -> None:
 
 def test_input_errors_are_value_errors() -> None:
     assert issubclass(InputError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "own"),
+    [
+        ({"prompt": "x", "id": "a", "seed": 7}, "a", {7}),
+        ({"prompt": "x", "seed": "hot"}, "3", set()),
+        ({"prompt": "x", "id": 1.5, "seed": 7}, "3", set()),
+        (None, "3", set()),
+    ],
+)
+def test_the_identity_that_an_output_must_have_is_known_of_bad_rows_too(
+    values: dict[str, object] | None, name: str, own: set[int]
+) -> None:
+    found = expected_identity(Row(index_in_file=0, values=values), 3, job_seed=5, prompt_column=None)
+    assert found == (name, {row_seed(5, 3), *own})

@@ -85,3 +85,10 @@ def test_steps_say_what_the_draft_prefilled_and_how_long_that_took(small_pair) -
         assert (step.draft_prefill_s > 0) == (step.draft_prefill_tokens > 0)
         assert step.draft_prefill_s <= step.phases.get("prefill", 0.0)
     drain(engine)
+
+
+def test_no_round_is_launched_for_rows_that_those_under_way_end(small_pair) -> None:
+    pair = small_pair("llama")
+    engine = make_engine(pair.target, pair.draft, rounds_behind=1)
+    engine.submit(make_requests(2, vocab_size=pair.vocab_size, max_new_tokens=5), plan(0))
+    assert sum(bool(step.running) for step in steps_of(engine)) == 5

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from specpipe.evaluation.certificate import certificate
 from specpipe.evaluation.compare_paths import compare_paths
 from specpipe.evaluation.logits import Gap
 from specpipe.evaluation.report_html import report_html
-from specpipe.evaluation.texts import first_difference
+from specpipe.evaluation.texts import compare_outputs, first_difference
 from specpipe.models.tiny.problems import final_answer, problems
 from specpipe.pipeline.run import RunResult
 
@@ -141,6 +142,24 @@ def test_synthetic_runs_and_other_datasets_are_refused(tiny_run: TinyRun, tmp_pa
     next((tmp_path / "plain" / "outputs").glob("part-*.parquet")).unlink()
     with pytest.raises(OutputError, match="is not complete: 1 of"):
         compare_paths(str(tmp_path / "plain"), str(tmp_path / "plain"))
+
+
+def test_a_row_that_failed_on_either_side_is_no_pair() -> None:
+    def run(*ends: str) -> Any:
+        rows = [
+            {
+                "request_id": str(i),
+                "prompt": "x",
+                "generated_text": end,
+                "generated_token_ids": [i],
+                "finish_reason": end,
+            }
+            for i, end in enumerate(ends)
+        ]
+        return SimpleNamespace(records=lambda columns: iter(rows))
+
+    found = compare_outputs(run("error", "stop", "stop", "error"), run("stop", "error", "stop", "error"))
+    assert (found.failed, found.rows, found.same_text, found.divergences) == (3, 1, 1, [])
 
 
 @pytest.mark.parametrize(("a", "b", "at"), [([1, 2], [1, 2, 3], 2), ([1, 5], [1, 6], 1), ([], [4], 0), ([7], [7], 1)])

@@ -14,6 +14,11 @@ def test_quantiles_are_within_two_percent_of_numpy(size: int, q: float) -> None:
     assert got == pytest.approx(np.quantile(values, q, method="inverted_cdf"), rel=0.02)
 
 
+def test_no_quantile_lies_outside_of_what_was_counted() -> None:
+    assert LogHistogram([0.3, 0.3]).quantile(0.5) == 0.3
+    assert LogHistogram([0.0]).quantile(0.99) == 0.0
+
+
 def test_count_and_sum_are_exact() -> None:
     values = [0.0, 1e-12, 0.25, 0.25, 3600.0]
     histogram = LogHistogram(values)
