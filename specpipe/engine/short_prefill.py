@@ -20,8 +20,9 @@ from specpipe.engine.recorder import Recorder
 from specpipe.engine.runner import ModelRunner
 from specpipe.engine.slots import SlotState
 
-SIZES = (64, 128, 192, 256, 320, 384, 512)
-"""Tokens. Above 384 the vendor's products take as long as for 512, or longer."""
+SIZES = (64, 128, 256, 384, 512, 640, 768, 1024)
+"""Tokens. Beyond the last the device is the slower one. Between them padding costs little: the vendor's products have
+tiles of 128 tokens and more."""
 MOST_CHUNKS = 64
 
 

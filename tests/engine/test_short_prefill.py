@@ -123,7 +123,7 @@ def test_no_time_captures_nothing(small_pair) -> None:
 
 def test_what_does_not_fit_is_launched_as_it_is(small_pair) -> None:
     pair = small_pair("llama")
-    engine = make_engine(pair.target, pair.draft, prefill_budget=5000, max_model_len=600)
+    engine = make_engine(pair.target, pair.draft, prefill_budget=5000, max_model_len=1100)
     recorder = replaying(engine)
     dummy = engine._state.dummy
     engine._prefills.run(engine.target, [Chunk(dummy, 0, SIZES[-1] + 1)])
