@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -87,13 +86,13 @@ class Acceptance:
 @lru_cache(maxsize=64)  # a plan asks for the same several times
 def _conditional(reached: Counts, accepted: Counts, prior: Counts, k: int) -> Counts:
     out: list[float] = []
-    shift = 0.0  # of the position before, from its prior, in log odds
+    shift = 1.0  # of the position before, from its prior, as a ratio of odds
     for i in range(k):
-        leant_on = _logit(prior[min(i, len(prior) - 1)])
-        base = _logistic(leant_on + shift)
+        leant_on = _odds(prior[min(i, len(prior) - 1)])
+        base = leant_on * shift / (1 + leant_on * shift)
         seen, passed = (reached[i], accepted[i]) if i < len(reached) else (0.0, 0.0)
         out.append((passed + PRIOR_WEIGHT * base) / (seen + PRIOR_WEIGHT))
-        shift = _logit(out[-1]) - leant_on
+        shift = _odds(out[-1]) / leant_on
     return tuple(out)
 
 
@@ -102,10 +101,6 @@ def _sum(old: tuple[float, ...], new: tuple[int, ...], keep: float, size: int) -
     return tuple(keep * a + b for a, b in zip(left, right, strict=True))
 
 
-def _logit(p: float) -> float:
+def _odds(p: float) -> float:
     p = min(max(p, 1e-4), 1 - 1e-4)
-    return math.log(p / (1 - p))
-
-
-def _logistic(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
+    return p / (1 - p)

@@ -43,7 +43,7 @@ class CostTable:
         return self._next(cells, self._prefills.with_points(profile.draft_prefills))
 
     def _next(self, cells: Cells, prefills: PrefillCost) -> CostTable:
-        table = CostTable()
+        table = object.__new__(CostTable)
         table._become(cells, prefills, self.__dict__.get("_fit", self._before))
         return table
 

@@ -74,13 +74,14 @@ class Cells:
 
     def replaced(self, now: dict[Key, Cell]) -> Cells:
         """These in place of what was known of them, the others as they are."""
-        other = Cells()
+        other = object.__new__(Cells)
         other._places, other._cells = dict(self._places), self._cells.copy()
         added = [key for key in now if key not in self._places]
         for key in added:
             other._places[key] = len(other._cells)
             other._cells.append(now[key])
-        other._numbers = np.concatenate([self._numbers, np.empty((len(added), self._numbers.shape[1]))])
+        other._numbers = np.empty((len(other._cells), self._numbers.shape[1]))
+        other._numbers[: len(self)] = self._numbers
         for key, cell in now.items():
             place = other._places[key]
             other._cells[place], other._numbers[place] = cell, _numbers(key, cell)

@@ -52,20 +52,21 @@ class CostFit(NamedTuple):
         return cls(cells, model, np.minimum(np.maximum(residual, -credible), credible))
 
     def grid(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> Grid:
-        model = self.model[:FEATURES].copy()
+        lattice, model = _lattice(slots), self.model[:FEATURES].copy()
         model[KV] *= context
-        bare = (model @ _features(proposer, max_k, slots)).reshape(max_k + 1, slots + 1)
-        near, residual = self._near(proposer, max_k, slots, context)
-        return Grid(rising(bare * np.exp(residual / (near + _DOUBT))), near / (near + 1.0))
+        bare = (model @ _features(proposer, max_k, slots)).reshape(max_k + 1, len(lattice.rows))
+        near, residual = self._near(proposer, max_k, lattice.rows, context)
+        seconds = rising(bare * np.exp(residual / (near + _DOUBT)))
+        both = np.concatenate([seconds, near / (near + 1.0)]) @ lattice.spread
+        return Grid(both[: max_k + 1], both[max_k + 1 :])
 
-    def _near(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> tuple[Array, Array]:
-        """→ [K + 1, N + 1] each: weight of the cells near by, and with it log(measured / model)."""
-        cells, lattice = self.cells, _lattice(slots)
+    def _near(self, proposer: ProposerName, max_k: int, rows: Array, context: float) -> tuple[Array, Array]:
+        """→ [K + 1, P] each: weight of the cells near by, and with it log(measured / model)."""
+        cells = self.cells
         same = (cells.k == 0) | (cells.kind == kind_of(proposer))
-        weight = same * cells.rounds * _nearness(0.5 * np.log2(context + SHORT) - 0.5 * cells.context)
-        by_k = _nearness(_every_k(max_k) - cells.k) * weight
-        by_rows = _nearness(lattice.rows - cells.rows[:, None])
-        both = np.concatenate([by_k, by_k * self.residual]) @ by_rows @ lattice.spread
+        length = _nearness(0.5 * (np.log2(context + SHORT) - cells.context))
+        by_k = _by_k(max_k, max(max_k, int(cells.k.max())))[:, cells.k.astype(np.intp)] * (same * cells.rounds * length)
+        both = np.concatenate([by_k, by_k * self.residual]) @ _nearness(rows - cells.rows[:, None])
         return both[: max_k + 1], both[max_k + 1 :]
 
 
@@ -90,15 +91,16 @@ def _lattice(slots: int) -> _Lattice:
 
 @lru_cache(maxsize=16)
 def _features(proposer: ProposerName, max_k: int, slots: int) -> Array:
-    """→ [9, (K + 1)(N + 1)] of rounds whose rows are one token long; rows 0 read as 1."""
-    k, n = np.meshgrid(np.arange(max_k + 1.0), np.maximum(np.arange(slots + 1.0), 1.0), indexing="ij")
+    """→ [9, (K + 1)·P] of rounds whose rows are one token long."""
+    k, n = np.meshgrid(np.arange(max_k + 1.0), 2 ** _lattice(slots).rows, indexing="ij")
     draft, ngram = (np.full_like(k, one) for one in one_hot(proposer))
     return np.array(terms(draft, ngram, k, n, np.ones_like(k))).reshape(FEATURES, -1)
 
 
 @lru_cache(maxsize=16)
-def _every_k(max_k: int) -> Array:
-    return np.arange(max_k + 1.0)[:, None]
+def _by_k(max_k: int, widest: int) -> Array:
+    """→ [K + 1, widest + 1]"""
+    return _nearness(np.arange(max_k + 1.0)[:, None] - np.arange(widest + 1.0))
 
 
 def _nearness(apart: Array) -> Array:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from specpipe.core import Exploration, ProposerName
 from specpipe.speculation.cost import CostTable
-from specpipe.speculation.expected import Choice, Outlook, hoped_rates
+from specpipe.speculation.expected import Choice, Outlook, expected_tokens, prefill_s
 from specpipe.speculation.policy import Situation
 
 EXPLORE_SHARE = 0.01
@@ -26,6 +24,9 @@ TRIES = 4
 TRIAL_TOKENS = 1024
 TRIAL_ROWS = 4
 """Rows of mean length that the draft model catches up for a try; of shorter ones, which are nearest to it, more."""
+HOPE_SECONDS = 0.1
+"""Share by which a round that was never timed may be shorter than the cost table says; for one that was timed n times
+near by, over √(n + 1)."""
 
 
 class _Try(NamedTuple):
@@ -42,10 +43,6 @@ class _Try(NamedTuple):
     rounds: float
     """What it counts for in the budget."""
 
-    @property
-    def worth(self) -> float:
-        return self.gain / self.rounds
-
 
 def explore(
     best: Choice, choices: Sequence[Choice], outlook: Outlook, costs: CostTable, *, share: float, least_gain: float
@@ -56,11 +53,16 @@ def explore(
     best: what the plan takes; share: of all rounds, at most; least_gain: what is less is not worth a try.
     """
     situation, n = outlook.situation, outlook.n
-    now = float(best.rate[best.ks[n], n])
-    tries = [_tries(choice, best, outlook, costs, now, least_gain) for choice in choices]
-    likely, daring = (max(one, key=lambda one: one.worth) for one in zip(*tries, strict=True))
-    found = likely if likely.worth > 0 else daring  # what may well be first
-    if found.worth <= 0 or found.gain * float(outlook.ahead.sum()) / now < found.lost:
+    now = float(best.a_token[best.ks[n], n])
+    for daring in (False, True):  # what may well be first
+        asked = (best, outlook, costs, now / (1 + least_gain), daring)
+        tries = [one for choice in choices for one in _tries(choice, *asked)]
+        if tries:
+            break
+    else:
+        return None
+    found = max(tries, key=lambda one: one.gain / one.rounds)
+    if found.gain * float(outlook.ahead.sum()) * now < found.lost:
         return None
     every = 2 ** math.ceil(math.log2(found.rounds / share))  # so that a new plan does not begin the count anew
     if found.k and situation.acceptance[found.proposer].unseen:
@@ -75,33 +77,35 @@ def explore(
 
 
 def _tries(
-    choice: Choice, best: Choice, outlook: Outlook, costs: CostTable, now: float, least_gain: float
-) -> tuple[_Try, _Try]:
-    """The K of a proposer, other than the plan's, that is most worth a try, as `hoped_rates`: two answers. `now`: the
-    plan's tokens per second."""
+    choice: Choice, best: Choice, outlook: Outlook, costs: CostTable, most: float, daring: bool
+) -> Iterator[_Try]:
+    """Every K of a proposer, other than the plan's, that may well come to `most` seconds a token or less.
+
+    daring: if, too, a round that was never timed is as short as plain decoding: that finds out where the cost table is
+    wrong altogether.
+    """
     situation, n, who = outlook.situation, outlook.n, choice.proposer
-    hoped = hoped_rates(who, outlook, costs, len(choice.tokens) - 1)
-    gain = np.where(hoped > now * (1 + least_gain), 1 - now / hoped, 0.0)
-    if who == best.proposer:
-        gain[:, best.ks[n]] = 0.0
-    if not gain.any():
-        nothing = _Try(who, 0, 1, 0.0, 0.0, 1.0)
-        return nothing, nothing
-    grid = costs.grid(proposer=who, max_k=len(choice.tokens) - 1, slots=situation.slots, context=situation.context)
     drafting, catching_up, times = float(n), 0.0, 1
     if who == "draft" and situation.behind > 1 and not (best.proposer == "draft" and best.ks[n]):
         tokens = min(n * situation.behind, trial_tokens(situation))
         drafting, catching_up = tokens / situation.behind, costs.draft_prefill.seconds(float(tokens), 1.0)
         times = TRIES if situation.rounds >= EARLY_ROUNDS else 1
-    made = n + drafting * (choice.tokens - 1)
-    lost = times * np.maximum(0.0, grid.seconds[:, n] - made / now)
-    lost[1:] += catching_up
-    rounds = np.maximum(times, 2 * lost * now / (n * best.tokens[best.ks[n]]))
-    ks = (gain / rounds).argmax(axis=1)
-    likely, daring = (
-        _Try(who, int(k), times, float(gain[place, k]), float(lost[k]), float(rounds[k])) for place, k in enumerate(ks)
-    )
-    return likely, daring
+    hoped = expected_tokens(situation.acceptance[who], len(choice.tokens) - 1, hope=True)
+    grid = costs.grid(proposer=who, max_k=len(hoped) - 1, slots=situation.slots, context=situation.context)
+    prefill = prefill_s(who, situation, costs) * float(outlook.new[n])
+    now, now_k = float(best.a_token[best.ks[n], n]), int(best.ks[n])
+    plain = float(grid.seconds[0, n])
+    for k, (seconds, known) in enumerate(zip(grid.seconds[:, n].tolist(), grid.known[:, n].tolist(), strict=True)):
+        least = seconds * (1 - HOPE_SECONDS * math.sqrt(1 - known))
+        if daring:
+            least = min(least, seconds - (1 - known) * (seconds - plain))
+        a_token = least / (n * hoped[k]) + (prefill if k else 0.0)
+        if a_token >= most or (who == best.proposer and k == now_k):
+            continue
+        made = n + drafting * (choice.tokens[k] - 1)
+        lost = times * max(0.0, seconds - made * now) + (catching_up if k else 0.0)
+        rounds = max(float(times), 2 * lost / (now * n * best.tokens[now_k]))
+        yield _Try(who, k, times, 1 - a_token / now, lost, rounds)
 
 
 def trial_tokens(situation: Situation) -> int:

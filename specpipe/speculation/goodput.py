@@ -12,7 +12,7 @@ import numpy as np
 
 from specpipe.core import Exploration, ProposerName, SpeculationPlan
 from specpipe.speculation.cost import CostTable
-from specpipe.speculation.expected import Array, Choice, Outlook, expected_tokens, rates
+from specpipe.speculation.expected import Array, Choice, Outlook, expected_tokens, seconds_a_token
 from specpipe.speculation.exploring import EARLY_ROUNDS, EARLY_SHARE, EXPLORE_SHARE, explore, trial_tokens
 from specpipe.speculation.policy import Situation
 from specpipe.speculation.reason import say
@@ -60,7 +60,7 @@ class Goodput:
         else:
             share = self.explore_share if situation.rounds >= EARLY_ROUNDS else EARLY_SHARE
             tries = explore(best, choices, outlook, situation.costs, share=share, least_gain=2 * self.hysteresis)
-        taken = best.rate[best.ks, np.arange(len(best.ks))]
+        taken = 1 / best.a_token[best.ks, np.arange(len(best.ks))]
         return SpeculationPlan(
             ks=tuple(best.ks.tolist()),
             proposer=best.proposer if best.ks.any() else "none",
@@ -73,10 +73,10 @@ class Goodput:
 
     def _choose(self, proposer: ProposerName, outlook: Outlook, costs: CostTable) -> Choice:
         situation, n = outlook.situation, outlook.n
-        rate = rates(proposer, outlook, costs, self.k)
-        a_token = 1 / (rate * self._favour(proposer, situation.plan, rate.shape[1]))  # seconds
-        plain, best = a_token[0], a_token[1:].argmin(axis=0)
-        drafting, ks = np.take_along_axis(a_token[1:], best[None], axis=0)[0], best + 1
+        tokens = expected_tokens(situation.acceptance[proposer], self.k)
+        a_token = seconds_a_token(proposer, outlook, costs, tokens)
+        favoured = a_token / self._favour(proposer, situation.plan, a_token.shape[1])
+        plain, drafting, ks = favoured[0], favoured[1:].min(axis=0), 1 + favoured[1:].argmin(axis=0)
         caught_up = 0.0
         if proposer == "draft":
             turn = turn_on(plain - drafting, outlook.ahead, situation, costs.draft_prefill)
@@ -88,10 +88,10 @@ class Goodput:
         else:
             ks *= drafting < plain
         seconds = float(outlook.ahead @ np.where(ks > 0, drafting, plain))
-        return Choice(proposer, ks, rate, expected_tokens(situation.acceptance[proposer], self.k), seconds + caught_up)
+        return Choice(proposer, ks, a_token, tokens, seconds + caught_up)
 
     def _favour(self, proposer: ProposerName, plan: SpeculationPlan | None, size: int) -> Array:
-        """What rates are multiplied by: what is in force, at first plain decoding, is a little better than it is."""
+        """What seconds are divided by: what is in force, at first plain decoding, is a little better than it is."""
         if plan is None:
             return _favour((0,), False, self.k, size, self.hysteresis)
         return _favour(plan.ks, plan.proposer == proposer, self.k, size, self.hysteresis)
@@ -123,5 +123,5 @@ def _least_ready(best: Choice, n: int) -> float:
     """Share of n rows with a draft from which on a round with drafts makes more tokens a second than a plain one."""
     k = int(best.ks[n])
     gain = best.tokens[k] - 1
-    longer = best.tokens[k] * best.rate[0, n] / best.rate[k, n] - 1  # rate = n · tokens / seconds
-    return float(np.clip(longer / gain, 0.0, MOST_READY)) if gain > 0 else 0.0
+    longer = best.tokens[k] * float(best.a_token[k, n] / best.a_token[0, n]) - 1  # a token: seconds / (n · tokens)
+    return min(max(longer / gain, 0.0), MOST_READY) if gain > 0 else 0.0

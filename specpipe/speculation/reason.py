@@ -12,9 +12,9 @@ from specpipe.speculation.expected import Choice, Outlook
 def say(best: Choice, outlook: Outlook, explore: Exploration | None) -> str:
     """Of what the best proposer would do."""
     proposer, ks, n = best.proposer, best.ks, outlook.n
-    k, rate = int(ks[n]), best.rate[:, n].tolist()
-    accepted = outlook.situation.acceptance[proposer].conditional(max(1, int(ks.max())))
-    known = f"{proposer} accepted {' '.join(f'{c:.2f}' for c in accepted[:4])} where reached"
+    k, rate = int(ks[n]), (1 / best.a_token[:, n]).tolist()
+    accepted = outlook.situation.acceptance[proposer].conditional(len(rate) - 1)[: min(4, max(1, int(ks.max())))]
+    known = f"{proposer} accepted {' '.join(f'{c:.2f}' for c in accepted)} where reached"
     plain = f"{rate[0]:,.0f} tok/s"
     if k:
         text = f"goodput: {proposer} K={k} at {n} rows, expects {rate[k]:,.0f} tok/s, plain {plain}; {known}"

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from specpipe.core import CostPoint, PrefillPoint, Profile, ProposerName
-from specpipe.speculation import cost_fit
 from specpipe.speculation.cost import CostTable
+from specpipe.speculation.round_model import FEATURES, rising, terms
 
 
 def truth(k: int, n: int, context: float = 256.0) -> float:
@@ -96,16 +96,17 @@ def test_a_table_that_travels_takes_along_what_was_measured_alone() -> None:
     assert (again.grid(proposer="draft", max_k=5, slots=256, context=300).seconds == grid.seconds).all()
 
 
-def test_what_lies_between_rows_that_are_looked_at_is_what_looking_at_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_between_rows_that_are_looked_at_is_what_looking_at_it_says() -> None:
     points = [point(k, n, factor=1 + 0.1 * (n % 3), rounds=n) for k in (0, 2) for n in (1, 3, 19, 41, 150, 231, 256)]
-    few = CostTable(points).grid(proposer="draft", max_k=4, slots=256, context=300)
-    monkeypatch.setattr(cost_fit, "_EVERY", 256)
-    cost_fit._lattice.cache_clear()
-    every = CostTable(points).grid(proposer="draft", max_k=4, slots=256, context=300)
-    cost_fit._lattice.cache_clear()
-    assert few.seconds == pytest.approx(every.seconds, rel=0.015) and (few.seconds != every.seconds).any()
-    assert few.known == pytest.approx(every.known, abs=0.1)
-    assert few.seconds[:, :17] == pytest.approx(every.seconds[:, :17], rel=1e-12)
+    table, every = CostTable(points), np.arange(1.0, 257)
+    few = table.grid(proposer="draft", max_k=2, slots=256, context=300)
+    near, residual = table._fit._near("draft", 2, np.log2(every), 300)
+    k, n = np.meshgrid(np.arange(3.0), every, indexing="ij")
+    model = np.tensordot(table._fit.model[:FEATURES], terms(np.ones_like(k), 0 * k, k, n, np.full_like(k, 300)), 1)
+    seconds, known = rising(model * np.exp(residual / (near + 1.5))), near / (near + 1)
+    assert few.seconds[:, 1:] == pytest.approx(seconds, rel=0.015)
+    assert few.known[:, 1:] == pytest.approx(known, abs=0.1)
+    assert few.seconds[:, 1:17] == pytest.approx(seconds[:, :16], rel=2e-3), "every number of few rows is looked at"
 
 
 @pytest.mark.parametrize("change", [{"version": 1}, {"cells": [{}]}, {"cells": None}])
