@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from support.byte_encoder import ByteEncoder
 
 from specpipe.core import Completion, Request, SamplingParams, Shard
 from specpipe.data import RequestBuilder, list_files, plan_shards, read_rows
 from specpipe.data.convert_chats import ROLES
-from specpipe.data.prompts import Message
 
 PAGE = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
 
@@ -29,22 +29,6 @@ def lines() -> list[Line]:
     table = PAGE.partition("| rows of | example |")[2].partition("\n\n")[0]
     cells = [[cell.strip().strip("`") for cell in row.strip("|").split(" | ")] for row in table.splitlines()[2:]]
     return [Line(*row) for row in cells]
-
-
-class Encoded(NamedTuple):
-    text: str
-    token_ids: tuple[int, ...]
-
-
-class ByteEncoder:
-    bos_token_id = None
-
-    def encode(self, prompt: str | Sequence[Message]) -> Encoded:
-        text = prompt if isinstance(prompt, str) else "".join(str(message["content"]) for message in prompt)
-        return Encoded(text, tuple(text.encode()))
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return bytes(token_ids).decode()
 
 
 def results(path: Path) -> Iterator[Request | Completion]:

@@ -3,11 +3,11 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.byte_encoder import ByteEncoder, Encoded
 
 from specpipe.core import Completion, Request, SamplingParams, Shard
 from specpipe.data import RequestBuilder, Row, expected_identity, row_seed, to_table
@@ -18,32 +18,23 @@ _KEYS = ("role", "content", "from", "value", "type", "text", "messages", "prompt
 SHARD = Shard(index=4, file="data/a.jsonl", start=100, stop=200, first_row=1100)
 
 
-@dataclass
-class Bytes:
-    """One token a byte; a chat is written as lines of role and content."""
+class AwkwardEncoder(ByteEncoder):
+    """A chat is written as lines of role and content."""
 
-    text: str
-    token_ids: tuple[int, ...]
+    bos_token_id = ord("<")
 
-
-class ByteEncoder:
-    def encode(self, prompt: str | Sequence[Message]) -> Bytes:
+    def encode(self, prompt: str | Sequence[Message]) -> Encoded:
         if prompt == "crash":
             raise RuntimeError("tokenizer panic")
         if prompt == "no template":
             raise ModelError("the target has no chat template")
         text = prompt if isinstance(prompt, str) else "".join(f"{m['role']}: {m['content']}\n" for m in prompt)
-        return Bytes(text, tuple(text.encode()))
-
-    bos_token_id = ord("<")
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return bytes(token_ids).decode()
+        return super().encode(text)
 
 
 def builder(**changes: object) -> RequestBuilder:
     settings = {"sampling": SamplingParams(), "job_seed": 0, "max_model_len": 1000, "vocab_size": 256, **changes}
-    return RequestBuilder(encoder=ByteEncoder(), **settings)  # type: ignore[arg-type]
+    return RequestBuilder(encoder=AwkwardEncoder(), **settings)  # type: ignore[arg-type]
 
 
 def build(values: dict[str, object], **changes: object) -> Request:

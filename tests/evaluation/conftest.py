@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from support.fake_workers import InProcessBackend
 
+import specpipe.engine.round
 from specpipe.job import parse_job
 from specpipe.models.tiny.problems import problems
 from specpipe.pipeline.assemble import assemble
@@ -45,3 +48,22 @@ def tiny_run(tmp_path: Path) -> Callable[..., RunResult]:
         return execute(parse_job(job, overrides, source="test"), backend=InProcessBackend(assemble=assemble))
 
     return run
+
+
+@pytest.fixture
+def among_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory is the repository, whose tasks lm-eval is to find."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    warnings.simplefilter("ignore")  # lm-eval's and its libraries' own
+
+
+@pytest.fixture
+def accept_everything(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """accept_everything(): from now on verification is broken: every draft token passes, whatever the target says."""
+    real = specpipe.engine.round.rejection_sample
+
+    def broken(logits: Any, drafts: Any, *rest: Any, **options: Any) -> Any:
+        options |= {"method": "synthetic", "synthetic_rates": torch.ones(drafts.shape[1])}
+        return real(logits, drafts, *rest, **options)
+
+    return lambda: monkeypatch.setattr(specpipe.engine.round, "rejection_sample", broken)

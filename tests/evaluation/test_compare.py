@@ -2,17 +2,15 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-import torch
 from click.testing import CliRunner
 
-import specpipe.engine.round
 from specpipe.cli.main import main
 from specpipe.errors import DataError, OutputError
 from specpipe.evaluation.certificate import certificate
@@ -48,19 +46,6 @@ def score(run: Path, stamp: str = STAMP) -> None:
             file.write(json.dumps(sample) + "\n")
 
 
-@pytest.fixture
-def accept_everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Verification that is broken: every draft token passes, whatever the target says."""
-    real = specpipe.engine.round.rejection_sample
-
-    def broken(logits: Any, drafts: Any, *rest: Any, **options: Any) -> Any:
-        options |= {"method": "synthetic", "synthetic_rates": torch.ones(drafts.shape[1])}
-        return real(logits, drafts, *rest, **options)
-
-    monkeypatch.setattr(specpipe.engine.round, "rejection_sample", broken)
-    yield
-
-
 def test_speculation_changes_nothing_and_the_comparison_says_so(tiny_run: TinyRun, tmp_path: Path) -> None:
     tiny_run("plain", "speculation.policy=off")
     tiny_run("spec")
@@ -84,9 +69,9 @@ def test_speculation_changes_nothing_and_the_comparison_says_so(tiny_run: TinyRu
     assert "identical: all 8" in page and "://" not in page
 
 
-@pytest.mark.usefixtures("accept_everything")
-def test_broken_verification_is_found(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_broken_verification_is_found(tiny_run: TinyRun, tmp_path: Path, accept_everything: Callable[[], None]) -> None:
     tiny_run("plain", "speculation.policy=off")
+    accept_everything()
     tiny_run("broken", "speculation.num_speculative_tokens=4")
     for name in ("plain", "broken"):
         score(tmp_path / name)

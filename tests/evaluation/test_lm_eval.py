@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,9 @@ from specpipe.job import JobSpec
 from specpipe.pipeline.assemble import assemble
 from specpipe.pipeline.run import RunResult, execute
 
+pytestmark = pytest.mark.usefixtures("among_the_tasks")
 ROOT = Path(__file__).parents[2]
 TASK = ["--tasks", "tiny_word_problems", "--include_path", "jobs/tasks", "--apply_chat_template"]
-
-
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    warnings.simplefilter("ignore")  # lm-eval's and its libraries' own
 
 
 def recorded(tmp_path: Path, *flags: str, task: Sequence[str] = TASK) -> str:

@@ -2,17 +2,14 @@
 
 import json
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 from support.fake_workers import InProcessBackend, outputs
 
-import specpipe.engine.round
 from specpipe.evaluation.compare_paths import compare_paths
 from specpipe.evaluation.comparison import Comparison
 from specpipe.evaluation.recording import record
@@ -22,16 +19,10 @@ from specpipe.models.tiny import TARGET
 from specpipe.pipeline.assemble import assemble
 from specpipe.pipeline.run import execute
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("among_the_tasks")]
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = 40
 Scored = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    warnings.simplefilter("ignore")  # lm-eval's and its libraries' own
 
 
 @pytest.fixture(scope="module")
@@ -102,15 +93,9 @@ def test_the_draft_alone_scores_far_lower(folder: Path, tmp_path: Path) -> None:
     assert comparison.metrics[0].mean_b < 0.2 and comparison.differs
 
 
-def test_broken_verification_is_scored_and_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_verification_is_scored_and_found(folder: Path, accept_everything: Callable[[], None]) -> None:
     against_plain(folder, run(folder, "plain", greedy(folder), "speculation.policy=off"))
-    real = specpipe.engine.round.rejection_sample
-
-    def broken(logits: Any, drafts: Any, *rest: Any, **options: Any) -> Any:
-        options |= {"method": "synthetic", "synthetic_rates": torch.ones(drafts.shape[1])}
-        return real(logits, drafts, *rest, **options)
-
-    monkeypatch.setattr(specpipe.engine.round, "rejection_sample", broken)
+    accept_everything()
     comparison = against_plain(folder, run(folder, "broken", greedy(folder)))
     assert comparison.differs and comparison.verdict.count("DIFFERENT: B is lower") == 1
 

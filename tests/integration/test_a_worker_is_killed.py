@@ -1,9 +1,7 @@
 """The real engine on two workers: one is killed in the middle, and every row's tokens are those of a quiet run."""
 
-import dataclasses
 import os
 import signal
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -12,11 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from support.fake_workers import outputs
+from support.ray_workers import RayWorkers
 
-from specpipe.job import JobSpec, parse_job
+from specpipe.job import parse_job
 from specpipe.pipeline.assemble import Assembly, WorkerConfig, assemble
-from specpipe.pipeline.cluster import Placement, RayBackend
-from specpipe.pipeline.handles import Pool
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.run import RunResult, Viewer, execute
 from specpipe.pipeline.verify import verify
@@ -27,23 +24,6 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 def assemble_and_say_so(config: WorkerConfig, *, pids: Path) -> Assembly:
     (pids / str(os.getpid())).touch()
     return assemble(config)
-
-
-@dataclasses.dataclass
-class KnownWorkers:
-    """Ray's workers, which leave their process ids in a folder."""
-
-    folder: Path
-
-    def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
-        return RayBackend().connect(job)
-
-    def pool(self, config: WorkerConfig, placement: Placement) -> Pool:
-        build = partial(assemble_and_say_so, pids=self.folder)
-        return RayBackend().pool(dataclasses.replace(config, assemble=build), placement)
-
-    def watcher(self, config: WorkerConfig):
-        return RayBackend().watcher(config)
 
 
 def run_job(folder: Path, device: str, rows: int, out: str, **workers: object) -> tuple[RunResult, int]:
@@ -67,7 +47,8 @@ def run_job(folder: Path, device: str, rows: int, out: str, **workers: object) -
             os.kill(killed[0], signal.SIGKILL)
 
     watch = Viewer(progress=kill) if workers["count"] == 2 else None
-    result = execute(parse_job(values, source="test"), backend=KnownWorkers(pids), viewer=watch)
+    known = RayWorkers(partial(assemble_and_say_so, pids=pids))
+    result = execute(parse_job(values, source="test"), backend=known, viewer=watch)
     return result, len(killed)
 
 

@@ -4,15 +4,15 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from support.fake_workers import InProcessBackend, outputs
+from support.ray_workers import RayWorkers
 
-from specpipe.job import JobSpec, load_job
+from specpipe.job import load_job
 from specpipe.pipeline.assemble import WorkerConfig, assemble
-from specpipe.pipeline.cluster import Placement, RayBackend
+from specpipe.pipeline.cluster import Placement
 from specpipe.pipeline.handles import Pool, ShardOrder, WorkerHandle, WorkerInfo
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.run import Viewer, execute
@@ -43,18 +43,15 @@ def test_two_workers_with_speculation_write_what_one_without_it_writes(write_job
     assert tokens(tmp_path / "plain") == tokens(tmp_path / "out")
 
 
-class Recording:
-    """Ray's workers; remembers which process each one is."""
+class Recording(RayWorkers):
+    """Remembers which process each one is."""
 
     def __init__(self) -> None:
-        self._ray = RayBackend()
+        super().__init__(assemble)
         self.pids: list[int] = []
 
-    def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
-        return self._ray.connect(job)
-
     def pool(self, config: WorkerConfig, placement: Placement) -> Pool:
-        pool = self._ray.pool(config, placement)
+        pool = super().pool(config, placement)
         spawn = pool.spawn
 
         def recorded(name: str) -> WorkerHandle:
@@ -71,9 +68,6 @@ class Recording:
 
         pool.spawn = recorded  # type: ignore[method-assign]
         return pool
-
-    def watcher(self, config: WorkerConfig) -> Callable[[Progress], None]:
-        return self._ray.watcher(config)
 
 
 @pytest.mark.slow

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.fake_engine import FakeEngine
-from support.fake_workers import Encoded, InProcessBackend, make_job
+from support.byte_encoder import Encoded
+from support.fake_workers import InProcessBackend, make_job
 
 from specpipe.pipeline.assemble import Assembly, make_builder
 from specpipe.pipeline.run import execute

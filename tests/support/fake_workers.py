@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from support.byte_encoder import ByteEncoder
 from support.fake_engine import FakeEngine
 
 from specpipe.core import EngineConfig, ShardReport
@@ -25,20 +26,6 @@ from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 from specpipe.pipeline.loop_status import LoopStatus
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.worker import Worker
-
-
-@dataclass(frozen=True)
-class Encoded:
-    text: str
-    token_ids: tuple[int, ...]
-
-
-class BytesEncoder:
-    """One token a byte."""
-
-    def encode(self, prompt: str | Sequence[Any]) -> Encoded:
-        text = prompt if isinstance(prompt, str) else "".join(str(turn["content"]) for turn in prompt)
-        return Encoded(text, tuple(text.encode()))
 
 
 def write_rows(path: Path, count: int, **changes: Any) -> Path:
@@ -75,7 +62,7 @@ SOURCE = ModelSource(path="", name="fake", revision="0" * 16)
 def fake_assembly(config: WorkerConfig, **engine: Any) -> Assembly:
     job = config.job
     engine_config: EngineConfig = job.engine_config(200)
-    builder = make_builder(job, BytesEncoder(), max_model_len=200, vocab_size=1000)
+    builder = make_builder(job, ByteEncoder(), max_model_len=200, vocab_size=1000)
     return Assembly(engine=FakeEngine(engine_config, **engine), builder=builder, facts={"device": "fake"})
 
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from support.fake_engine import FakeEngine
 from support.fake_workers import fake_assembly
+from support.ray_workers import RayWorkers
 
 from specpipe.core import StepReport
-from specpipe.job import JobSpec
 from specpipe.pipeline.assemble import Assembly, WorkerConfig
-from specpipe.pipeline.cluster import Placement, RayBackend
-from specpipe.pipeline.handles import Pool
-from specpipe.pipeline.progress import Progress
 
 
 class OutOfMemoryError(RuntimeError):
@@ -62,11 +57,12 @@ def faulty_assembly(config: WorkerConfig, *, orders: str, step_s: float) -> Asse
     return Assembly(engine=FaultyEngine(parts.engine, Path(orders), step_s), builder=parts.builder, facts=parts.facts)
 
 
-class FaultyBackend:
+class FaultyBackend(RayWorkers):
     """Ray's workers over faulty engines. `order("kill")` strikes whichever worker steps next."""
 
     def __init__(self, folder: Path, *, step_s: float = 0.02) -> None:
-        self._ray, self._folder, self._step_s, self._count = RayBackend(), folder, step_s, 0
+        super().__init__(partial(faulty_assembly, orders=str(folder / "orders"), step_s=step_s))
+        self._folder, self._count = folder, 0
         for name in ("orders", "pids"):
             (folder / name).mkdir(exist_ok=True)
 
@@ -83,13 +79,3 @@ class FaultyBackend:
     def pids(self) -> list[int]:
         """Processes of all workers that were ever built."""
         return [int(name) for name in os.listdir(self._folder / "pids")]
-
-    def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
-        return self._ray.connect(job)
-
-    def pool(self, config: WorkerConfig, placement: Placement) -> Pool:
-        build = partial(faulty_assembly, orders=str(self._folder / "orders"), step_s=self._step_s)
-        return self._ray.pool(dataclasses.replace(config, assemble=build), placement)
-
-    def watcher(self, config: WorkerConfig) -> Callable[[Progress], None]:
-        return self._ray.watcher(config)

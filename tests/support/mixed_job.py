@@ -10,22 +10,20 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from support.ray_workers import RayWorkers
 
 from specpipe.benchmark.engine import Bench, build, requests, run
 from specpipe.core import SamplingParams
-from specpipe.job import JobSpec, parse_job
+from specpipe.job import parse_job
 from specpipe.models.source import resolve
 from specpipe.models.tokenizer import PromptEncoder, load_tokenizer
 from specpipe.pipeline.assemble import Assembly, WorkerConfig, make_builder
-from specpipe.pipeline.cluster import Placement, RayBackend
-from specpipe.pipeline.handles import Pool
 from specpipe.pipeline.run import execute
 
 ROWS, SHORTEST, LONGEST = 768, 32, 511
@@ -64,22 +62,6 @@ class RandomPair:
             time.sleep(0.02)
 
 
-@dataclasses.dataclass(frozen=True)
-class RandomWorkers:
-    """Ray's workers with such a pair."""
-
-    pair: RandomPair
-
-    def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
-        return RayBackend().connect(job)
-
-    def pool(self, config: WorkerConfig, placement: Placement) -> Pool:
-        return RayBackend().pool(dataclasses.replace(config, assemble=self.pair), placement)
-
-    def watcher(self, config: WorkerConfig):
-        return RayBackend().watcher(config)
-
-
 def write_rows(path: Path, workers: int, rows: int, shortest: int, longest: int, vocab: int) -> None:
     """The same lengths for every worker, other tokens."""
     lengths = np.random.default_rng(0).integers(shortest, longest + 1, (rows, 2))
@@ -111,7 +93,7 @@ def measure(
         "workers": {"count": workers, "slots": max(bench.batches), "cpus_per_worker": 1},
         "output": {"path": str(place / "out")},
     }
-    backend = RandomWorkers(RandomPair(bench, workers, place / "ready"))
+    backend = RayWorkers(RandomPair(bench, workers, place / "ready"))
     result = execute(parse_job(values, source="mixed job"), backend=backend)
     assert result.state == "complete", result.state
     return dict(result.summary)
