@@ -148,7 +148,7 @@ def _gpu_budget(engine: Engine) -> int:
     Graphs keep the memory of the widest round and of short prefills to themselves, so it adds to that of a prefill.
     """
     target, config, rehearsal = engine.target, engine.config, engine.rehearsal
-    works = (rehearsal.widest_round, rehearsal.short_prefills, rehearsal.widest_prefill)
+    works = (rehearsal.widest_round, rehearsal.widest_graphed_prefill, rehearsal.widest_prefill)
     activations = sum(_peak_bytes(work, target.device) for work in works)
     # Rows that sample keep the draft's logits until verification; those of a step may be there twice.
     logits = (config.max_k + 1) * config.slots * target.vocab_size * target.dtype.itemsize

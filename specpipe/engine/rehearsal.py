@@ -46,11 +46,13 @@ class Rehearsal:
         full, rest = divmod(self._config.prefill_budget, self._config.max_model_len)
         self.prefill([self._config.max_model_len] * full + [rest] * (rest > 0))
 
-    def short_prefills(self) -> None:
-        """Of every size that is padded to, the largest first."""
-        for size in reversed(sizes_for(self._config.prefill_budget)):
-            for runner in self._runners:
-                rehearse_padded(runner, self._round.state, size)
+    def _padded_prefill(self, size: int) -> None:
+        for runner in self._runners:
+            rehearse_padded(runner, self._round.state, size)
+
+    def widest_graphed_prefill(self) -> None:
+        """Of the largest size that is padded to."""
+        self._padded_prefill(sizes_for(self._config.prefill_budget)[-1])
 
     def everything(self, sampling: SamplingParams, choices: Iterable[tuple[ProposerName, int]]) -> None:
         """Rounds of few and many such rows with these proposers and K, prefills of few and many, short and long
@@ -60,7 +62,8 @@ class Rehearsal:
             for rows in reversed(_powers_of_2(self._config.slots)):
                 self._round_of(rows, key)
         self.widest_round()
-        self.short_prefills()
+        for size in sizes_for(self._config.prefill_budget):
+            self._padded_prefill(size)
         self._prefills()
         self.widest_prefill()
 
