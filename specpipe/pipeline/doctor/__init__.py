@@ -18,6 +18,7 @@ def examine(job: JobSpec | None) -> Iterator[Finding]:
     behind; what is wrong is a finding, never an exception."""
     software = ", ".join(f"{name} {version}" for name, version in versions().items() if name != "python")
     yield Finding(name="Python", status="ok", found=f"{platform.python_version()}; {software}")
+    yield from guarded("bytecode", for_machine.bytecode)
     yield from guarded("torch", for_machine.torch_build)
     yield from guarded("GPUs", lambda: for_machine.gpus(job))
     yield from guarded("Triton", for_machine.triton)

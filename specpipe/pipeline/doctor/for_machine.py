@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 from specpipe.data.locations import locate
@@ -16,6 +18,17 @@ from specpipe.pipeline.gpus import visible_gpus
 
 _LITTLE_DISK = 2 * GIB
 _MENDS = {"temporary files": "RAY_TMPDIR", "models": "HF_HOME", "outputs": "output.path"}
+
+
+def bytecode() -> Iterator[Finding]:
+    """A finding where Python keeps none of the largest import's: torch then has none either."""
+    source = str(getattr(find_spec("transformers"), "origin", ""))
+    kept = Path(cache_from_source(source)).exists()
+    if kept or not (sys.dont_write_bytecode or not os.access(Path(source).parent, os.W_OK)):
+        return
+    found = "no bytecode of torch and transformers is kept: every worker compiles them when it starts, for seconds"
+    mend = "unset PYTHONDONTWRITEBYTECODE for one start, or run `python -m compileall -q` on site-packages"
+    yield Finding(name="bytecode", status="note", found=found, mend=mend)
 
 
 def torch_build() -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -48,7 +49,9 @@ def test_a_job_that_can_run_has_no_problem_and_nothing_is_written(
     job: dict[str, dict[str, object]], tmp_path: Path
 ) -> None:
     found = findings(spec(job))
-    assert {finding.status for name, finding in found.items() if name not in ("dataset", "prompts")} == {"ok"}
+    assert {finding.status for name, finding in found.items() if name not in ("dataset", "prompts", "bytecode")} == {
+        "ok"
+    }
     assert "share a vocabulary" in found["models"].found and "3 rows" in found["plan"].found
     assert sorted(os.listdir(tmp_path)) == ["rows.parquet"]
 
@@ -139,6 +142,18 @@ def test_a_cluster_that_does_not_answer_and_a_folder_that_it_may_not_see(
 def test_gpus_that_are_too_old_or_taken_are_named(gpu: host.Gpu, dtype: str, status: str, words: str) -> None:
     finding = for_machine.one_gpu(gpu, dtype)
     assert finding.status == status and words in finding.mend and gpu.name in finding.found
+
+
+def test_a_python_that_compiles_its_libraries_at_every_start_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))  # where nothing is kept yet
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    [note] = for_machine.bytecode()
+    assert note.status == "note" and "PYTHONDONTWRITEBYTECODE" in note.mend
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # the next start keeps it
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    assert not list(for_machine.bytecode())
 
 
 def test_gpus_that_torch_cannot_use_are_a_problem_with_a_mend() -> None:
