@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -19,74 +20,91 @@ class RoundLog:
 
     def __init__(self, scenario: Scenario, draws: Draws) -> None:
         self._scenario, self._draws = scenario, draws
-        self._played: dict[ProposerName, list[Stretch]] = {}
-        """With drafts."""
+        self._drafts: dict[ProposerName, Ints] = {}
+        """[max K + 2, max K + 2] rounds of rows by drafts + 1 and by tokens that they yielded."""
+        self._rounds: Counter[ProposerName] = Counter()
+        """With drafts, as the next."""
+        self._row_rounds: Counter[ProposerName] = Counter()
         self._costs: dict[Shape, RoundSum] = {}
-        self._ended = [0, 0, 0]
+        self._rows = self._input_tokens = self._output_tokens = self._running = 0
         self._prefills: dict[int, PrefillPoint] = {}
         """By size."""
-        self._running = 0
 
     def add(self, stretch: Stretch, seconds: Sequence[float], prefills: Sequence[PrefillPoint] = ()) -> None:
         """As measured: `seconds` [m], 0 for those that say nothing, and what the draft caught up."""
+        running, scenario, ended = stretch.running.tolist(), self._scenario, stretch.ended
         if stretch.k:
-            self._played.setdefault(stretch.proposer, []).append(stretch)
-        for took, running, context in zip(seconds, stretch.running.tolist(), stretch.context.tolist(), strict=True):
+            self._drafts[stretch.proposer] = self._drafts.get(stretch.proposer, 0) + self._counted(stretch)
+            self._rounds[stretch.proposer] += stretch.rounds
+            self._row_rounds[stretch.proposer] += sum(running)
+        for took, rows, context in zip(seconds, running, stretch.context.tolist(), strict=True):
             if took:
-                shape = Shape.of(stretch.proposer, stretch.k, running)
-                self._costs.setdefault(shape, RoundSum()).add(took, running, context)
+                shape = Shape.of(stretch.proposer, stretch.k, rows)
+                self._costs.setdefault(shape, RoundSum()).add(took, rows, context)
+        self._add_prefills(prefills)
+        self._running = running[-1]
+        if len(ended):
+            self._rows += len(ended)
+            self._input_tokens += int(scenario.input[ended].sum())
+            self._output_tokens += int(scenario.output[ended].sum())
+
+    def _add_prefills(self, prefills: Iterable[PrefillPoint]) -> None:
         for point in prefills:
-            size = size_of(point.tokens)
+            size = size_of(point.tokens / point.forwards)
             self._prefills[size] = point + self._prefills[size] if size in self._prefills else point
-        self._running = int(stretch.running[-1])
-        if len(ended := stretch.ended):
-            scenario = self._scenario
-            for i, value in enumerate((len(ended), scenario.input[ended].sum(), scenario.output[ended].sum())):
-                self._ended[i] += int(value)
+
+    def _counted(self, stretch: Stretch) -> Ints:
+        paths, size = stretch.paths, self._scenario.max_k + 2
+        most = np.minimum(paths.left, stretch.k + 1)
+        if stretch.late is not None:
+            most[:, stretch.late] = 1
+        if stretch.proposer != "draft":
+            most[~self._draws.found(stretch.proposer, paths.at[:-1]) & (most > 0)] = 1
+        kinds = most * size + np.diff(paths.at, axis=0)
+        return np.bincount(kinds.ravel(), minlength=size**2).reshape(size, size)
+
+    def merge(self, later: RoundLog) -> None:
+        """Those rounds, too."""
+        for who, counted in later._drafts.items():
+            self._drafts[who] = self._drafts.get(who, 0) + counted
+        self._rounds += later._rounds
+        self._row_rounds += later._row_rounds
+        for shape, cost in later._costs.items():
+            self._costs[shape] = self._costs[shape] + cost if shape in self._costs else cost
+        self._add_prefills(later._prefills.values())
+        self._running = later._running or self._running
+        self._rows += later._rows
+        self._input_tokens += later._input_tokens
+        self._output_tokens += later._output_tokens
 
     def evidence(self, behind: float = 0.0) -> Evidence:
         """behind: `Evidence.draft_behind`."""
         return Evidence(
-            verified={who: self._counts(who, played) for who, played in self._played.items()},
-            rounds={who: sum(stretch.rounds for stretch in played) for who, played in self._played.items()},
-            row_rounds={
-                who: sum(int(stretch.running.sum()) for stretch in played) for who, played in self._played.items()
-            },
+            verified={who: _counts(counted) for who, counted in self._drafts.items()},
+            rounds=dict(self._rounds),
+            row_rounds=dict(self._row_rounds),
             costs=tuple(cost.point(shape) for shape, cost in self._costs.items()),
-            rows=self._ended[0],
-            input_tokens=self._ended[1],
-            output_tokens=self._ended[2],
+            rows=self._rows,
+            input_tokens=self._input_tokens,
+            output_tokens=self._output_tokens,
             draft_prefills=tuple(self._prefills.values()),
             running=self._running,
             draft_behind=behind,
         )
 
-    def _counts(self, proposer: ProposerName, played: list[Stretch]) -> AcceptanceCounts:
-        """What the engine would report of these rounds."""
-        widest = max(stretch.k for stretch in played)
-        by_kind = np.zeros((widest + 1) ** 2, dtype=np.int64)  # rounds of rows by drafts and by how many were accepted
-        for stretch in played:
-            room, accepted = self._drafts(stretch)
-            by_kind += np.bincount(room * (widest + 1) + accepted, minlength=len(by_kind))
-        counts = by_kind.reshape(widest + 1, widest + 1)
-        drafts, accepts = counts.sum(axis=1), counts.sum(axis=0)
-        at_least = counts[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]  # so many drafts, and so many accepted
-        position = np.arange(widest)
-        return AcceptanceCounts(
-            drafts=int(drafts[1:].sum()),
-            draft_tokens=int(drafts @ np.arange(widest + 1)),
-            accepted_tokens=int(accepts @ np.arange(widest + 1)),
-            proposed_per_position=tuple(at_least[1:, 0].tolist()),
-            reached_per_position=tuple(at_least[position + 1, position].tolist()),
-            accepted_per_position=tuple(at_least[position + 1, position + 1].tolist()),
-        )
 
-    def _drafts(self, stretch: Stretch) -> tuple[Ints, Ints]:
-        """→ drafts of each row and round, and how many of them were accepted."""
-        at, runs = stretch.paths.at, stretch.left > 0
-        room = np.minimum(stretch.left - 1, stretch.k)
-        if stretch.late is not None:
-            room[:, stretch.late] = 0
-        if stretch.proposer != "draft":
-            room[~self._draws.found(stretch.proposer, at[:-1])] = 0
-        return room[runs], (np.diff(at, axis=0) - 1)[runs]
+def _counts(counted: Ints) -> AcceptanceCounts:
+    """What the engine would report of these rounds."""
+    by_drafts = counted[1:, 1:]  # and by how many were accepted
+    each = np.arange(len(by_drafts))
+    at_least = by_drafts[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]  # so many drafts, and so many accepted
+    proposed = at_least[1:, 0]
+    widest = int(np.count_nonzero(proposed))
+    return AcceptanceCounts(
+        drafts=int(at_least[1, 0]),
+        draft_tokens=int(proposed.sum()),
+        accepted_tokens=int(by_drafts.sum(axis=0) @ each),
+        proposed_per_position=tuple(proposed[:widest].tolist()),
+        reached_per_position=tuple(at_least[each[1:], each[:-1]][:widest].tolist()),
+        accepted_per_position=tuple(at_least[each[1:], each[1:]][:widest].tolist()),
+    )

@@ -91,9 +91,6 @@ class PolicyRun:
             return 0
         if worker.shards_in != self._shards_in:  # the driver hands shards out with what it knows
             self._shards_in = worker.shards_in
-            self._driver.see(self._shard_log.evidence())
-            self._shard_log = RoundLog(self._scenario, self.worker.draws)
-            self._observer.lean_on(self._driver.beliefs)
             self._replan(rows_come=True)
         elif self._left() < 1:
             self._replan()
@@ -104,9 +101,7 @@ class PolicyRun:
             self._usual.believe(Shape.of(played.proposer, played.k, running), seconds)
             for running, seconds in zip(played.running.tolist(), noisy, strict=True)
         ]
-        prefills = self._prefills(played)
-        self._recent.add(played, measured, prefills)
-        self._shard_log.add(played, measured, prefills)
+        self._recent.add(played, measured, self._prefills(played))
         self._since += played.rounds
         return played.rounds
 
@@ -123,6 +118,8 @@ class PolicyRun:
     def _prefills(self, played: Stretch) -> list[PrefillPoint]:
         """Each as measured."""
         tokens = played.prefills[played.prefills > 0]
+        if not len(tokens):
+            return []
         took = self._prefill_noise.of(self._scenario.machine.prefill_s(tokens.astype(float), np.ones(len(tokens))))
         return [
             PrefillPoint(forwards=1, tokens=count, seconds=seconds)
@@ -135,8 +132,13 @@ class PolicyRun:
 
     def _replan(self, *, rows_come: bool = False) -> None:
         self._since = 0
-        self._observer.see(self._recent.evidence(self.worker.mean_behind))
-        self._recent = RoundLog(self._scenario, self.worker.draws)
+        recent, self._recent = self._recent, RoundLog(self._scenario, self.worker.draws)
+        self._shard_log.merge(recent)
+        if rows_come:
+            self._driver.see(self._shard_log.evidence())
+            self._shard_log = RoundLog(self._scenario, self.worker.draws)
+            self._observer.lean_on(self._driver.beliefs)
+        self._observer.see(recent.evidence(self.worker.mean_behind))
         depth = self.worker.queue_depth
         seen = self._observer.situation(queue_depth=depth, plan=self.plan, rows_come=rows_come)
         self.plan = self._policy.plan(seen)

@@ -22,19 +22,15 @@ class Paths(NamedTuple):
     """[w] the round in which each gets its slot, rising."""
     at: Ints
     """[m + 1, w] before each round and after the last: before it has its slot where it begins, later at its end."""
-
-    @property
-    def left(self) -> Ints:
-        """[m, w] tokens that a row has still to generate; 0 where it does not run."""
-        left = self.end - self.at[:-1]
-        if self.begin[-1]:
-            left *= np.arange(len(left))[:, None] >= self.begin
-        return left
+    left: Ints
+    """[m, w] tokens that a row has still to generate; 0 where it does not run."""
 
     def until(self, rounds: int) -> Paths:
         """The first ones."""
+        if rounds == len(self.left):
+            return self
         w = int(np.searchsorted(self.begin, rounds))
-        return Paths(self.rows[:w], self.end[:w], self.begin[:w], self.at[: rounds + 1, :w])
+        return Paths(self.rows[:w], self.end[:w], self.begin[:w], self.at[: rounds + 1, :w], self.left[:rounds, :w])
 
     def __add__(self, other: object) -> Paths:
         """Of as many rounds, beside these."""
@@ -57,8 +53,6 @@ class Stretch(NamedTuple):
     prefills: Ints
     """[m] tokens that the draft caught up before each."""
     paths: Paths
-    left: Ints
-    """[m, w] as of the paths."""
     late: Mask | None
     """[w] rows without a draft because the draft model was behind; None: no row."""
     ended: Ints

@@ -137,7 +137,7 @@ class SimulatedWorker:
         at = self.draws.walk(proposer, k, self._at, self._end, most)
         if late is not None:
             at[1, late] = at[0, late] + 1
-        paths = Paths(self.rows, self._end, np.zeros_like(self.rows), at)
+        paths = Paths(self.rows, self._end, np.zeros_like(self.rows), at, self._end - at[:-1])
         alone = proposer == "draft" and catch_up is not None
         paths = self._joined(proposer, k, paths, holds, alone=alone)
         return self._book(proposer, k, paths, caught_up, late)
@@ -156,47 +156,47 @@ class SimulatedWorker:
     ) -> Paths:
         """With the rows that get slots meanwhile, as far as neither a shard nor another K may be due."""
         starts, rounds = self._starts(old, holds, alone=alone)
-        both = old.until(rounds)
-        if starts:
-            rows, place, end = self._new(len(starts))
-            begin = np.array(starts)
-            walked = self.draws.walk(proposer, k, place, end, rounds - starts[0])
-            at = np.take_along_axis(walked, np.maximum(np.arange(rounds + 1)[:, None] - begin, 0), axis=0)
-            both = both + Paths(rows, end, begin, at)
-            if (over := (at >= end).any(axis=1)).any():  # slots that become free once more
-                both = both.until(int(np.argmax(over)))
-        if k and (useless := both.left[1:].max(axis=1) <= 1).any():
-            both = both.until(1 + int(np.argmax(useless)))
-        return both
+        if not starts:
+            return old.until(rounds)
+        rows, place, end = self._new(len(starts))
+        begin, each = np.array(starts), np.arange(len(starts))
+        walked = self.draws.walk(proposer, k, place, end, rounds - starts[0])
+        since = np.arange(rounds + 1)[:, None] - begin
+        at = walked[np.maximum(since, 0), each]
+        both = old.until(rounds) + Paths(rows, end, begin, at, (end - at[:-1]) * (since[:-1] >= 0))
+        over = (at == end).any(axis=1)  # slots that become free once more
+        return both.until(int(np.argmax(over))) if over[-1] else both
 
     def _starts(self, old: Paths, holds: Callable[[int], bool], *, alone: bool) -> tuple[list[int], int]:
         """→ the round in which each new row gets its slot; rounds until a shard comes or another K may be due."""
         starts: list[int] = []
-        n, arrived, before = len(self.rows), self.waiting, (-1, 0)
-        for i, ended in enumerate(np.count_nonzero(old.at[1:-1] >= old.end, axis=1).tolist(), start=1):
-            if (ended, len(starts)) == before:  # as a round ago
+        arrived, before = self.waiting, (-1, 0)
+        for i, going in enumerate(np.count_nonzero(old.left[1:], axis=1).tolist(), start=1):
+            if (going, len(starts)) == before:  # as a round ago
                 continue
-            before = ended, len(starts)
-            running, waiting = n - ended + len(starts), arrived - len(starts)
+            before = going, len(starts)
+            running, waiting = going + len(starts), arrived - len(starts)
             new = self._due(running, waiting)
             if self._shard_due(running, waiting) or not running + new or not holds(running + new) or (new and alone):
                 return starts, i
             starts += [i] * new
-        return starts, len(old.at) - 1
+        return starts, len(old.left)
 
     def _book(self, proposer: ProposerName, k: int, paths: Paths, caught_up: int, late: Mask | None) -> Stretch:
-        left, machine = paths.left, self.scenario.machine
-        runs = left > 0
-        running = np.count_nonzero(runs, axis=1)
-        context = (runs @ (paths.end + self._lengths(paths.rows)) - left.sum(axis=1)) / running
+        machine = self.scenario.machine
+        running, left = np.count_nonzero(paths.left, axis=1), paths.left.sum(axis=1)
+        if k and (useless := running == left)[1:].any():  # a token of each row, without a draft
+            rounds = 1 + int(np.argmax(useless[1:]))
+            paths, running, left = paths.until(rounds), running[:rounds], left[:rounds]
+        context = ((paths.left > 0) @ (paths.end + self._lengths(paths.rows)) - left) / running
+        seconds = machine.seconds_of(proposer, k, running, context)
         prefills = self._follow(proposer, paths, late)
         prefills[0] += caught_up
-        seconds = machine.seconds_of(proposer, k, running, context)
-        self.seconds += float(seconds.sum()) + machine.prefill_s(
-            float(prefills.sum()), float(np.count_nonzero(prefills))
-        )
+        self.seconds += float(seconds.sum())
+        if forwards := np.count_nonzero(prefills):
+            self.seconds += machine.prefill_s(float(prefills.sum()), float(forwards))
         self.rounds += len(left)
-        return Stretch(proposer, k, running, context, seconds, prefills, paths, left, late, self._keep(paths))
+        return Stretch(proposer, k, running, context, seconds, prefills, paths, late, self._keep(paths))
 
     def _follow(self, proposer: ProposerName, paths: Paths, late: Mask | None) -> Ints:
         """How far the draft is behind, old rows and new → [m] tokens of prompts that it read beside the target."""
@@ -205,19 +205,22 @@ class SimulatedWorker:
         if proposer != "draft":
             self.behind = np.concatenate([self.behind, prompts]) + paths.at[-1] - paths.at[0]
             return prefills
-        np.add.at(prefills, paths.begin[n:], np.where(prompts == 1, 0, prompts))
-        behind = self.behind if late is None else self.behind + late
-        self.behind = np.concatenate([behind, np.zeros_like(prompts)])
+        if late is not None:
+            self.behind = self.behind + late
+        if len(prompts):
+            self.behind = np.concatenate([self.behind, np.zeros_like(prompts)])
+            np.add.at(prefills, paths.begin[n:], np.where(prompts == 1, 0, prompts))
         return prefills
 
     def _keep(self, paths: Paths) -> Ints:
         """The rows that go on keep their slots → those that ended."""
         self._admitted += len(paths.rows) - len(self.rows)
         self.rows, self._at, self._end = paths.rows, paths.at[-1], paths.end
-        over = self._at >= self._end
+        over = self._at == self._end
         if not over.any():
             return self.rows[:0]
-        ended, goes_on = self.rows[over], ~over
+        goes_on: Mask = ~over
         self.rows, self._at = self.rows[goes_on], self._at[goes_on]
         self._end, self.behind = self._end[goes_on], self.behind[goes_on]
+        ended: Ints = paths.rows[over]
         return ended

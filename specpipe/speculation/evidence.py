@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from specpipe.core import AcceptanceCounts, Completion, CostPoint, Evidence, PrefillPoint, ProposerName, StepReport
@@ -24,9 +25,10 @@ class Shape(NamedTuple):
     bucket: int
     """Of the rows."""
 
-    @classmethod
-    def of(cls, proposer: ProposerName, k: int, running: int) -> Shape:
-        return cls(proposer, k, round(_OCTAVE * math.log2(running)))
+    @staticmethod
+    @lru_cache(maxsize=4096)  # asked for every round
+    def of(proposer: ProposerName, k: int, running: int) -> Shape:
+        return Shape(proposer, k, round(_OCTAVE * math.log2(running)))
 
 
 class Usual:
@@ -62,6 +64,14 @@ class RoundSum:
         self.seconds += seconds
         self.running += running
         self.context += context
+
+    def __add__(self, other: RoundSum) -> RoundSum:
+        return RoundSum(
+            rounds=self.rounds + other.rounds,
+            seconds=self.seconds + other.seconds,
+            running=self.running + other.running,
+            context=self.context + other.context,
+        )
 
     def point(self, shape: Shape) -> CostPoint:
         return CostPoint(
