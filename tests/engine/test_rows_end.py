@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.engines import drain, make_engine, make_requests, plan, run
+from support.engines import drain, make_engine, make_requests, plan, run, steps_of
 
 
 @pytest.mark.parametrize("rounds_behind", [0, 1])
@@ -52,6 +52,20 @@ def test_accepted_counts_cover_only_what_was_emitted(small_pair) -> None:
     for completion in run(make_engine(pair.target, pair.draft), requests, 3):
         assert completion.accepted_tokens < len(completion.token_ids) == 20
         assert completion.accepted_tokens <= completion.draft_tokens
+
+
+def test_drafts_behind_a_stop_string_are_accepted_and_no_output(small_pair) -> None:
+    pair = small_pair("llama")
+    plain = make_requests(5, vocab_size=pair.vocab_size)
+    stops = [c.token_ids[5] for c in run(make_engine(pair.target, pair.draft), plain, 0)]
+    requests = [replace(r, sampling=replace(r.sampling, stop=(f" {s} ",))) for r, s in zip(plain, stops, strict=True)]
+    engine = make_engine(pair.target, pair.draft, max_k=4)
+    engine.submit(requests, plan(4))
+    steps = steps_of(engine)
+    parts = [part for step in steps for part in step.shards.values()]
+    rows = [completion for step in steps for completion in step.completions]
+    counted = sum(part.emitted_accepted_tokens for part in parts)
+    assert counted == sum(row.accepted_tokens for row in rows) < sum(part.verified.accepted_tokens for part in parts)
 
 
 @pytest.mark.parametrize("rounds_behind", [0, 1])
