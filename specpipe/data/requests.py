@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from specpipe.core import Completion, Request, SamplingParams, Shard
 from specpipe.data.columns import ID_COLUMNS, PROMPT_COLUMNS
+from specpipe.data.overrides import OVERRIDES, integer, row_sampling
 from specpipe.data.prompts import Message, Prompt, find_prompt, request_body
 from specpipe.data.rows import Row, utf8
 from specpipe.data.samples import hash_seed
@@ -86,7 +87,7 @@ class RequestBuilder:
             request = dataclasses.replace(request, request_id=_identifier(row.values) or request.request_id)
             prompt = find_prompt(row.values, self.prompt_column, shard.samples)
             request = dataclasses.replace(request, prompt=utf8(prompt.shown))
-            sampling = self._sampling(request_body(row.values, self.prompt_column))
+            sampling = row_sampling(request_body(row.values, self.prompt_column), self.sampling, self.vocab_size)
             seed = request.seed if sampling.seed is None else sampling.seed
             text, token_ids = self._encode(prompt)
             if self.truncate:
@@ -126,24 +127,6 @@ class RequestBuilder:
         cut = (*bos, *token_ids[len(token_ids) - room + len(bos) :])
         return utf8(self.encoder.decode(cut)), cut
 
-    def _sampling(self, values: Mapping[str, object]) -> SamplingParams:
-        own: dict[str, Any] = {}
-        for column, (name, convert) in _OVERRIDES.items():
-            value = values.get(column)
-            if value is not None:
-                try:
-                    own[name] = convert(value)
-                except InputError as error:
-                    raise InputError(f"column {column}: {value!r:.60}; expected {error}") from None
-        if values.get("logprobs") is False:
-            own["logprobs"] = None  # whatever top_logprobs beside it says
-        if not own:
-            return self.sampling
-        sampling = dataclasses.replace(self.sampling, **own)
-        if outside := [t for t in sampling.stop_token_ids if t >= self.vocab_size]:
-            raise InputError(f"column stop_token_ids: {outside[0]}; expected 0 to {self.vocab_size - 1}")
-        return sampling
-
     def _fit(self, sampling: SamplingParams, prompt_tokens: int) -> SamplingParams:
         room = self.max_model_len - prompt_tokens
         if room < 1:
@@ -159,7 +142,7 @@ class RequestBuilder:
 def input_columns(prompt_column: str | None) -> tuple[str, ...]:
     """Every input column that can make a difference to a row, and so to a shard's hash."""
     own = (prompt_column,) if prompt_column else ()
-    return tuple(dict.fromkeys((*own, *PROMPT_COLUMNS, *ID_COLUMNS, *_OVERRIDES)))
+    return tuple(dict.fromkeys((*own, *PROMPT_COLUMNS, *ID_COLUMNS, *OVERRIDES)))
 
 
 def expected_identity(row: Row, position: int, *, job_seed: int, prompt_column: str | None) -> tuple[str, set[int]]:
@@ -173,7 +156,7 @@ def expected_identity(row: Row, position: int, *, job_seed: int, prompt_column: 
     with suppress(InputError):
         own = request_body(values, prompt_column).get("seed")
         if own is not None:
-            seeds.add(_integer(own))  # a row that failed before its seed was read has the derived one
+            seeds.add(integer(own))  # a row that failed before its seed was read has the derived one
     return name, seeds
 
 
@@ -187,66 +170,3 @@ def _identifier(values: Mapping[str, object]) -> str:
             raise InputError(f"column {column}: {value!r:.60}; expected text or a whole number")
         return utf8(str(value))
     return ""
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -_HUGE < value < _HUGE:
-        raise InputError("a number")
-    return float(value)
-
-
-def _integer(value: object) -> int:
-    """Integral floats too: a column of integers with gaps comes out of pandas as floats."""
-    number = _number(value)
-    if not number.is_integer():
-        raise InputError("a whole number")
-    return value if isinstance(value, int) else int(number)
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InputError("true or false")
-    return value
-
-
-def _asked(value: object) -> int | None:
-    """OpenAI's chats say true or false and the number in top_logprobs, its completions the number."""
-    if isinstance(value, bool):
-        return 0 if value else None
-    return _integer(value)
-
-
-def _strings(value: object) -> tuple[str, ...]:
-    items = (value,) if isinstance(value, str) else value
-    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
-        raise InputError("text or a list of texts")
-    return tuple(items)
-
-
-def _integers(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple):
-        raise InputError("a list of token ids")
-    return tuple(_integer(item) for item in value)
-
-
-_HUGE = 2.0**64  # beyond every parameter's range; NaN fails the comparison too
-_OVERRIDES: Mapping[str, tuple[str, Callable[[object], object]]] = {
-    "temperature": ("temperature", _number),
-    "top_k": ("top_k", _integer),
-    "top_p": ("top_p", _number),
-    "min_p": ("min_p", _number),
-    "repetition_penalty": ("repetition_penalty", _number),
-    "presence_penalty": ("presence_penalty", _number),
-    "frequency_penalty": ("frequency_penalty", _number),
-    "logprobs": ("logprobs", _asked),
-    "top_logprobs": ("logprobs", _integer),
-    "max_tokens": ("max_new_tokens", _integer),
-    "max_completion_tokens": ("max_new_tokens", _integer),
-    "max_new_tokens": ("max_new_tokens", _integer),
-    "min_tokens": ("min_tokens", _integer),
-    "ignore_eos": ("ignore_eos", _flag),
-    "stop": ("stop", _strings),
-    "stop_token_ids": ("stop_token_ids", _integers),
-    "seed": ("seed", _integer),
-}
-"""Columns (or keys of an OpenAI body) with a row's own sampling values; of several names for one, the last wins."""
