@@ -71,8 +71,8 @@ class PolicyRun:
         """What a worker times at its start: few rounds, each point with an error of its own."""
         scenario, machine, context = self._scenario, self._scenario.machine, float(PROFILED_CONTEXT)
         shapes = points_to_time(scenario.slots, scenario.max_k, scenario.proposers)
-        timed = self._noise.of(np.array([machine.profiled(who, k, rows, context) for rows, who, k in shapes]))
-        prefills = self._noise.of(np.array([machine.prefill_s(tokens, 1.0) for tokens in _PROFILED_PREFILLS]))
+        timed = self._off(np.array([machine.profiled(who, k, rows, context) for rows, who, k in shapes]))
+        prefills = self._off(np.array([machine.prefill_s(tokens, 1.0) for tokens in _PROFILED_PREFILLS]))
         return Profile(
             rounds=tuple(
                 CostPoint(proposer=who, k=k, running=rows, context=context, rounds=5, seconds=5 * seconds)
@@ -83,6 +83,11 @@ class PolicyRun:
                 for tokens, seconds in zip(_PROFILED_PREFILLS, prefills.tolist(), strict=True)
             ),
         )
+
+    def _off(self, seconds: Array) -> Array:
+        """Medians of a few rounds, in a situation that is not the job's."""
+        random = np.random.default_rng([self._scenario.seed, 3])
+        return seconds * np.exp(_NOISE * random.standard_normal(len(seconds)))
 
     def step(self, most: int = REPLAN_ROUNDS) -> int:
         """Rounds until the next decision, at most so many → how many; 0 when no row is left."""
