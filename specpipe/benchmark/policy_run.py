@@ -18,7 +18,7 @@ from specpipe.speculation.evidence import Shape, Usual
 from specpipe.speculation.observer import WORKER_HALF_LIFE, Beliefs, Observer
 from specpipe.speculation.points import PROFILED_CONTEXT, points_to_time
 from specpipe.speculation.policy import Policy
-from specpipe.speculation.tuner import REPLAN_ROUNDS, rounds_to_plan
+from specpipe.speculation.tuner import MOSTLY_NEW, REPLAN_ROUNDS, rounds_to_plan
 
 _NOISE = 0.03  # of a measured round's seconds, log-normal
 _HICCUP = 0.002  # share of rounds that take three times as long
@@ -139,11 +139,13 @@ class PolicyRun:
         self._since = 0
         recent, self._recent = self._recent, RoundLog(self._scenario, self.worker.draws)
         self._shard_log.merge(recent)
+        depth, in_force, new = self.worker.queue_depth, self.plan, 0.0
         if rows_come:
             self._driver.see(self._shard_log.evidence())
             self._shard_log = RoundLog(self._scenario, self.worker.draws)
             self._observer.lean_on(self._driver.beliefs)
         self._observer.see(recent.evidence(self.worker.mean_behind))
-        depth = self.worker.queue_depth
-        seen = self._observer.situation(queue_depth=depth, plan=self.plan, rows_come=rows_come)
+        if rows_come:
+            new = self._observer.rows_come(queue_depth=depth)
+        seen = self._observer.situation(queue_depth=depth, plan=None if new > MOSTLY_NEW else in_force)
         self.plan = self._policy.plan(seen)

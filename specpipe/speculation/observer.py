@@ -113,26 +113,36 @@ class Observer:
             behind=own.behind,
         )
 
-    def situation(self, *, queue_depth: float, plan: SpeculationPlan | None, rows_come: bool = False) -> Situation:
-        """`plan`: the one in force; `rows_come`: new ones, which are about to take the free slots."""
+    def rows_come(self, *, queue_depth: float) -> float:
+        """New rows are about to take the free slots: what others have shown says less of them. → their share."""
+        known, now = self.beliefs, self.situation(queue_depth=queue_depth, plan=None)
+        full = max(known.running, min(self._slots, round(queue_depth)))
+        if not full:
+            return 0.0
+        new, prompt = 1 - known.running / full, now.input_tokens
+        self.beliefs = replace(
+            known,
+            acceptance={name: one.aged(1 - new) if one.row_rounds else one for name, one in known.acceptance.items()},
+            running=full,
+            context=now.context + new * (prompt + now.output_tokens / 2 - now.context),
+            behind=now.behind + new * (prompt - now.behind),
+        )
+        return new
+
+    def situation(self, *, queue_depth: float, plan: SpeculationPlan | None) -> Situation:
+        """`plan`: the one in force."""
         known = self.beliefs
         output = known.output_tokens or self._expected_output
         prompt = known.input_tokens or output
         if 0 < known.rows < self._slots and known.context:  # the short rows end first; the others say how long they are
             output = max(output, OF_AGE * (known.context - prompt))
         context, behind = known.context or prompt + output / 2, prompt if known.behind is None else known.behind
-        running = known.running
-        if rows_come and (full := max(running, min(self._slots, round(queue_depth)))):
-            new = 1 - running / full
-            context += new * (prompt + output / 2 - context)
-            behind += new * (prompt - behind)
-            running = full
         return Situation(
             slots=self._slots,
             queue_depth=queue_depth,
             acceptance=known.acceptance,
             costs=known.costs or None,
-            occupancy=running,
+            occupancy=known.running,
             context=context,
             behind=behind,
             rounds=known.rounds,

@@ -12,6 +12,8 @@ from specpipe.speculation.policy import Policy
 
 REPLAN_ROUNDS = 16
 """Between two plans; fewer at first, when every round teaches much."""
+MOSTLY_NEW = 0.5
+"""With a greater share of new rows no plan is in force: it was made for others."""
 _SHARE = 0.02  # of the time goes into making plans, at most
 
 
@@ -77,8 +79,10 @@ class Tuner:
         began = time.perf_counter()
         self._since = 0
         self._observer.see(self._recent.take())
-        seen = self._observer.situation(queue_depth=self.queue_depth, plan=self.plan, rows_come=rows_come)
-        plan = self._policy.plan(seen)
+        in_force = self.plan
+        if rows_come and self._observer.rows_come(queue_depth=self.queue_depth) > MOSTLY_NEW:
+            in_force = None
+        plan = self._policy.plan(self._observer.situation(queue_depth=self.queue_depth, plan=in_force))
         now = time.perf_counter()
         self.planning_s += now - began
         self._next = now + (now - began) / _SHARE if self._rounds >= REPLAN_ROUNDS else 0.0

@@ -23,7 +23,9 @@ def seen(*evidence: Evidence, depth: float = 50, rows_come: bool = False) -> Sit
     known = observer()
     for one in evidence:
         known.see(one)
-    return known.situation(queue_depth=depth, plan=None, rows_come=rows_come)
+    if rows_come:
+        known.rows_come(queue_depth=depth)
+    return known.situation(queue_depth=depth, plan=None)
 
 
 def test_before_any_round_the_draft_lacks_whole_prompts() -> None:
@@ -43,6 +45,21 @@ def test_rows_that_come_fill_the_slots_and_are_new() -> None:
     assert found.behind == pytest.approx((2 * 40 + 6 * 60) / 8)
     assert found.context == pytest.approx((2 * 300 + 6 * (60 + 40)) / 8)
     assert seen(ended, depth=3, rows_come=True).running == 3
+
+
+def test_what_was_accepted_of_rows_that_ended_says_less_of_those_that_come() -> None:
+    counts = AcceptanceCounts(drafts=80, reached_per_position=(80, 40), accepted_per_position=(40, 10))
+    before = observer()
+    before.see(replace(ROUNDS, verified={"draft": counts}, rounds={"draft": 1}, row_rounds={"draft": 80}))
+    known = before.beliefs.acceptance["draft"]
+    assert before.rows_come(queue_depth=50) == 0.75
+    after = before.beliefs.acceptance["draft"]
+    assert after.reached == pytest.approx([0.25 * count for count in known.reached])
+    assert after.conditional(3) == pytest.approx(known.conditional(3))
+    assert observer().rows_come(queue_depth=0) == 0.0
+    fresh = observer()
+    fresh.rows_come(queue_depth=8)
+    assert fresh.beliefs.acceptance["draft"].unseen
 
 
 def test_until_a_first_generation_has_ended_rows_that_run_tell_how_long_rows_are() -> None:

@@ -1,6 +1,7 @@
 """Between two shards the worker's own tuner goes on: a new plan every few rounds, and only where something changed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from specpipe.core import AcceptanceCounts, Completion, Request, SamplingParams, ShardRound, SpeculationPlan, StepReport
 from specpipe.speculation.fixed import Fixed
@@ -86,6 +87,18 @@ def test_the_plan_in_force_is_part_of_what_the_policy_sees() -> None:
     first = tuned.order(ordered(), Beliefs())
     rounds(tuned, 1)
     assert [situation.plan for situation in policy.situations] == [None, first]
+
+
+def test_a_plan_that_was_made_for_other_rows_is_not_in_force() -> None:
+    policy = Recording()
+    tuned = tuner(policy)
+    tuned.order(ordered(), Beliefs())
+    rounds(tuned, 1)
+    tuned.order(ordered(), Beliefs())  # a quarter of the rows is new
+    assert policy.situations[-1].plan is not None
+    tuned._observer.beliefs = replace(tuned._observer.beliefs, running=1)
+    tuned.order(ordered(), Beliefs())
+    assert policy.situations[-1].plan is None
 
 
 def test_a_worker_starts_from_what_the_run_has_learnt() -> None:
