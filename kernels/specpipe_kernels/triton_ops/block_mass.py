@@ -12,12 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.triton_ops.emit import emit
-from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.pdl import arrivals, launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.triton_ops.philox import uniform
 from specpipe_kernels.triton_ops.residual import residual_mass
 from specpipe_kernels.triton_ops.rows import (
     PROGRAMS,
-    arrivals,
     cut_of,
     floats,
     inverse_temperature,

@@ -14,6 +14,7 @@ import triton.language as tl
 from specpipe_kernels import types
 from specpipe_kernels.triton_ops import rows
 from specpipe_kernels.triton_ops.philox import gumbel_tile
+from specpipe_kernels.triton_ops.ranks import rank, unrank
 from specpipe_kernels.triton_ops.rows import is_kept, load_part, load_tile
 from specpipe_kernels.triton_ops.sizes import cdiv, power_of_2
 from specpipe_kernels.triton_ops.tiles import (
@@ -113,7 +114,6 @@ def load_log_masses(chunk_mass, part_reference, item, inverse, chunks, parts, pe
 
 
 @triton.jit
-def pick_chunk(log_masses, noise, chunks):
-    """→ the chunk that a row's draw is from; any of its chunks if it has no mass or an unsound one."""
-    _, chunk = tl.max(log_masses + noise, 0, return_indices=True)
-    return tl.minimum(chunk, chunks - 1)
+def pick(log_masses, noise, names):
+    """→ score of the chunk that a row's draw is from, -inf if none has mass, and its entry of `names`, which rise."""
+    return unrank(tl.max(rank(log_masses + noise, names)))

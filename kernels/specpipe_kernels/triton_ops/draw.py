@@ -11,13 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specpipe_kernels.triton_ops.chunks import chunk_cut, draw_from_chunk, load_log_masses, pick_chunk, store_masses
+from specpipe_kernels.triton_ops.chunks import chunk_cut, draw_from_chunk, load_log_masses, pick, store_masses
 from specpipe_kernels.triton_ops.emit import add_counts, emit
-from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.pdl import arrivals, launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.triton_ops.philox import chunk_gumbel
 from specpipe_kernels.triton_ops.residual import draw_from_residual, store_residual_masses
 from specpipe_kernels.triton_ops.rows import (
-    arrivals,
     floats,
     int32s,
     inverse_temperature,
@@ -33,7 +32,7 @@ from specpipe_kernels.triton_ops.verify import Verified
 from specpipe_kernels.types import Purpose, RejectionOutput, SamplingTensors
 
 # More would leave too few warps to hide the memory's latency; few rows have few programs, and every wait counts.
-MAX_REGISTERS, SINGLE_REGISTERS = 64, 80
+MAX_REGISTERS, SINGLE_REGISTERS = 64, 96
 _RECOVERED = tl.constexpr(int(Purpose.RECOVERED))
 _BONUS = tl.constexpr(int(Purpose.BONUS))
 
@@ -142,37 +141,38 @@ def _draw_kernel(
     noise = chunk_gumbel(seed, position, i, purpose, tl.arange(0, CHUNKS))
     if ~is_last(counters, request, parts):
         return
-    chunk_lane = tl.arange(0, CHUNKS)
-    tokens = load_part(part_token + wide * parts + chunk_lane, chunk_lane < parts, 0)
+    names = tl.arange(0, CHUNKS)
+    if SINGLE:
+        names = load_part(part_token + wide * parts + names, names < parts, 0)
     left = rejected  # whether p - q leaves anything
     if rejected:
-        log_masses = _residual_log_masses(masses, chunks, CHUNKS)
-        left = tl.max(log_masses) > float("-inf")
+        score, last = pick(_residual_log_masses(masses, chunks, CHUNKS), noise, names)
+        left = score > float("-inf")
         if ~left:
             # p = q up to rounding: this program alone draws from p.
             store_masses(
                 row, 0, p_vocab, p_vocab, inverse, p_bound_logit, p_bound_token, item, masses, TRUNCATED, BLOCK
             )
             tl.debug_barrier()
-            log_masses = _residual_log_masses(masses, chunks, CHUNKS)
+            _, last = pick(_residual_log_masses(masses, chunks, CHUNKS), noise, tl.arange(0, CHUNKS))
     else:
         status, _, log_masses = load_log_masses(
             chunk_mass, part_reference, request, inverse, chunks, parts, per, CHUNKS
         )  # fmt: skip
-    chunk = pick_chunk(log_masses, noise, chunks)
-    last = tl.sum(tl.where(chunk_lane == chunk, tokens, 0))
+        _, last = pick(log_masses, noise, names)
     if not SINGLE or (rejected & ~left):
+        begin = last * BLOCK
         if left:
-            x, y = _load_chunk(row, q_row, chunk * BLOCK, p_vocab, q_vocab, ONE_HOT, BLOCK)
+            x, y = _load_chunk(row, q_row, begin, p_vocab, q_vocab, ONE_HOT, BLOCK)
             _, last = draw_from_residual(
-                x, y, chunk * BLOCK, seed, position, i, draft, inverse,
+                x, y, begin, seed, position, i, draft, inverse,
                 p_shift, p_bound_logit, p_bound_token, item, q_shift, q_bound_logit, q_bound_token, q_item,
                 ONE_HOT, TRUNCATED, BLOCK,
             )  # fmt: skip
         else:
-            x = load_tile(row, chunk * BLOCK + tl.arange(0, BLOCK), p_vocab)
+            x = load_tile(row, begin + tl.arange(0, BLOCK), p_vocab)
             _, _, _, last = draw_from_chunk(
-                x, chunk * BLOCK, inverse, p_bound_logit, p_bound_token, item, seed, position, i, purpose,
+                x, begin, inverse, p_bound_logit, p_bound_token, item, seed, position, i, purpose,
                 TRUNCATED, BLOCK,
             )  # fmt: skip
     if rejected:

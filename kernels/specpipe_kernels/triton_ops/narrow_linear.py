@@ -10,7 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specpipe_kernels.triton_ops.narrow_kernel import GLU, RESIDUAL, ROPE, _linear_kernel
 from specpipe_kernels.triton_ops.narrow_tiling import MAX_FP8_ROWS, MAX_GLU_ROWS, Tiling, tiling
-from specpipe_kernels.triton_ops.pdl import arrival_counters, launch_options
+from specpipe_kernels.triton_ops.pdl import arrivals, launch_options
 from specpipe_kernels.triton_ops.sizes import cdiv, power_of_2
 from specpipe_kernels.types import Fp8Weight, Normed, full_weight
 
@@ -73,7 +73,7 @@ def narrow_linear(
         x_in, values if squares is None else squares, w_in, weight if fp8 is None else fp8.scale,
         weight if bias is None else bias,
         out if residual is None else residual, weight if norm_weight is None else norm_weight, out, scaled, parts,
-        scratch, arrival_counters(values.device), cos, sin, positions, k_pages, v_pages, index,
+        scratch, arrivals(values, count), cos, sin, positions, k_pages, v_pages, index,
         rows, cos.shape[0] - 1, eps, values.stride(0), 0 if residual is None else residual.stride(0),
         N=n, K=k, BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, SPLITS=cut.splits,
         PARTS=PARTS, PARTS_PAD=power_of_2(max(1, PARTS)), EPILOGUE=epilogue, BIAS=bias is not None,

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.backend import gpu_of
-from specpipe_kernels.triton_ops.pdl import arrival_counters, launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.pdl import arrivals, launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.triton_ops.sizes import power_of_2
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -286,17 +286,17 @@ def paged_attention(
     assert block_q > 0 and page_size % cut.block_n == 0
     count = _tiles(tokens, rows, max_queries, block_q)
     k_pad, v_pad = max(16, power_of_2(k_dim)), max(16, power_of_2(v_dim))
-    parts, part_max, part_sum, arrivals = out, out, out, out
+    parts, part_max, part_sum, counters = out, out, out, out
     if cut.splits > 1:
         shape = (count * kv_heads, cut.splits, cut.block_m)
         parts = out.new_empty(*shape, v_pad, dtype=torch.float32)
         part_max, part_sum = (out.new_empty(shape, dtype=torch.float32) for _ in range(2))
-        arrivals = arrival_counters(query.device)
+        counters = arrivals(query, count * kv_heads)
     logits = query if sinks is None else sinks
     log2e = math.log2(math.e)
     factors = (scale * log2e, 0.0) if softcap is None else (scale / softcap, softcap * log2e)
     _attention_kernel[(count * kv_heads, cut.splits)](
-        query, k_pages, v_pages, block_tables, cu_queries, starts, logits, out, parts, part_max, part_sum, arrivals,
+        query, k_pages, v_pages, block_tables, cu_queries, starts, logits, out, parts, part_max, part_sum, counters,
         *factors, tokens, rows, width, count, *query.stride(), block_tables.stride(0),
         Q_HEADS=q_heads, KV_HEADS=kv_heads, K_DIM=k_dim, V_DIM=v_dim, K_PAD=k_pad, V_PAD=v_pad, PAGE_SIZE=page_size,
         BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, WINDOW=window or 0, SOFTCAP=softcap is not None,

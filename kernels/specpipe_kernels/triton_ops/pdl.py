@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specpipe_kernels.backend import gpu_of
+from specpipe_kernels.triton_ops.sizes import power_of_2
 
 
 @triton.jit
@@ -41,16 +42,17 @@ def _has_pdl(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9
 
 
-MAX_ARRIVALS = 1 << 16
-
-
 @cache
-def arrival_counters(device: torch.device) -> Tensor:
-    """[MAX_ARRIVALS] int32 of programs that share a result and have arrived; every launch leaves them at zero.
+def _counters(device: torch.device, size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.int32, device=device)
+
+
+def arrivals(like: Tensor, results: int) -> Tensor:
+    """[>= results] int32: programs that share a result and have arrived. A launch finds zeros and leaves zeros.
 
     One stream a device uses them: kernels that run at the same time must not share them.
     """
-    return torch.zeros(MAX_ARRIVALS, dtype=torch.int32, device=device)
+    return _counters(like.device, max(1 << 16, power_of_2(results)))
 
 
 def launch_options(tensor: Tensor) -> dict[str, bool]:

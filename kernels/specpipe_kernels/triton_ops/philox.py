@@ -68,9 +68,25 @@ def exponential_tile(seed, position, index, purpose, start, BLOCK: tl.constexpr)
 
 
 @triton.jit
+def least_of_fours(seed, position, index, purpose, start, BLOCK: tl.constexpr):
+    """[BLOCK // 4] least of the words of each four vocabulary entries from `start`, a multiple of 4, as fp32."""
+    chunk = start // 4 + tl.arange(0, BLOCK // 4)
+    w0, w1, w2, w3 = _words(chunk, seed, position, index, purpose)
+    return tl.minimum(tl.minimum(w0, w1), tl.minimum(w2, w3)).to(tl.float32)
+
+
+@triton.jit
 def gumbel_tile(seed, position, index, purpose, start, BLOCK: tl.constexpr):
     """[BLOCK] standard Gumbel draws of the vocabulary entries from `start`, a multiple of 4."""
     return -fast_log(exponential_tile(seed, position, index, purpose, start, BLOCK))
+
+
+@triton.jit
+def gumbel_of_token(seed, position, index, purpose, token):
+    """The standard Gumbel draw of one vocabulary entry."""
+    w0, w1, w2, w3 = _words(token // 4, seed, position, index, purpose)
+    word = tl.where(token % 4 < 2, tl.where(token % 4 == 0, w0, w1), tl.where(token % 4 == 2, w2, w3))
+    return -fast_log(exponential_of(uniform_of(word)))
 
 
 @triton.jit

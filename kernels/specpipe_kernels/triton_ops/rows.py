@@ -5,7 +5,6 @@ An item is one position of one request: item = request * width + position; padde
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -76,19 +75,6 @@ def cut_of(vocab: int, rows: int, *, lanes: int = LANES, programs: int = 0, warp
     steps = cdiv(cdiv(vocab, min(most, max(1, (programs or PROGRAMS) // rows))), tile)
     parts = cdiv(vocab, steps * tile)
     return Cut(tile, steps, parts, power_of_2(most), max(1, tile // (32 * lanes)))
-
-
-@cache
-def _counters(device: torch.device, size: int) -> Tensor:
-    return torch.zeros(size, dtype=torch.int32, device=device)
-
-
-def arrivals(like: Tensor, results: int) -> Tensor:
-    """[>= results] int32: programs that share a result and have arrived. A launch finds zeros and leaves zeros.
-
-    One stream a device uses them: kernels that run at the same time must not share them.
-    """
-    return _counters(like.device, max(4096, power_of_2(results)))
 
 
 def floats(like: Tensor, *shape: int) -> Tensor:

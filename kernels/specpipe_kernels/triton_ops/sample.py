@@ -11,12 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specpipe_kernels.triton_ops.chunks import chunk_cut, draw_from_chunk, load_log_masses, pick_chunk, store_masses
-from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.chunks import chunk_cut, draw_from_chunk, load_log_masses, pick, store_masses
+from specpipe_kernels.triton_ops.pdl import arrivals, launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.triton_ops.philox import chunk_gumbel
 from specpipe_kernels.triton_ops.rows import (
     Rows,
-    arrivals,
     best_of,
     floats,
     int32s,
@@ -105,12 +104,15 @@ def _sample_kernel(
         if purpose == _INVARIANT:
             _, drawn = best_of(scores, tokens)
         else:
-            chunk = pick_chunk(log_masses, noise, chunks)
-            drawn = tl.sum(tl.where(lane == chunk, tokens, 0))
+            names = tokens
             if per > 1:
-                x = load_tile(row, chunk * BLOCK + tl.arange(0, BLOCK), vocab)
+                names = lane
+            _, drawn = pick(log_masses, noise, names)
+            if per > 1:
+                begin = drawn * BLOCK
+                x = load_tile(row, begin + tl.arange(0, BLOCK), vocab)
                 _, _, _, drawn = draw_from_chunk(
-                    x, chunk * BLOCK, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
+                    x, begin, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
                     TRUNCATED, BLOCK,
                 )  # fmt: skip
     else:

@@ -12,13 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specpipe_kernels.triton_ops.chunks import chunk_cut, pick_chunk
-from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.chunks import chunk_cut, pick
+from specpipe_kernels.triton_ops.pdl import arrivals, launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.triton_ops.philox import chunk_gumbel, exponential_tile
 from specpipe_kernels.triton_ops.rows import (
     NOWHERE,
     PROGRAMS,
-    arrivals,
     best_of,
     cut_of,
     floats,
@@ -151,7 +150,7 @@ def _recover_keyed_kernel(
         tl.debug_barrier()
         mass = load_part(masses + lane, lane < chunks, 0.0)
     log_masses = tl.where(mass > 0.0, tl.log(mass), float("-inf"))
-    chunk = pick_chunk(log_masses, chunk_gumbel(seed, position, index, _RECOVERED, lane), chunks)
+    _, chunk = pick(log_masses, chunk_gumbel(seed, position, index, _RECOVERED, lane), lane)
     offsets = chunk * BLOCK + tl.arange(0, BLOCK)
     weights = _weights(p_row, q_row, draft, offsets, vocab, residual, ONE_HOT)
     noise = exponential_tile(seed, position, index, _RECOVERED, chunk * BLOCK, BLOCK)

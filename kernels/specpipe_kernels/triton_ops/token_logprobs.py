@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specpipe_kernels.triton_ops.pdl import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.pdl import arrivals, launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.triton_ops.ranks import rank, unrank
 from specpipe_kernels.triton_ops.rows import (
     Rows,
-    arrivals,
     cut_of,
     floats,
     int64s,
@@ -32,29 +32,9 @@ from specpipe_kernels.types import Bounds, SamplingTensors, TokenLogprobs
 
 
 @triton.jit
-def _flipped(bits):
-    """Signed integers in the order of the floats whose bits they are, and back."""
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def _rank(x, tokens):
-    """→ int64 keys: larger for larger logits, then for lower tokens; -0.0 equals 0.0."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    return (_flipped(bits).to(tl.int64) << 32) | (0x7FFFFFFF - tokens).to(tl.int64)
-
-
-@triton.jit
-def _unrank(key):
-    """→ the logits and tokens of keys."""
-    x = _flipped((key >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
-    return x, 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
-
-
-@triton.jit
 def _nothing(SIZE: tl.constexpr):
     """[SIZE] keys below those of all entries."""
-    return _rank(tl.full([SIZE], float("-inf"), tl.float32), tl.full([SIZE], 0x7FFFFFFF, tl.int32))
+    return rank(tl.full([SIZE], float("-inf"), tl.float32), tl.full([SIZE], 0x7FFFFFFF, tl.int32))
 
 
 @triton.jit
@@ -63,7 +43,7 @@ def _top_of_span(row, begin, end, vocab, TOP: tl.constexpr, BLOCK: tl.constexpr)
     lane = tl.arange(0, BLOCK)
     best = _nothing(TOP)
     for start in range(begin, end, BLOCK):
-        keys = _rank(load_tile(row, start + lane, vocab), start + lane)
+        keys = rank(load_tile(row, start + lane, vocab), start + lane)
         best = tl.topk(tl.interleave(best, tl.topk(keys, TOP)), TOP)
     return best
 
@@ -124,7 +104,7 @@ def _token_logprobs_kernel(
         there = place < parts * TOP
         keys = load_part(part_keys + item.to(tl.int64) * parts * TOP + place, there, 0)
         keys = tl.where(there, keys, _nothing(PARTS * TOP))
-        x, tokens = _unrank(tl.topk(keys, TOP))
+        x, tokens = unrank(tl.topk(keys, TOP))
         kept = x > float("-inf")
         if cut:
             kept = is_kept(x, tokens, bound_logit, bound_token, item, TRUNCATED)
