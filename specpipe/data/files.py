@@ -81,7 +81,9 @@ def list_files(path: str, format: str = "auto", prompt: str | None = None) -> li
     mixed or unknown formats, an unreadable file.
     """
     if format == "sharegpt":
-        raise DataError(jsonl.array_advice(path))
+        raise DataError(
+            f"data.format is sharegpt, one JSON array, which is not read as it is; {jsonl.array_advice(path)}"
+        )
     found = _find(path, format)
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(lambda file: _scan(file, prompt), found))

@@ -36,7 +36,7 @@ def scan(location: Location) -> tuple[int, tuple[int, ...]]:
     with location.open_binary() as stream:
         for line in _lines(stream, 0):
             if rows == 0 and line.data is not None and line.data.removeprefix(_BOM).lstrip().startswith(b"["):
-                raise DataError(array_advice(location.text()))
+                raise DataError(f"{location.text()} is one JSON array; {array_advice(location.text())}")
             if rows % STRIDE == 0:
                 offsets.append(line.offset)
             rows += 1
@@ -90,7 +90,7 @@ def parse(data: bytes | None) -> dict[str, object]:
 def array_advice(name: str) -> str:
     """What to do about a JSON file that is one array, the way ShareGPT is often shipped."""
     return (
-        f"{name} is one JSON array; expected one JSON object a line. Convert it once and name what that writes: chats "
+        "expected one JSON object a line. Convert it once and name what that writes: chats "
         f"(ShareGPT, OpenAI messages) with `specpipe convert {name} --to parquet`, other records with "
         "`jq -c '.[]' FILE.json > FILE.jsonl`"
     )

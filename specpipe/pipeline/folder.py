@@ -90,7 +90,9 @@ class RunFolder:
         try:
             return sorted(info.base_name for info in location.filesystem.get_file_info(selector))
         except NotADirectoryError:
-            raise OutputError(f"{location.text()} is not a folder; expected a run's, or a new one") from None
+            raise OutputError(
+                f"{location.text()} is not a folder; expected that of a run, or for output.path a new one"
+            ) from None
         except OSError as error:
             raise OutputError(f"{location.text()} cannot be read: {error}. Mend its permissions") from error
 
