@@ -77,8 +77,8 @@ class RoundLog:
         self._input_tokens += later._input_tokens
         self._output_tokens += later._output_tokens
 
-    def evidence(self, behind: float = 0.0) -> Evidence:
-        """behind: `Evidence.draft_behind`."""
+    def evidence(self, behind: float = 0.0, left: float = 0.0) -> Evidence:
+        """behind, left: of `Evidence`."""
         return Evidence(
             verified={who: _counts(counted) for who, counted in self._drafts.items()},
             rounds=dict(self._rounds),
@@ -90,6 +90,7 @@ class RoundLog:
             draft_prefills=tuple(self._prefills.values()),
             running=self._running,
             draft_behind=behind,
+            left=left,
         )
 
 

@@ -144,7 +144,7 @@ class PolicyRun:
             self._driver.see(self._shard_log.evidence())
             self._shard_log = RoundLog(self._scenario, self.worker.draws)
             self._observer.lean_on(self._driver.beliefs)
-        self._observer.see(recent.evidence(self.worker.mean_behind))
+        self._observer.see(recent.evidence(self.worker.mean_behind, self.worker.mean_left))
         if rows_come:
             new = self._observer.rows_come(queue_depth=depth)
         seen = self._observer.situation(queue_depth=depth, plan=None if new > MOSTLY_NEW else in_force)

@@ -51,6 +51,12 @@ class SimulatedWorker:
         return float(self.behind.sum()) / max(1, len(self.behind))
 
     @property
+    def mean_left(self) -> float:
+        """Tokens that a row which holds a slot may still generate: all have the limit of the longest."""
+        generated = (self._at - self.rows * self.draws.stride).sum() / max(1, len(self.rows))
+        return float(self.draws.stride - 1 - generated)
+
+    @property
     def queue_depth(self) -> float:
         """Rows running, waiting and in shards that have not arrived."""
         return float(len(self.rows) + len(self.scenario.output) - self._admitted)

@@ -72,3 +72,5 @@ class Evidence:
     """Rows of the latest round; 0 without any."""
     draft_behind: float = 0.0
     """`StepReport.draft_behind` of the latest round."""
+    left: float = 0.0
+    """`StepReport.left` of the latest round."""

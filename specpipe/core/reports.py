@@ -58,6 +58,8 @@ class StepReport:
     draft_prefill_s: float = 0.0
     draft_behind: float = 0.0
     """Mean tokens of a row of the round that the draft model had not seen."""
+    left: float = 0.0
+    """Mean tokens that a row of the round may still generate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -239,6 +239,7 @@ class Engine:
             draft_prefill_tokens=launch.draft_prefill_tokens,
             draft_prefill_s=times.draft_prefill_s,
             draft_behind=launch.draft_behind,
+            left=launch.left,
             shards=shards,
             completions=tuple(completions),
         )
@@ -300,7 +301,10 @@ class Engine:
         steady = self.graphs_captured == captures
         self._chooser.rounds += 1
         behind = sum(max(0, row.length - 1 - row.draft_done) for row in rows) / len(rows)
-        launch = prefill._replace(rows=rows, k=key.k, proposer=key.proposer, steady=steady, draft_behind=behind)
+        left = sum(row.limit - row.length for row in rows) / len(rows)
+        launch = prefill._replace(
+            rows=rows, k=key.k, proposer=key.proposer, steady=steady, draft_behind=behind, left=left
+        )
         return read_later(launch, packed, self._clock.stamps)
 
     def check_integrity(self) -> None:

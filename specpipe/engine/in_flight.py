@@ -22,6 +22,7 @@ class Launch(NamedTuple):
     prefilled: bool = False
     draft_prefill_tokens: int = 0
     draft_behind: float = 0.0
+    left: float = 0.0
     steady: bool = True
     """False where a graph had to be captured first."""
 

@@ -99,7 +99,7 @@ class EvidenceLog:
         self._rows = self._input_tokens = self._output_tokens = 0
         self._prefills: dict[int, PrefillPoint] = {}
         """By size."""
-        self._running, self._behind = 0, 0.0
+        self._running, self._behind, self._left = 0, 0.0, 0.0
 
     def add(self, step: StepReport) -> None:
         if step.k:
@@ -107,7 +107,7 @@ class EvidenceLog:
         if step.running and step.round_s > 0:
             self._add_cost(step)
         if step.running:
-            self._running, self._behind = step.running, step.draft_behind
+            self._running, self._behind, self._left = step.running, step.draft_behind, step.left
         if step.draft_prefill_tokens and step.draft_prefill_s > 0:
             self._add_prefill(step)
         for completion in step.completions:
@@ -153,6 +153,7 @@ class EvidenceLog:
             draft_prefills=tuple(self._prefills.values()),
             running=self._running,
             draft_behind=self._behind,
+            left=self._left,
         )
         self._clear()
         return evidence

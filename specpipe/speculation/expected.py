@@ -56,7 +56,9 @@ class Outlook(NamedTuple):
     def of(cls, situation: Situation) -> Outlook:
         n, rows = situation.running, _rows(situation.slots)
         waiting = max(0.0, situation.queue_depth - n)
-        ahead = rows * (situation.output_tokens / n)
+        new_last = min(1.0, waiting / n)  # rows that run to the end are such that wait, or those that run
+        last = min(situation.output_tokens, 2 * situation.left)
+        ahead = rows * ((last + new_last * (situation.output_tokens - last)) / n)
         ahead[n + 1 :] = 0.0
         ahead[n] += waiting * situation.output_tokens
         new = np.ones(len(rows))

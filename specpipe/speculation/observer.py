@@ -40,6 +40,8 @@ class Beliefs:
     """That have ended so far."""
     behind: float | None = None
     """Mean tokens of a running row that the draft model has not seen; None before any row: new ones lack all."""
+    left: float | None = None
+    """Mean tokens that a running row may still generate; None: as many as rows do."""
 
 
 class Observer:
@@ -81,6 +83,7 @@ class Observer:
             rounds=old.rounds + rounds,
             rows=old.rows + evidence.rows,
             behind=evidence.draft_behind if evidence.running else old.behind,
+            left=evidence.left if evidence.running else old.left,
         )
 
     def _seen(self, name: ProposerName, known: Acceptance, evidence: Evidence) -> Acceptance:
@@ -111,6 +114,7 @@ class Observer:
             rounds=own.rounds,
             rows=own.rows,
             behind=own.behind,
+            left=own.left,
         )
 
     def rows_come(self, *, queue_depth: float) -> float:
@@ -126,6 +130,7 @@ class Observer:
             running=full,
             context=now.context + new * (prompt + now.output_tokens / 2 - now.context),
             behind=now.behind + new * (prompt - now.behind),
+            left=None if new else known.left,
         )
         return new
 
@@ -145,6 +150,7 @@ class Observer:
             occupancy=known.running,
             context=context,
             behind=behind,
+            left=output if known.left is None else known.left,
             rounds=known.rounds,
             prefill_budget=self._prefill_budget,
             input_tokens=prompt,

@@ -36,6 +36,8 @@ class Situation:
     """Mean tokens that a row generates."""
     behind: float = 0.0
     """Mean tokens of a running row that the draft model has not seen: what turning it on would have to catch up."""
+    left: float = 256.0
+    """Mean tokens that a running row may still generate."""
     prefill_budget: int = 2048
     """Tokens that the draft model catches up in a round at most."""
     rounds: int = 0

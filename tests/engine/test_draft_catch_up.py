@@ -167,7 +167,9 @@ def test_a_step_says_how_far_the_draft_is_behind(small_pair, rounds_behind: int)
     prompts = sum(len(request.prompt_token_ids) for request in requests) / 3
     engine = make_engine(pair.target, pair.draft, rounds_behind=rounds_behind, prefill_budget=200)
     engine.submit(requests, plan(0))
-    plain = [step.draft_behind for step in (engine.step() for _ in range(15)) if step.running == 3]
+    steps = [step for step in (engine.step() for _ in range(15)) if step.running == 3]
+    plain, left = [step.draft_behind for step in steps], [step.left for step in steps]
+    assert 38 <= left[1] <= 40 and left[1] - left[-1] == len(left) - 2, "what rows may still generate"
     assert plain[1] == pytest.approx(prompts, abs=1)
     assert plain[-1] - plain[1] == len(plain) - 2
     engine.submit([], plan(2))

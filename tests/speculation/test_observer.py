@@ -12,6 +12,7 @@ ROUNDS = Evidence(
     costs=(CostPoint(proposer="none", k=0, running=6, context=300.0, rounds=16, seconds=0.1),),
     running=2,
     draft_behind=40.0,
+    left=25.0,
 )
 
 
@@ -35,7 +36,8 @@ def test_before_any_round_the_draft_lacks_whole_prompts() -> None:
 
 def test_the_latest_round_says_how_many_rows_run_and_how_far_the_draft_is_behind() -> None:
     found = seen(ROUNDS, Evidence())
-    assert (found.running, found.behind, found.context) == (2, 40.0, 300.0)
+    assert (found.running, found.behind, found.context, found.left) == (2, 40.0, 300.0, 25.0)
+    assert seen(ROUNDS, rows_come=True).left == seen().left == 100.0, "unknown: as many as rows do"
 
 
 def test_rows_that_come_fill_the_slots_and_are_new() -> None:

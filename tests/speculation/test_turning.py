@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from specpipe.speculation.expected import Outlook
 from specpipe.speculation.policy import Situation
@@ -45,6 +46,15 @@ def test_catching_up_that_costs_more_than_the_draft_saves_is_not_done() -> None:
     behind = replace(TAIL, behind=300.0)
     assert turn(saved(1e-6, 1e-6), behind, token_s=1e-9).most == 20
     assert turn(saved(1e-6, 1e-6), behind, token_s=1e-3).most == 0
+
+
+def test_rows_that_may_generate_little_more_are_not_caught_up_though_others_generate_much() -> None:
+    tail = replace(TAIL, behind=300.0)
+    assert turn(saved(1e-6, 1e-6), tail, token_s=1e-7).most == 20
+    assert turn(saved(1e-6, 1e-6), replace(tail, left=10.0), token_s=1e-7).most == 0
+    waiting = replace(tail, left=10.0, queue_depth=1000)
+    assert Outlook.of(waiting).ahead[:20] == pytest.approx(Outlook.of(replace(waiting, left=200.0)).ahead[:20])
+    assert Outlook.of(replace(tail, left=10.0)).ahead.sum() == pytest.approx(20 * 10, rel=0.1)
 
 
 def test_a_draft_that_is_on_stays_on_where_turning_it_on_again_would_cost_more() -> None:
