@@ -164,7 +164,7 @@ def test_the_first_whole_part_stays_whoever_was_slow(tmp_path: Path) -> None:
     execute(make_job(tmp_path, f"output.path={tmp_path / 'calm'}"), backend=InProcessBackend())
     backend = InProcessBackend(assemble=assemble, workers=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specpipe.pipeline.run.BACKUP_S", 0.1)
+        patch.setattr("specpipe.pipeline.start.BACKUP_S", 0.1)
         result = execute(job, backend=backend)
     assert result.state == "complete"
     assert verify(str(tmp_path / "out")).complete  # the telemetry is that of the parts that are there
@@ -180,6 +180,7 @@ def test_the_first_whole_part_stays_whoever_was_slow(tmp_path: Path) -> None:
         ("{max: 8}", 64, 4, False, 4),
         ("{min: 2, max: 3}", 64, 4, False, 3),
         ("{min: 2, max: 8}", 64, 4, True, 8),
+        ("{min: 4, max: 8}", 64, 4, False, 4),
         ("{max: 3}", 8, 0, False, 3),
         ("{max: 30}", 8, 0, False, 8),
     ],
