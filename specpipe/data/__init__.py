@@ -1,7 +1,7 @@
 """Rows in, outputs out: formats, shards, requests and parts. Imports core, errors and pyarrow; never torch."""
 
 from specpipe.data.files import InputFile, list_files, require_unchanged
-from specpipe.data.output import output_schema, to_table
+from specpipe.data.output import output_schema, sums_of, to_table
 from specpipe.data.part import PartFooter, publish_part, read_part_footer
 from specpipe.data.planner import plan_shards
 from specpipe.data.preflight import kept_schema, require_prompt
@@ -34,5 +34,6 @@ __all__ = [
     "require_unchanged",
     "row_seed",
     "samples_of",
+    "sums_of",
     "to_table",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from specpipe.core import Completion
 from specpipe.data.columns import LOGPROB_COLUMNS, OUTPUT_COLUMNS
@@ -72,3 +73,17 @@ def _cells(completion: Completion) -> tuple[object, ...]:
         request.seed,
         request.sample,
     )
+
+
+def sums_of(table: Any) -> dict[str, int]:
+    """What the rows of an output table come to, by the names that telemetry has for it."""
+
+    def total(column: Any) -> int:
+        return int(pc.sum(column).as_py() or 0)
+
+    return {
+        "rows": table.num_rows,
+        "failed_rows": total(pc.not_equal(table["error"], "")),
+        "input_tokens": total(table["num_input_tokens"]),
+        "output_tokens": total(table["num_generated_tokens"]),
+    }

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from specpipe.core import Completion, Request, Shard
-from specpipe.data import output_schema, read_part_footer, to_table
+from specpipe.data import output_schema, read_part_footer, sums_of, to_table
 from specpipe.data.locations import locate
 from specpipe.pipeline.failures import ShardError
 from specpipe.pipeline.folder import RunFolder
@@ -103,19 +103,16 @@ class FailedRows:
             values[name] = tuple(a + b for a, b in pairs)
         weights = [(one, one.round_ms * one.rounds) for one in (before, retry)]
         weight = sum(ms for _, ms in weights)
-        output_tokens = _sum(table["num_generated_tokens"])
+        rows = sums_of(table)
         return ShardRecord(
             **values
+            | rows
             | {
-                "rows": table.num_rows,
-                "failed_rows": _sum(pc.not_equal(table["error"], "")),
-                "input_tokens": _sum(table["num_input_tokens"]),
-                "output_tokens": output_tokens,
                 "started_at": before.started_at,
                 "finished_at": before.finished_at + retry.finished_at - retry.started_at,
                 "round_ms": weight / values["rounds"] if values["rounds"] else 0.0,
                 "mean_occupancy": sum(one.mean_occupancy * ms for one, ms in weights) / weight if weight else 0.0,
-                "tokens_per_s": output_tokens / values["busy_s"] if values["busy_s"] else 0.0,
+                "tokens_per_s": rows["output_tokens"] / values["busy_s"] if values["busy_s"] else 0.0,
             }
         )
 
@@ -140,7 +137,3 @@ def _merged(before: LogHistogram, retry: LogHistogram) -> LogHistogram:
     both = LogHistogram.from_dict(before.to_dict())
     both.merge(retry)
     return both
-
-
-def _sum(column: Any) -> int:
-    return int(pc.sum(column).as_py() or 0)

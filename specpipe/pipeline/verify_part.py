@@ -13,7 +13,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from specpipe.core import Shard
-from specpipe.data import RowHasher, expected_identity, input_columns, output_schema, read_part_footer, read_rows
+from specpipe.data import (
+    RowHasher,
+    expected_identity,
+    input_columns,
+    output_schema,
+    read_part_footer,
+    read_rows,
+    sums_of,
+)
 from specpipe.data.columns import LOGPROB_COLUMNS
 from specpipe.data.files import InputFile
 from specpipe.data.locations import locate
@@ -160,10 +168,7 @@ def _telemetry(table: Any, record: ShardRecord, shard: Shard) -> Iterator[Findin
         return  # said already
     counts = record.verified
     pairs = [
-        ("rows", record.rows, table.num_rows),
-        ("failed_rows", record.failed_rows, _sum(pc.not_equal(table["error"], ""))),
-        ("input_tokens", record.input_tokens, _sum(table["num_input_tokens"])),
-        ("output_tokens", record.output_tokens, _sum(table["num_generated_tokens"])),
+        *((name, getattr(record, name), summed) for name, summed in sums_of(table).items()),
         ("drafts", counts.drafts, counts.recovered_tokens + counts.bonus_tokens),
         ("draft_tokens", counts.draft_tokens, sum(counts.proposed_per_position)),
         ("accepted_tokens", counts.accepted_tokens, sum(counts.accepted_per_position)),
@@ -174,7 +179,3 @@ def _telemetry(table: Any, record: ShardRecord, shard: Shard) -> Iterator[Findin
     phases = record.prefill_s + record.draft_s + record.verify_s + record.sample_s + record.host_s
     if not math.isclose(record.busy_s, phases, rel_tol=1e-6, abs_tol=1e-6):
         yield _wrong(shard, f"telemetry does not add up: busy_s is {record.busy_s}, and its phases sum to {phases}")
-
-
-def _sum(column: Any) -> int:
-    return int(pc.sum(column).as_py() or 0)
