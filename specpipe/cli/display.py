@@ -14,6 +14,7 @@ from rich.text import Text
 from specpipe.pipeline.progress import Progress
 
 _LINE_EVERY_S = 5.0
+_PLACING_S = 5.0  # where there is room Ray takes less to give a worker its place
 
 
 def duration(seconds: float) -> str:
@@ -88,9 +89,9 @@ def _facts(progress: Progress, ours: bool) -> list[str]:
         waiting = _not_ready(progress)
         facts.append(f"{progress.workers} workers" + (f" ({waiting})" if waiting else ""))
     if progress.failed_rows:
-        facts.append(f"{progress.failed_rows:,} failed rows")
+        facts.append(_count(progress.failed_rows, "failed row"))
     if progress.failed_shards:
-        facts.append(f"{progress.failed_shards} failed shards")
+        facts.append(_count(progress.failed_shards, "failed shard"))
     if progress.draining:
         facts.append("finishing running shards" + (", Ctrl-C again stops now" if ours else ""))
     elif progress.eta_s is not None and progress.done_rows < progress.total_rows:
@@ -98,10 +99,16 @@ def _facts(progress: Progress, ours: bool) -> list[str]:
     return facts
 
 
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def _not_ready(progress: Progress) -> str:
     """Workers that load their models, and those that the cluster has no room for yet."""
+    waiting = progress.unplaced if progress.elapsed_s >= _PLACING_S else 0
+    starting = progress.starting + progress.unplaced - waiting
     parts = [
-        f"{progress.starting} starting" if progress.starting else "",
-        f"{progress.unplaced} waiting for room in the cluster" if progress.unplaced else "",
+        f"{starting} starting" if starting else "",
+        f"{waiting} waiting for room in the cluster" if waiting else "",
     ]
     return ", ".join(part for part in parts if part)

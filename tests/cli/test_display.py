@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import re
 
@@ -33,16 +34,21 @@ def test_a_terminal_gets_a_bar_within_its_width() -> None:
     assert max(len(line) for line in text.replace("\r", "\n").splitlines()) <= 80
 
 
-def test_trouble_is_shown_only_when_there_is_some() -> None:
-    import dataclasses
+def test_a_worker_that_has_just_been_asked_for_is_not_said_to_lack_room() -> None:
+    waiting = dataclasses.replace(BASE, workers=0, starting=1, unplaced=2, elapsed_s=0.0)
+    assert "500/2000 rows · 3 starting\n" in shown(False, waiting)
+    late = dataclasses.replace(waiting, elapsed_s=5.0)
+    assert "500/2000 rows · 1 starting, 2 waiting for room in the cluster\n" in shown(False, late)
 
+
+def test_trouble_is_shown_only_when_there_is_some() -> None:
     trouble = dataclasses.replace(
         BASE, failed_rows=3, failed_shards=1, workers=4, starting=2, unplaced=3, draining=True
     )
     text = shown(False, trouble)
     for words in (
         "3 failed rows",
-        "1 failed shards",
+        "1 failed shard",
         "4 workers (2 starting, 3 waiting for room in the cluster)",
         "Ctrl-C again",
     ):
