@@ -59,11 +59,15 @@ class Draws:
         """[R * stride]: the place after a round of k drafts at this place, the draft not behind; at its end a row
         stays."""
         if (proposer, k) not in self._next:
-            rows, size = len(self._scenario.output), self.stride
-            ends = np.arange(rows) * size + self._scenario.output
-            reached = np.arange(rows * size).reshape(rows, size) + (1 + np.clip(self._run(proposer), 0, k))
-            self._next[proposer, k] = np.minimum(reached, ends[:, None], out=reached).ravel()
+            reached = self._after_one + np.clip(self._run(proposer), 0, k)
+            ends = self._after_one[:, :1] + (self._scenario.output[:, None] - 1)
+            self._next[proposer, k] = np.minimum(reached, ends, out=reached).ravel()
         return self._next[proposer, k]
+
+    @cached_property
+    def _after_one(self) -> Ints:
+        """[R, stride]: the place after a token."""
+        return np.arange(1, self._shape[0] * self.stride + 1).reshape(-1, self.stride)
 
     def walk(self, proposer: ProposerName, k: int, places: Ints, ends: Ints, rounds: int) -> Ints:
         """→ [rounds + 1, n]: where rows stand before each round and after the last, the draft never behind."""

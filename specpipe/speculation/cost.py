@@ -66,7 +66,7 @@ class CostTable:
 
     @cached_property
     def _fit(self) -> CostFit:
-        return CostFit.of(self._cells, near=self._before and self._before.model)
+        return CostFit.of(self._cells, self._before)
 
     def seconds(self, *, proposer: ProposerName, k: int, running: int, context: float) -> float:
         """One round. Raises ValueError for a table that knows nothing."""

@@ -52,6 +52,8 @@ class Cells:
         self._places: dict[Key, int] = {}
         self._cells: list[Cell] = []
         self._numbers = np.empty((0, _COLUMNS + 5))
+        self.measured = 0.0
+        """Rounds, all together."""
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -62,6 +64,7 @@ class Cells:
     def with_points(self, points: Iterable[CostPoint], *, profiled: bool = False) -> Cells:
         """The past of a cell fades."""
         now: dict[Key, Cell] = {}
+        measured = self.measured
         for point in points:
             if point.rounds < 1 or point.seconds <= 0 or point.running < 1:
                 continue
@@ -70,12 +73,15 @@ class Cells:
             new = Cell(float(point.running), context, float(point.rounds), point.seconds / point.rounds)
             old = now.get(key) or self._find(key)
             now[key] = new if old is None else _mean(old, new)
-        return self.replaced(now)
+            measured += point.rounds
+        other = self.replaced(now)
+        other.measured = measured
+        return other
 
     def replaced(self, now: dict[Key, Cell]) -> Cells:
         """These in place of what was known of them, the others as they are."""
         other = object.__new__(Cells)
-        other._places, other._cells = dict(self._places), self._cells.copy()
+        other._places, other._cells, other.measured = dict(self._places), self._cells.copy(), self.measured
         added = [key for key in now if key not in self._places]
         for key in added:
             other._places[key] = len(other._cells)
