@@ -6,20 +6,23 @@ Shapes: C cells, K widest round, N slots, P numbers of rows of the lattice.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from specpipe.core import ProposerName
-from specpipe.speculation.cost_cells import MEMORY, SHORT, Array, Cells, kind_of
+from specpipe.speculation.cost_cells import SHORT, Array, Cells, kind_of
 from specpipe.speculation.round_model import FEATURES, KV, SHORTFALL, fit, one_hot, rising, terms
 
-_LITTLE = 1 / 8  # of all rounds
 _CREDIBLE = 4.0  # rounds that make a cell count half in the fit
 _DOUBT = 1.5  # rounds near by that make the model and what was measured beyond it count alike
 _ODD = 0.3  # log of how far a single round may lie from the model and be believed
 _NEAR = 0.05  # octaves, or K, that are no distance
+_LENGTHS = 16  # contexts to an octave that are told apart
 _EVERY = 16  # rows up to which what is near by is looked at for every number of them; beyond, so many an octave
 
 
@@ -32,44 +35,43 @@ class Grid(NamedTuple):
     """How much of it was measured near by, 0 to 1, rather than concluded."""
 
 
-class CostFit(NamedTuple):
-    """Of one table."""
+@dataclass(frozen=True, slots=True, eq=False)
+class CostFit:
+    """Of one table, and of those that go on from it while their cells are much the same."""
 
     cells: Cells
     model: Array
     """[10] coefficients."""
-    fitted: float
-    """Rounds that had been measured when the model was fitted."""
     residual: Array
     """[C] log(measured / model)."""
+    _grids: dict[tuple[ProposerName, int, int, int], Grid] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cells: Cells, before: CostFit | None = None) -> CostFit:
-        """before: that of the table which this one goes on from."""
+    def of(cls, cells: Cells, *, near: Array | None = None) -> CostFit:
+        """near: a model that may be close."""
         rounds = cells.rounds
-        if before is not None and before._stands(cells):
-            model, fitted = before.model, before.fitted
-        else:
-            model = fit(cells.relative, rounds / (rounds + _CREDIBLE), near=None if before is None else before.model)
-            fitted = cells.measured
+        model = fit(cells.relative, rounds / (rounds + _CREDIBLE), near=near)
         found = cells.relative[:, :FEATURES] @ model[:FEATURES]
         in_a_job = 1 - model[SHORTFALL] * cells.relative[:, SHORTFALL]
         residual = np.log(in_a_job / np.maximum(found, 1e-12))
         credible = _ODD * np.sqrt(rounds)  # a single round may have met anything
-        return cls(cells, model, fitted, np.minimum(np.maximum(residual, -credible), credible))
-
-    def _stands(self, cells: Cells) -> bool:
-        """Whether so little was measured since the model was fitted that it will do: what it lacks, residuals have."""
-        return len(cells) == len(self.cells) and cells.measured - self.fitted < min(MEMORY, _LITTLE * cells.measured)
+        return cls(cells, model, np.minimum(np.maximum(residual, -credible), credible))
 
     def grid(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> Grid:
+        """For the nearest of so many contexts that rows which grow need a new one now and then."""
+        place = round(_LENGTHS * math.log2(context + SHORT))
+        asked = (proposer, max_k, slots, place)
+        if asked not in self._grids:
+            self._grids[asked] = self._grid(proposer, max_k, slots, 2 ** (place / _LENGTHS) - SHORT)
+        return self._grids[asked]
+
+    def _grid(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> Grid:
         lattice, model = _lattice(slots), self.model[:FEATURES].copy()
         model[KV] *= context
         bare = (model @ _features(proposer, max_k, slots)).reshape(max_k + 1, len(lattice.rows))
         near, residual = self._near(proposer, max_k, lattice.rows, context)
         seconds = rising(bare * np.exp(residual / (near + _DOUBT)))
-        both = np.concatenate([seconds, near / (near + 1.0)]) @ lattice.spread
-        return Grid(both[: max_k + 1], both[max_k + 1 :])
+        return Grid(lattice.spread(seconds), lattice.spread(near / (near + 1.0)))
 
     def _near(self, proposer: ProposerName, max_k: int, rows: Array, context: float) -> tuple[Array, Array]:
         """→ [K + 1, P] each: weight of the cells near by, and with it log(measured / model)."""
@@ -86,18 +88,25 @@ class _Lattice(NamedTuple):
 
     rows: Array
     """[P] log2."""
-    spread: Array
-    """[P, N + 1]: straight lines between them."""
+    below: npt.NDArray[np.intp]
+    """[N + 1] the last of them that is not above."""
+    beyond: Array
+    """[N + 1] how far it is from there to the next, 0 to 1."""
+
+    def spread(self, values: Array) -> Array:
+        """[…, P] → [..., N + 1]: straight lines between them."""
+        steps = np.diff(values, append=values[..., -1:])
+        return np.asarray(values.take(self.below, axis=-1) + steps.take(self.below, axis=-1) * self.beyond)
 
 
 @lru_cache(maxsize=16)
 def _lattice(slots: int) -> _Lattice:
-    every = np.arange(slots + 1.0)
-    octaves = np.log2(max(slots, _EVERY) / _EVERY)
-    far = _EVERY * 2.0 ** np.linspace(0, octaves, 1 + round(_EVERY * octaves))
-    rows = np.unique(np.concatenate([np.arange(1, min(slots, _EVERY) + 1), far[far <= slots]]))
-    spread = np.array([np.interp(every, rows, one) for one in np.eye(len(rows))])
-    return _Lattice(np.log2(rows), spread)
+    few = np.arange(1.0, min(slots, _EVERY) + 1)
+    far = np.geomspace(_EVERY, max(slots, _EVERY), 1 + math.ceil(_EVERY * math.log2(max(slots, _EVERY) / _EVERY)))
+    rows, every = np.concatenate([few, far[1:]]), np.maximum(np.arange(slots + 1.0), 1.0)
+    below = np.searchsorted(rows, every, side="right") - 1
+    width = np.diff(rows, append=np.inf)
+    return _Lattice(np.log2(rows), below, (every - rows[below]) / width[below])
 
 
 @lru_cache(maxsize=16)
