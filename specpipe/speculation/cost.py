@@ -27,6 +27,7 @@ class CostTable:
     def _become(self, cells: Cells, prefills: PrefillCost, before: CostFit | None = None) -> None:
         """before: the fit of the table that this one goes on from."""
         self._cells, self._prefills, self._before = cells, prefills, before
+        self._grids: dict[tuple[ProposerName, int, int, float], Grid] = {}
 
     def with_points(self, points: Iterable[CostPoint]) -> CostTable:
         """What was known and what was measured since; the past of a cell fades."""
@@ -65,10 +66,7 @@ class CostTable:
 
     @cached_property
     def _fit(self) -> CostFit:
-        before = self._before
-        if before is not None and self._cells.alike(before.cells):
-            return before
-        return CostFit.of(self._cells, near=None if before is None else before.model)
+        return CostFit.of(self._cells, self._before)
 
     def seconds(self, *, proposer: ProposerName, k: int, running: int, context: float) -> float:
         """One round. Raises ValueError for a table that knows nothing."""
@@ -81,7 +79,10 @@ class CostTable:
         """Seconds of a round for every K and number of rows. Raises ValueError for a table that knows nothing."""
         if not self._cells:
             raise ValueError("the cost table is empty; expected at least one measured point")
-        return self._fit.grid(proposer, max_k, slots, context)
+        asked = (proposer, max_k, slots, context)
+        if asked not in self._grids:
+            self._grids[asked] = self._fit.grid(*asked)
+        return self._grids[asked]
 
     def __getstate__(self) -> dict[str, Any]:
         """What was measured: what follows from it is made again where it is needed."""

@@ -23,7 +23,6 @@ SHORT = 64.0
 PROFILED = 2.0
 """Rounds that those timed before the first row count for at most: no job ran beside them."""
 _COLUMNS = FEATURES + 1  # of the round model
-_STEADY, _MORE = 0.005, 1.5  # share by which a cell may differ from what it was, and times the rounds
 _OCTAVE = 4  # cells to a doubling of the rows
 
 
@@ -45,10 +44,6 @@ class Cell(NamedTuple):
     seconds: float
     """Of one round."""
 
-    def alike(self, old: Cell) -> bool:
-        """Whether it is about as long, and about as well known, as it was."""
-        return abs(self.seconds - old.seconds) <= _STEADY * old.seconds and self.rounds <= _MORE * old.rounds
-
 
 class Cells:
     """By key, and as arrays: a plan needs all of them, while few have changed since the one before. Immutable."""
@@ -57,6 +52,8 @@ class Cells:
         self._places: dict[Key, int] = {}
         self._cells: list[Cell] = []
         self._numbers = np.empty((0, _COLUMNS + 5))
+        self.measured = 0.0
+        """Rounds, all together."""
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -67,6 +64,7 @@ class Cells:
     def with_points(self, points: Iterable[CostPoint], *, profiled: bool = False) -> Cells:
         """The past of a cell fades."""
         now: dict[Key, Cell] = {}
+        measured = self.measured
         for point in points:
             if point.rounds < 1 or point.seconds <= 0 or point.running < 1:
                 continue
@@ -75,12 +73,15 @@ class Cells:
             new = Cell(float(point.running), context, float(point.rounds), point.seconds / point.rounds)
             old = now.get(key) or self._find(key)
             now[key] = new if old is None else _mean(old, new)
-        return self.replaced(now)
+            measured += point.rounds
+        other = self.replaced(now)
+        other.measured = measured
+        return other
 
     def replaced(self, now: dict[Key, Cell]) -> Cells:
         """These in place of what was known of them, the others as they are."""
         other = object.__new__(Cells)
-        other._places, other._cells = dict(self._places), self._cells.copy()
+        other._places, other._cells, other.measured = dict(self._places), self._cells.copy(), self.measured
         added = [key for key in now if key not in self._places]
         for key in added:
             other._places[key] = len(other._cells)
@@ -91,11 +92,6 @@ class Cells:
             place = other._places[key]
             other._cells[place], other._numbers[place] = cell, _numbers(key, cell)
         return other
-
-    def alike(self, others: Cells) -> bool:
-        """Whether what follows from these is as good as what follows from `others`, from which they have come."""
-        pairs = zip(self._cells, others._cells, strict=False)
-        return len(self) == len(others) and all(new is old or new.alike(old) for new, old in pairs)
 
     def _find(self, key: Key) -> Cell | None:
         place = self._places.get(key)

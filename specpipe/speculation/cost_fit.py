@@ -7,7 +7,6 @@ Shapes: C cells, K widest round, N slots, P numbers of rows of the lattice.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from specpipe.core import ProposerName
-from specpipe.speculation.cost_cells import SHORT, Array, Cells, kind_of
+from specpipe.speculation.cost_cells import MEMORY, SHORT, Array, Cells, kind_of
 from specpipe.speculation.round_model import FEATURES, KV, SHORTFALL, fit, one_hot, rising, terms
 
+_LITTLE = 1 / 8  # of all rounds
 _CREDIBLE = 4.0  # rounds that make a cell count half in the fit
 _DOUBT = 1.5  # rounds near by that make the model and what was measured beyond it count alike
 _ODD = 0.3  # log of how far a single round may lie from the model and be believed
 _NEAR = 0.05  # octaves, or K, that are no distance
-_LENGTHS = 16  # contexts to an octave that are told apart
 _EVERY = 16  # rows up to which what is near by is looked at for every number of them; beyond, so many an octave
 
 
@@ -35,37 +34,37 @@ class Grid(NamedTuple):
     """How much of it was measured near by, 0 to 1, rather than concluded."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CostFit:
-    """Of one table, and of those that go on from it while their cells are much the same."""
+class CostFit(NamedTuple):
+    """Of one table."""
 
     cells: Cells
     model: Array
     """[10] coefficients."""
+    fitted: float
+    """Rounds that had been measured when the model was fitted."""
     residual: Array
     """[C] log(measured / model)."""
-    _grids: dict[tuple[ProposerName, int, int, int], Grid] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cells: Cells, *, near: Array | None = None) -> CostFit:
-        """near: a model that may be close."""
+    def of(cls, cells: Cells, before: CostFit | None = None) -> CostFit:
+        """before: that of the table which this one goes on from."""
         rounds = cells.rounds
-        model = fit(cells.relative, rounds / (rounds + _CREDIBLE), near=near)
+        if before is not None and before._stands(cells):
+            model, fitted = before.model, before.fitted
+        else:
+            model = fit(cells.relative, rounds / (rounds + _CREDIBLE), near=None if before is None else before.model)
+            fitted = cells.measured
         found = cells.relative[:, :FEATURES] @ model[:FEATURES]
         in_a_job = 1 - model[SHORTFALL] * cells.relative[:, SHORTFALL]
         residual = np.log(in_a_job / np.maximum(found, 1e-12))
         credible = _ODD * np.sqrt(rounds)  # a single round may have met anything
-        return cls(cells, model, np.minimum(np.maximum(residual, -credible), credible))
+        return cls(cells, model, fitted, np.minimum(np.maximum(residual, -credible), credible))
+
+    def _stands(self, cells: Cells) -> bool:
+        """Whether so little was measured since the model was fitted that it will do: what it lacks, residuals have."""
+        return len(cells) == len(self.cells) and cells.measured - self.fitted < min(MEMORY, _LITTLE * cells.measured)
 
     def grid(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> Grid:
-        """For the nearest of so many contexts that rows which grow need a new one now and then."""
-        place = round(_LENGTHS * math.log2(context + SHORT))
-        asked = (proposer, max_k, slots, place)
-        if asked not in self._grids:
-            self._grids[asked] = self._grid(proposer, max_k, slots, 2 ** (place / _LENGTHS) - SHORT)
-        return self._grids[asked]
-
-    def _grid(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> Grid:
         lattice, model = _lattice(slots), self.model[:FEATURES].copy()
         model[KV] *= context
         bare = (model @ _features(proposer, max_k, slots)).reshape(max_k + 1, len(lattice.rows))

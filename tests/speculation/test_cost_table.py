@@ -109,6 +109,15 @@ def test_what_lies_between_rows_that_are_looked_at_is_what_looking_at_it_says() 
     assert few.seconds[:, 1:17] == pytest.approx(seconds[:, :16], rel=2e-3), "every number of few rows is looked at"
 
 
+def test_the_number_of_slots_moves_no_seconds() -> None:
+    table = CostTable([*THREE, point(2, 90), point(0, 97)])
+    wide = table.grid(proposer="draft", max_k=3, slots=256, context=300)
+    for slots in (1, 3, 16, 17, 97):
+        grid = table.grid(proposer="draft", max_k=3, slots=slots, context=300)
+        assert grid.seconds.shape == (4, slots + 1)
+        assert grid.seconds == pytest.approx(wide.seconds[:, : slots + 1], rel=0.01)
+
+
 @pytest.mark.parametrize("change", [{"version": 1}, {"cells": [{}]}, {"cells": None}])
 def test_a_cache_of_another_kind_is_refused(change: dict[str, object]) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
