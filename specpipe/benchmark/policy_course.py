@@ -38,7 +38,7 @@ class Courses:
     def __init__(self, worker: SimulatedWorker) -> None:
         """worker: where all of them begin, its draft caught up. It is left as it is."""
         self._worker, scenario = worker, worker.scenario
-        self._running, self._arrived = len(worker.rows), worker.waiting
+        self._running, self._arrived = len(worker.rows), worker.queue.waiting
         self._rows, self._at, self._end = worker.unfinished()
         self._read = scenario.input[self._rows] - self._rows * worker.draws.stride
         """[R]: added to a place, the tokens of the row."""
@@ -86,7 +86,8 @@ class Courses:
                 now = max(now, heappop(busy))
             left = count
             while left:
-                while slots - len(busy) < min(left, at_once) or (busy and busy[0] <= now):
+                most = slots - min(left, at_once)
+                while len(busy) > most or (busy and busy[0] <= now):
                     now = max(now, heappop(busy))
                 new = min(left, slots - len(busy))
                 for took in rounds[len(began) : len(began) + new]:

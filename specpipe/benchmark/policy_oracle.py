@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specpipe.benchmark.policy_scenarios import Array, Scenario
+from specpipe.benchmark.policy_machine import Array
+from specpipe.benchmark.policy_scenarios import Scenario
 from specpipe.benchmark.policy_worker import SimulatedWorker
 from specpipe.core import ProposerName
 

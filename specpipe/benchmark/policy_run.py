@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 
 from specpipe.benchmark.policy_log import RoundLog
+from specpipe.benchmark.policy_machine import Array
 from specpipe.benchmark.policy_oracle import Choice
-from specpipe.benchmark.policy_scenarios import Array, Scenario
+from specpipe.benchmark.policy_scenarios import Scenario
 from specpipe.benchmark.policy_stretch import Stretch
 from specpipe.benchmark.policy_worker import SimulatedWorker
 from specpipe.core import CostPoint, PrefillPoint, Profile
@@ -94,8 +95,8 @@ class PolicyRun:
         worker = self.worker
         if not worker.admit():
             return 0
-        if worker.shards_in != self._shards_in:  # the driver hands shards out with what it knows
-            self._shards_in = worker.shards_in
+        if worker.queue.shards_in != self._shards_in:  # the driver hands shards out with what it knows
+            self._shards_in = worker.queue.shards_in
             self._replan(rows_come=True)
         elif self._left() < 1:
             self._replan()

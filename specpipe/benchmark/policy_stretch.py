@@ -8,34 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specpipe.benchmark.policy_draws import Ints, Mask
+from specpipe.benchmark.policy_paths import Paths
 from specpipe.core import ProposerName
-
-
-class Paths(NamedTuple):
-    """Where rows stand, the oldest first."""
-
-    rows: Ints
-    """[w]"""
-    end: Ints
-    """[w] the place where each ends."""
-    begin: Ints
-    """[w] the round in which each gets its slot, rising."""
-    at: Ints
-    """[m + 1, w] before each round and after the last: before it has its slot where it begins, later at its end."""
-    left: Ints
-    """[m, w] tokens that a row has still to generate; 0 where it does not run."""
-
-    def until(self, rounds: int) -> Paths:
-        """The first ones."""
-        if rounds == len(self.left):
-            return self
-        w = int(np.searchsorted(self.begin, rounds))
-        return Paths(self.rows[:w], self.end[:w], self.begin[:w], self.at[: rounds + 1, :w], self.left[:rounds, :w])
-
-    def __add__(self, other: object) -> Paths:
-        """Of as many rounds, beside these."""
-        assert isinstance(other, Paths)
-        return Paths(*(np.concatenate(pair, axis=-1) for pair in zip(self, other, strict=True)))
 
 
 class Stretch(NamedTuple):

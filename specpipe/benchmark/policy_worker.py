@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from specpipe.benchmark.policy_draws import Draws, Ints, Mask
+from specpipe.benchmark.policy_paths import Paths, extended
+from specpipe.benchmark.policy_queue import RowQueue
 from specpipe.benchmark.policy_scenarios import Scenario
-from specpipe.benchmark.policy_stretch import Paths, Stretch, catch_up
-from specpipe.core import ProposerName, rows_at_once
+from specpipe.benchmark.policy_stretch import Stretch, catch_up
+from specpipe.core import ProposerName
 
 
 class SimulatedWorker:
@@ -24,11 +27,7 @@ class SimulatedWorker:
         self.scenario, self.draws = scenario, draws
         self.seconds = 0.0
         self.rounds = 0
-        self.shards_in = 0
-        """Shards that have arrived."""
-        self._ends = np.searchsorted(scenario.shard, np.arange(int(scenario.shard[-1]) + 1), side="right").tolist()
-        """The first row behind each shard."""
-        self._admitted = 0
+        self.queue = RowQueue(scenario, draws.stride)
         self.rows: Ints = np.empty(0, dtype=np.int64)
         """[n] those that hold a slot, the oldest first."""
         self._at, self._end = self.rows, self.rows
@@ -38,7 +37,9 @@ class SimulatedWorker:
 
     def fork(self) -> SimulatedWorker:
         """A copy that goes on by itself."""
-        return copy.copy(self)  # arrays are replaced, never changed
+        other = copy.copy(self)  # arrays are replaced, never changed
+        other.queue = copy.copy(self.queue)
+        return other
 
     def caught_up(self) -> SimulatedWorker:
         """The same, the draft having seen all."""
@@ -59,7 +60,7 @@ class SimulatedWorker:
     @property
     def queue_depth(self) -> float:
         """Rows running, waiting and in shards that have not arrived."""
-        return float(len(self.rows) + len(self.scenario.output) - self._admitted)
+        return float(len(self.rows) + self.queue.left)
 
     @property
     def left(self) -> int:
@@ -77,44 +78,19 @@ class SimulatedWorker:
 
     def unfinished(self) -> tuple[Ints, Ints, Ints]:
         """→ rows that have not ended, those that hold a slot first; the place of each, and the one where it ends."""
-        rows, at, end = self._new(len(self.scenario.output) - self._admitted)
+        rows, at, end = self.queue.next(self.queue.left)
         return np.concatenate([self.rows, rows]), np.concatenate([self._at, at]), np.concatenate([self._end, end])
-
-    def _new(self, count: int) -> tuple[Ints, Ints, Ints]:
-        """→ the rows that are next to get a slot, as `unfinished`."""
-        rows = np.arange(self._admitted, self._admitted + count)
-        start = rows * self.draws.stride
-        return rows, start, start + self.scenario.output[rows]
 
     def admit(self) -> bool:
         """Shards arrive and rows get slots; says whether any row runs."""
-        while self._shard_due(len(self.rows), self.waiting):
-            self.shards_in += 1
-        if new := self._due(len(self.rows), self.waiting):
-            rows, at, end = self._new(new)
+        self.queue.arrive(len(self.rows))
+        if new := self.queue.due(len(self.rows), self.queue.waiting):
+            rows, at, end = self.queue.next(new)
+            self.queue.take(new)
             self.rows, self._at = np.concatenate([self.rows, rows]), np.concatenate([self._at, at])
             self._end = np.concatenate([self._end, end])
             self.behind = np.concatenate([self.behind, self.scenario.input[rows]])
-            self._admitted += new
         return bool(len(self.rows))
-
-    @property
-    def waiting(self) -> int:
-        """Rows of shards that have arrived, without a slot."""
-        return (self._ends[self.shards_in - 1] if self.shards_in else 0) - self._admitted
-
-    def _due(self, running: int, waiting: int) -> int:
-        """How many rows get slots."""
-        free = self.scenario.slots - running
-        return min(free, waiting) if free >= min(waiting, rows_at_once(self.scenario.slots)) else 0
-
-    def _shard_due(self, running: int, waiting: int) -> bool:
-        scenario = self.scenario
-        if self.shards_in == len(self._ends):
-            return False
-        if scenario.refill >= 1:
-            return waiting < scenario.slots
-        return not waiting and running <= scenario.refill * scenario.slots
 
     def play(
         self,
@@ -140,12 +116,13 @@ class SimulatedWorker:
                 k, late = 0, None
         if not k:
             proposer = "none"
-        at = self.draws.walk(proposer, k, self._at, self._end, most)
+        walk = partial(self.draws.walk, proposer, k)
+        at = walk(self._at, self._end, most)
         if late is not None:
             at[1, late] = at[0, late] + 1
         paths = Paths(self.rows, self._end, np.zeros_like(self.rows), at, self._end - at[:-1])
         alone = proposer == "draft" and catch_up is not None
-        paths = self._joined(proposer, k, paths, holds, alone=alone)
+        paths = extended(paths, self.queue, walk, holds, alone=alone)
         return self._book(proposer, k, paths, caught_up, late)
 
     def _catch_up(self, limit: int | None) -> tuple[int, Mask | None]:
@@ -156,37 +133,6 @@ class SimulatedWorker:
         budget = self.scenario.prefill_budget if limit is None else limit
         tokens, self.behind = catch_up(self.behind, new, budget, all_alike=limit is not None)
         return tokens, self.behind > 0 if self.behind.any() else None
-
-    def _joined(
-        self, proposer: ProposerName, k: int, old: Paths, holds: Callable[[int], bool], *, alone: bool
-    ) -> Paths:
-        """With the rows that get slots meanwhile, as far as neither a shard nor another K may be due."""
-        starts, rounds = self._starts(old, holds, alone=alone)
-        if not starts:
-            return old.until(rounds)
-        rows, place, end = self._new(len(starts))
-        begin, each = np.array(starts), np.arange(len(starts))
-        walked = self.draws.walk(proposer, k, place, end, rounds - starts[0])
-        since = np.arange(rounds + 1)[:, None] - begin
-        at = walked[np.maximum(since, 0), each]
-        both = old.until(rounds) + Paths(rows, end, begin, at, (end - at[:-1]) * (since[:-1] >= 0))
-        over = (at == end).any(axis=1)  # slots that become free once more
-        return both.until(int(np.argmax(over))) if over[-1] else both
-
-    def _starts(self, old: Paths, holds: Callable[[int], bool], *, alone: bool) -> tuple[list[int], int]:
-        """→ the round in which each new row gets its slot; rounds until a shard comes or another K may be due."""
-        starts: list[int] = []
-        arrived, before = self.waiting, (-1, 0)
-        for i, going in enumerate(np.count_nonzero(old.left[1:], axis=1).tolist(), start=1):
-            if (going, len(starts)) == before:  # as a round ago
-                continue
-            before = going, len(starts)
-            running, waiting = going + len(starts), arrived - len(starts)
-            new = self._due(running, waiting)
-            if self._shard_due(running, waiting) or not running + new or not holds(running + new) or (new and alone):
-                return starts, i
-            starts += [i] * new
-        return starts, len(old.left)
 
     def _book(self, proposer: ProposerName, k: int, paths: Paths, caught_up: int, late: Mask | None) -> Stretch:
         machine = self.scenario.machine
@@ -220,7 +166,7 @@ class SimulatedWorker:
 
     def _keep(self, paths: Paths) -> Ints:
         """The rows that go on keep their slots → those that ended."""
-        self._admitted += len(paths.rows) - len(self.rows)
+        self.queue.take(len(paths.rows) - len(self.rows))
         self.rows, self._at, self._end = paths.rows, paths.at[-1], paths.end
         over = self._at == self._end
         if not over.any():

@@ -1,0 +1,60 @@
+"""The rows of a simulated run that have no slot yet: shards arrive, and their rows get slots in order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specpipe.benchmark.policy_draws import Ints
+from specpipe.benchmark.policy_scenarios import Scenario
+from specpipe.core import rows_at_once
+
+
+class RowQueue:
+    """Of one worker. What depends on how many rows run and wait is asked for them, so that a worker can look ahead."""
+
+    def __init__(self, scenario: Scenario, stride: int) -> None:
+        """`stride`: places of a row."""
+        self._scenario, self._stride = scenario, stride
+        self._ends = np.searchsorted(scenario.shard, np.arange(int(scenario.shard[-1]) + 1), side="right").tolist()
+        """The first row behind each shard."""
+        self._taken = 0
+        self.shards_in = 0
+        """Shards that have arrived."""
+
+    @property
+    def waiting(self) -> int:
+        """Rows of shards that have arrived."""
+        return (self._ends[self.shards_in - 1] if self.shards_in else 0) - self._taken
+
+    @property
+    def left(self) -> int:
+        """Those, and the rows of shards that have not."""
+        return len(self._scenario.output) - self._taken
+
+    def next(self, count: int) -> tuple[Ints, Ints, Ints]:
+        """→ rows; the place of each, and the one where it ends."""
+        rows = np.arange(self._taken, self._taken + count)
+        start = rows * self._stride
+        return rows, start, start + self._scenario.output[rows]
+
+    def take(self, count: int) -> None:
+        """Such rows have slots now."""
+        self._taken += count
+
+    def arrive(self, running: int) -> None:
+        """The shards that are due."""
+        while self.shard_due(running, self.waiting):
+            self.shards_in += 1
+
+    def due(self, running: int, waiting: int) -> int:
+        """How many rows get slots."""
+        free = self._scenario.slots - running
+        return min(free, waiting) if free >= min(waiting, rows_at_once(self._scenario.slots)) else 0
+
+    def shard_due(self, running: int, waiting: int) -> bool:
+        scenario = self._scenario
+        if self.shards_in == len(self._ends):
+            return False
+        if scenario.refill >= 1:
+            return waiting < scenario.slots
+        return not waiting and running <= scenario.refill * scenario.slots
