@@ -44,6 +44,8 @@ def write_input(data: Any, folder: str) -> str:
         else:
             _write_rows(data, spool)
             kind = "jsonl"
+        if not (data.num_rows if isinstance(data, pa.Table) else spool.tell()):
+            raise DataError("data has no rows; expected at least one")
         return _publish(spool, folder, kind)
 
 
@@ -94,9 +96,8 @@ def _write_dataset(dataset: Any, sink: BinaryIO) -> None:
     for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
         writer = writer or pq.ParquetWriter(sink, batch.schema, compression="zstd")
         writer.write_table(batch.cast(writer.schema))
-    if writer is None:
-        raise DataError("the dataset has no rows; expected at least one")
-    writer.close()
+    if writer is not None:
+        writer.close()
 
 
 def _show(value: object) -> str:

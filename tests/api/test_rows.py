@@ -46,6 +46,8 @@ def test_the_same_rows_are_the_same_file_and_it_is_not_touched(tmp_path: Path) -
         ([1.5], "row 0 of data is float 1.5; expected text"),
         (["a", []], "row 1 of data is list \\[\\]"),
         ([{"prompt": "a", "when": object()}], "row 0 of data cannot be written as JSON"),
+        ([], "data has no rows; expected at least one"),
+        (pa.table({"prompt": pa.array([], pa.string())}), "data has no rows; expected at least one"),
     ],
 )
 def test_what_is_no_rows_is_refused_by_name(tmp_path: Path, data: Any, words: str) -> None:
