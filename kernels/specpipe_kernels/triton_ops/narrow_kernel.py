@@ -139,10 +139,12 @@ def _linear_kernel(
     for step in tl.range(0, steps, num_stages=STAGES):
         first_k = first + step * BLOCK_K
         if BY_DESCRIPTOR:
-            x_tile = x.load([0, first_k]).T
+            # Nothing between the loads: Triton then has them arrive at one barrier.
+            x_rows = x.load([0, first_k])
             w_tile = weight.load([tile * BLOCK_N, first_k])
             if GLU:
                 w_two = weight.load([tile * BLOCK_N + N, first_k])
+            x_tile = x_rows.T
         else:
             k = first_k + k_lanes
             w_mask = in_tile[:, None] & (k[None, :] < K)
