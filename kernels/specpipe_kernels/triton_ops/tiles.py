@@ -8,13 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specpipe_kernels.triton_ops.fast_math import LOG2_E, fast_exp2, fast_log2
-from specpipe_kernels.triton_ops.philox import gumbel_of_token, gumbel_tile, least_of_fours
+from specpipe_kernels.triton_ops.fast_math import LOG2_E, fast_exp2, fast_log2_of_minus
+from specpipe_kernels.triton_ops.philox import log2_of_complement, uniform_tile
 from specpipe_kernels.triton_ops.rows import NOWHERE, best_of, is_kept, load_part, load_tile
 
 ENOUGH = tl.constexpr(1e30)  # a mass above overflows where it is added up
-# By how much rounding may put a bound below its score, in units of ln 2: a hundred times what it does.
-_SLACK, _RELATIVE_SLACK = tl.constexpr(1e-3), tl.constexpr(2.0**-17)
 
 
 @triton.jit
@@ -113,95 +111,27 @@ def draw_from_span(
     row, x, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
     TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """→ largest of logits over temperature plus Gumbel noise, NaN if a logit is NaN or +inf, and its token.
+    """→ largest score of a span, NaN if a logit is NaN or +inf, and its token.
 
-    x is the first tile.
+    x is the first tile. A score is logit over temperature plus Gumbel noise, up to a factor and a summand.
     """
     lane = tl.arange(0, BLOCK)
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    token = begin + lane
+    scale = inverse * LOG2_E
+    least = tl.full([BLOCK], float("inf"), tl.float32)  # scores with their sign changed, which saves that change
+    at = tl.zeros([BLOCK], tl.int32) + begin
     # Two tiles share the key schedule of Philox.
     for start in tl.range(begin, end, BLOCK, loop_unroll_factor=2):
         following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
-        score = x * inverse + gumbel_tile(seed, position, index, purpose, start, BLOCK)
+        u = uniform_tile(seed, position, index, purpose, start, BLOCK)
+        lag = fast_log2_of_minus(log2_of_complement(u)) - x * scale
         if TRUNCATED:
             kept = is_kept(x, start + lane, bound_logit, bound_token, item, TRUNCATED)
-            score = tl.where(kept | (x != x), score, float("-inf"))
-        token = tl.where(score > best, start + lane, token)
-        best = larger(score, best)
+            lag = tl.where(kept | (x != x), lag, float("inf"))
+        at = tl.where(lag < least, start, at)
+        least = tl.minimum(lag, least, propagate_nan=tl.PropagateNan.ALL)
         x = following
-    score, drawn = best_of(best, token)
-    return sound_top(best, score), drawn
-
-
-@triton.jit
-def score_of_token(
-    row, token, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
-    TRUNCATED: tl.constexpr,
-):  # fmt: skip
-    """The score of one token as `draw_from_span` has it; -inf for -1 and beyond the vocabulary."""
-    inside = (token >= 0) & (token < vocab)
-    x = tl.load(row + token, mask=inside, other=float("-inf")).to(tl.float32)
-    score = x * inverse + gumbel_of_token(seed, position, index, purpose, token)
-    if TRUNCATED:
-        kept = is_kept(x, token, bound_logit, bound_token, item, TRUNCATED)
-        score = tl.where(kept | (x != x), score, float("-inf"))
-    return score
-
-
-@triton.jit
-def least_lag(
-    row, start, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
-    TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """[BLOCK // 4]: minus what no score of four neighbours in a tile passes, in units of ln 2 and plus 32.
-
-    The largest logit of four with the least word of four: noise -log(-log1p(-u)) is at most -log(u), and u at least the
-    word / 2^32.
-    """
-    offsets = start + tl.arange(0, BLOCK)
-    x = load_tile(row, offsets, vocab)
-    if TRUNCATED:
-        kept = is_kept(x, offsets, bound_logit, bound_token, item, TRUNCATED)
-        x = tl.where(kept | (x != x), x, float("-inf"))
-    even, odd = tl.split(tl.reshape(x, (BLOCK // 4, 2, 2)))
-    first, third = tl.split(even)
-    second, fourth = tl.split(odd)
-    top = larger(larger(first, second), larger(third, fourth))
-    return fast_log2(least_of_fours(seed, position, index, purpose, start, BLOCK)) - top * (inverse * LOG2_E)
-
-
-@triton.jit
-def draw_past(
-    row, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose, best, token,
-    TRUNCATED: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
-    """→ what `draw_from_span` does, or `best` and `token`, the score of some token of the row, if that is larger.
-
-    Noise costs more than reading, so that it is computed only for blocks that may hold a score past the best one: what
-    is computed for every entry is a bound, of half the instructions. A block is TILES tiles, which share a look.
-    """
-    TILE: tl.constexpr = BLOCK // TILES
-    for start in range(begin, end, BLOCK):
-        lag = tl.full([TILE // 4], float("inf"), tl.float32)
-        for tile in tl.static_range(TILES):
-            of_tile = least_lag(
-                row, start + tile * TILE, vocab, inverse, bound_logit, bound_token, item, seed, position, index,
-                purpose, TRUNCATED, TILE,
-            )  # fmt: skip
-            lag = tl.minimum(of_tile, lag, propagate_nan=tl.PropagateNan.ALL)
-        sure = tl.where(best < float("inf"), best, float("-inf"))  # an unsound row is looked at everywhere
-        reach = 32.0 + _SLACK + tl.abs(sure) * _RELATIVE_SLACK - sure * LOG2_E
-        if tl.max((~(lag > reach)).to(tl.int32)) == 1:  # NaN is looked at
-            x = load_tile(row, start + tl.arange(0, TILE), vocab)
-            score, drawn = draw_from_span(
-                row, x, start, tl.minimum(start + BLOCK, end), vocab, inverse, bound_logit, bound_token, item,
-                seed, position, index, purpose, TRUNCATED, TILE,
-            )  # fmt: skip
-            passes = (score > best) | ((score == best) & (drawn < token)) | (score != score)
-            token = tl.where(passes, drawn, token)
-            best = tl.where(passes, score, best)
-    return best, token
+    score, drawn = best_of(-least, at + lane)
+    return sound_top(-least, score), drawn
 
 
 @triton.jit

@@ -19,7 +19,6 @@ from specpipe_kernels.triton_ops.emit import add_counts, emit
 from specpipe_kernels.triton_ops.pdl import arrivals, launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.triton_ops.philox import uniform
 from specpipe_kernels.triton_ops.rows import (
-    NOWHERE,
     PROGRAMS,
     cut_of,
     floats,
@@ -35,11 +34,10 @@ from specpipe_kernels.triton_ops.sides import Side, draft_log_probs, draft_logit
 from specpipe_kernels.triton_ops.sizes import cdiv
 from specpipe_kernels.triton_ops.tiles import (
     best_tokens,
-    draw_past,
+    draw_from_span,
     largest_of_span,
     mass_of_span,
     row_lse,
-    score_of_token,
     span_of,
 )
 from specpipe_kernels.types import Purpose, RejectionOutput, SamplingTensors
@@ -82,28 +80,19 @@ def prefix_weights(log_p, log_q, count, K_PAD: tl.constexpr):
 
 @triton.jit
 def _scan_span(
-    row, x, vocab, part, steps, temp, seed, at, draft, bound_logit, bound_token, item, partial,
+    row, x, vocab, part, steps, temp, seed, at, bound_logit, bound_token, item, partial,
     part_value, part_reference, part_token, METHOD: tl.constexpr, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store statistics of a span whose first tile is x: by kind of row its largest logit, best draw, or mass.
-
-    draft: the token that the row verifies. Mostly it is the one that wins, and no score of the span reaches its.
-    """
+    """Store statistics of a span whose first tile is x: by kind of row its largest logit, best draw, or mass."""
     begin, end = span_of(part, steps, vocab, BLOCK)
     inverse = inverse_temperature(temp)
     if (METHOD == GREEDY) | (temp == 0.0):
-        tile = x
-        if METHOD == INVARIANT:
-            tile = load_tile(row, begin + tl.arange(0, BLOCK), vocab)
-        value, token = largest_of_span(row, tile, begin, end, vocab, BLOCK)
+        value, token = largest_of_span(row, x, begin, end, vocab, BLOCK)
         tl.store(part_token + partial, token)
     elif METHOD == INVARIANT:
-        score = score_of_token(
-            row, draft, vocab, inverse, bound_logit, bound_token, item, seed, at, 0, _INVARIANT, TRUNCATED
-        )  # fmt: skip
-        value, token = draw_past(
-            row, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, at, 0, _INVARIANT,
-            score, tl.where(draft < 0, NOWHERE, draft), TRUNCATED, BLOCK, 4 if BLOCK >= 64 else 1,
+        value, token = draw_from_span(
+            row, x, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, at, 0, _INVARIANT,
+            TRUNCATED, BLOCK,
         )  # fmt: skip
         tl.store(part_token + partial, token)
     else:
@@ -166,9 +155,7 @@ def _verify_kernel(
     elif (METHOD == STANDARD) | (METHOD == BLOCK_WISE) | (METHOD == SYNTHETIC):  # noqa: SIM102  # decided when compiled
         if position == k:
             there = there & ~(temp > 0.0)
-    x = row
-    if METHOD != INVARIANT:
-        x = load_tile(row, part * steps * BLOCK + tl.arange(0, BLOCK), tl.where(there, p_vocab, 0))
+    x = load_tile(row, part * steps * BLOCK + tl.arange(0, BLOCK), tl.where(there, p_vocab, 0))
     i = tl.arange(0, K_PAD)
     count, drafts = load_drafts(draft_tokens, stride_draft, num_drafts, request, k, K_PAD)
     random = temp > 0.0
@@ -218,14 +205,13 @@ def _verify_kernel(
         q_row = row_pointer(q_logits, q_map, request, position, q_stride_group, q_stride_row, Q_MAP)
         y = load_tile(q_row, part * steps * BLOCK + tl.arange(0, BLOCK), q_vocab)
         _scan_span(
-            q_row, y, q_vocab, part, steps, temp, seed, at + position, -1, q_bound_logit, q_bound_token, q_item,
+            q_row, y, q_vocab, part, steps, temp, seed, at + position, q_bound_logit, q_bound_token, q_item,
             q_item.to(tl.int64) * q_parts + part, q_part_value, q_part_reference, part_token,
             METHOD, TRUNCATED, BLOCK,
         )  # fmt: skip
     if ~is_q:
-        draft = tl.sum(tl.where(i == position, drafts + 1, 0)) - 1
         _scan_span(
-            row, x, tl.where(rows > 0, p_vocab, 0), part, steps, temp, seed, at + position, draft.to(tl.int32),
+            row, x, tl.where(rows > 0, p_vocab, 0), part, steps, temp, seed, at + position,
             p_bound_logit, p_bound_token, item, item.to(tl.int64) * p_parts + part,
             part_value, part_reference, part_token, METHOD, TRUNCATED, BLOCK,
         )  # fmt: skip
@@ -313,11 +299,9 @@ def verify(
     rows, q_rows = p.rows, q.rows if q else p.rows
     like, requests, k = rows.logits, rows.requests, rows.width - 1
     scan_q = q is not None and draft_lse is None
-    shared_rows = requests * stages[0][1] * (2 if scan_q else 1)
-    if method.value == INVARIANT.value:  # programs of one warp, so that each decides alone where noise is needed
-        cut = cut_of(rows.vocab, shared_rows, lanes=16, warps=1, programs=8 * PROGRAMS)
-    else:  # 32 bytes a thread
-        cut = cut_of(max(rows.vocab, q_rows.vocab), shared_rows, lanes=32 // like.element_size())
+    # 32 bytes a thread; of noise the four entries of one Philox call, so that threads exchange nothing.
+    lanes = 4 if method.value == INVARIANT.value else 32 // like.element_size()
+    cut = cut_of(max(rows.vocab, q_rows.vocab), requests * stages[0][1] * (2 if scan_q else 1), lanes=lanes)
     p_parts, q_parts = cdiv(rows.vocab, cut.steps * cut.tile), cdiv(q_rows.vocab, cut.steps * cut.tile)
     values = [floats(like, requests, k + 1, p_parts) for _ in range(2)]
     q_values = [floats(like, requests, k, q_parts) for _ in range(2)] if scan_q else [None] * 2
@@ -329,7 +313,7 @@ def verify(
         int64s(like, requests) if by_block else None,
     )
     programs = requests * (2 * cut.parts if scan_q else p_parts)
-    few = programs * rows.width <= PROGRAMS // 2 and method.value != INVARIANT.value
+    few = programs * rows.width <= PROGRAMS // 2
     for first, width in stages:
         _verify_kernel[(programs * width,)](
             *p.tensors, *(q or p).tensors, draft_lse, rows.draft_tokens, rows.num_drafts,
