@@ -85,17 +85,20 @@ class PrefillCost:
 
         A small ridge shares out what forwards of one size cannot tell apart: what large ones take goes to tokens.
         """
-        forwards, tokens, seconds = np.array(list(self._cells.values())).T
-        rows = np.stack([TOKENS_OF_A_FORWARD / seconds, tokens / seconds], axis=1)
-        weighted = rows * (forwards / (forwards + _CREDIBLE))[:, None]
-        gram, target = weighted.T @ rows, weighted.sum(axis=0)
-        gram += _RIDGE * np.trace(gram) * np.eye(2)
-        fixed, slope = np.linalg.solve(gram, target)
+        xx = xy = yy = x1 = y1 = 0.0
+        for forwards, tokens, seconds in self._cells.values():
+            x, y, weight = TOKENS_OF_A_FORWARD / seconds, tokens / seconds, forwards / (forwards + _CREDIBLE)
+            xx, xy, yy = xx + weight * x * x, xy + weight * x * y, yy + weight * y * y
+            x1, y1 = x1 + weight * x, y1 + weight * y
+        ridge = _RIDGE * (xx + yy)
+        xx, yy = xx + ridge, yy + ridge
+        fixed, slope = x1 * yy - y1 * xy, y1 * xx - x1 * xy  # over xx·yy − xy²
         if fixed < 0:
-            fixed, slope = 0.0, target[1] / gram[1, 1]
-        elif slope < 0:
-            fixed, slope = target[0] / gram[0, 0], 0.0
-        return PrefillPrice(float(TOKENS_OF_A_FORWARD * fixed), float(slope))
+            return PrefillPrice(0.0, y1 / yy)
+        if slope < 0:
+            return PrefillPrice(TOKENS_OF_A_FORWARD * x1 / xx, 0.0)
+        over = xx * yy - xy * xy
+        return PrefillPrice(TOKENS_OF_A_FORWARD * fixed / over, slope / over)
 
     def to_json(self) -> list[dict[str, float]]:
         return [cell._asdict() for _, cell in sorted(self._cells.items())]
