@@ -13,7 +13,7 @@ from specpipe.speculation.prefill_cost import size_of
 POINTS = 64
 """Cost points that one evidence carries at most: what is left stays for the next one."""
 _OCTAVE = 4  # numbers of rows to a doubling that are told apart
-_ODD = 1.5
+_ODD = 1.3
 _UP, _DOWN = 0.1, 0.5
 
 

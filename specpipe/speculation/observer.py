@@ -72,7 +72,7 @@ class Observer:
         if evidence.draft_prefills:
             costs = costs.with_prefills(evidence.draft_prefills)
         rounds = sum(point.rounds for point in evidence.costs)
-        context = _last(old.context, sum(point.context * point.rounds for point in evidence.costs), rounds)
+        context = sum(point.context * point.rounds for point in evidence.costs) / rounds if rounds else old.context
         self.beliefs = Beliefs(
             acceptance={name: self._seen(name, known, evidence) for name, known in old.acceptance.items()},
             costs=costs,

@@ -18,6 +18,9 @@ HORIZON = 256.0
 """Rounds for which what was seen is taken to hold. What the draft saves later pays for no catching up: acceptance
 moves, not least because rows that accept little stay longest."""
 
+PREMIUM = 1.5
+"""Times what catching up takes that it has to save: it is paid at once, and what it saves is only expected."""
+
 
 class Turn(NamedTuple):
     """Where the draft model is on."""
@@ -36,9 +39,10 @@ def turn_on(saved: Array, ahead: Array, situation: Situation, prefill: PrefillPr
     """
     n = situation.running
     rows, ahead = np.arange(n + 1), ahead[: n + 1].copy()
-    ahead[n] = min(ahead[n], HORIZON * n)
+    if saved[n] > 0:  # a loss would go on until the tail comes
+        ahead[n] = min(ahead[n], HORIZON * n)
     lacking = rows * _behind(ahead, situation)
-    catch_up = prefill.seconds(lacking, np.ceil(lacking / situation.prefill_budget))
+    catch_up = PREMIUM * prefill.seconds(lacking, np.ceil(lacking / situation.prefill_budget))
     total = np.concatenate([[0.0], np.cumsum(saved[: n + 1] * ahead)])  # [r]: by drafting below r rows
     least = np.minimum.accumulate(total)[:-1]
     gain = total[1:] - least - catch_up

@@ -102,7 +102,8 @@ def test_catching_up_is_paid_before_the_draft_is_turned_on() -> None:
 
 
 def test_prefilling_the_draft_for_every_new_row_is_paid() -> None:
-    long_prompts = situation(GOOD, input_tokens=20_000, context=20_100, costs=table(draft_token_s=5e-5))
+    dear = table(draft_token_s=5e-5)
+    long_prompts = situation(GOOD, occupancy=8, input_tokens=20_000, context=20_100, costs=dear)
     assert POLICY.plan(long_prompts).k_for(8) == 0
     assert POLICY.plan(replace(long_prompts, input_tokens=10, context=200)).k_for(8) > 0
 

@@ -9,7 +9,7 @@ import pytest
 from specpipe.speculation.expected import Outlook
 from specpipe.speculation.policy import Situation
 from specpipe.speculation.prefill_cost import PrefillPrice
-from specpipe.speculation.turning import HORIZON, Turn, turn_on
+from specpipe.speculation.turning import HORIZON, PREMIUM, Turn, turn_on
 
 SLOTS = 64
 TOKEN_S = 1e-6
@@ -67,7 +67,7 @@ def test_a_draft_that_is_on_stays_on_where_turning_it_on_again_would_cost_more()
 def test_what_is_saved_later_than_what_was_seen_holds_for_pays_for_no_catching_up() -> None:
     behind = replace(FULL, behind=300.0)
     catching_up = SLOTS * 300 * TOKEN_S
-    enough = 1.2 * catching_up / (HORIZON * SLOTS)
+    enough = 1.2 * PREMIUM * catching_up / (HORIZON * SLOTS)
     only_here = saved(0.0, 1.0, above=SLOTS - 1)
     assert turn(enough * only_here, behind).most == SLOTS
     assert turn(0.5 * enough * only_here, behind).most == 0
@@ -76,3 +76,9 @@ def test_what_is_saved_later_than_what_was_seen_holds_for_pays_for_no_catching_u
 def test_where_the_fewest_rows_lose_it_is_off_again() -> None:
     by_token = saved(-1e-5, 1e-5, above=4)
     assert turn(by_token, TAIL) == Turn(5, 20, 0.0)
+
+
+def test_what_is_lost_until_the_tail_comes_is_not_outweighed_by_what_is_saved_there() -> None:
+    worse_now = saved(1e-5, -1e-8)
+    assert turn(worse_now, replace(FULL, queue_depth=SLOTS + 20), token_s=1e-6).most == SLOTS
+    assert turn(worse_now, replace(FULL, queue_depth=10_000), token_s=1e-6).most <= 32
