@@ -18,7 +18,10 @@ EARLY_ROUNDS = 64
 EARLY_SHARE = 1 / 16
 """In a worker's first rounds the share is larger: what is learnt then pays longest."""
 FIRST_TRY = 16
-"""Rounds until the first try of a proposer of which nothing is known, whatever it costs."""
+"""Rounds until the first try of a proposer of which nothing is known, of any rows or of those that run, whatever it
+costs."""
+RARELY = 4096
+"""Rounds until a try at most: what it is believed to cost may be wrong, too."""
 TRIES = 4
 """Rounds of a try for which rows are caught up: that is paid once."""
 TRIAL_TOKENS = 1024
@@ -65,7 +68,8 @@ def explore(
     if found.gain * float(outlook.ahead.sum()) * now < found.lost:
         return None
     every = 2 ** math.ceil(math.log2(found.rounds / share))  # so that a new plan does not begin the count anew
-    if found.k and situation.acceptance[found.proposer].unseen:
+    every = min(every, RARELY)
+    if found.k and (situation.plan is None or situation.acceptance[found.proposer].unseen):
         every = min(every, FIRST_TRY)
     return Exploration(
         k=found.k,
@@ -81,8 +85,8 @@ def _tries(
 ) -> Iterator[_Try]:
     """Every K of a proposer, other than the plan's, that may well come to `most` seconds a token or less.
 
-    daring: if, too, a round that was never timed is as short as plain decoding: that finds out where the cost table is
-    wrong altogether.
+    daring: if, too, a round that was never timed is as short as plain decoding and the draft's prefill costs nothing:
+    that finds out where what is believed of costs is wrong altogether.
     """
     situation, n, who = outlook.situation, outlook.n, choice.proposer
     drafting, catching_up, times = float(n), 0.0, 1
@@ -92,7 +96,7 @@ def _tries(
         times = TRIES if situation.rounds >= EARLY_ROUNDS else 1
     hoped = expected_tokens(situation.acceptance[who], len(choice.tokens) - 1, hope=True)
     grid = costs.grid(proposer=who, max_k=len(hoped) - 1, slots=situation.slots, context=situation.context)
-    prefill = prefill_s(who, situation, costs) * float(outlook.new[n])
+    prefill = 0.0 if daring else prefill_s(who, situation, costs) * float(outlook.new[n])
     now, now_k = float(best.a_token[best.ks[n], n]), int(best.ks[n])
     plain = float(grid.seconds[0, n])
     for k, (seconds, known) in enumerate(zip(grid.seconds[:, n].tolist(), grid.known[:, n].tolist(), strict=True)):

@@ -12,7 +12,7 @@ from specpipe.speculation.policy import Policy
 
 REPLAN_ROUNDS = 16
 """Between two plans; fewer at first, when every round teaches much."""
-MOSTLY_NEW = 0.5
+MOSTLY_NEW = 0.9
 """With a greater share of new rows no plan is in force: it was made for others."""
 _SHARE = 0.02  # of the time goes into making plans, at most
 

@@ -7,7 +7,7 @@ import pytest
 from specpipe.core import AcceptanceCounts, CostPoint, PrefillPoint, ProposerName, SpeculationPlan
 from specpipe.speculation.acceptance import Acceptance
 from specpipe.speculation.cost import CostTable
-from specpipe.speculation.exploring import EARLY_ROUNDS
+from specpipe.speculation.exploring import EARLY_ROUNDS, RARELY
 from specpipe.speculation.goodput import Goodput
 from specpipe.speculation.policy import Situation
 
@@ -42,12 +42,15 @@ def acceptance(*rates: float, drafts: int = 100_000) -> Acceptance:
     return Acceptance().with_counts(counts, row_rounds=drafts, keep=1.0)
 
 
+OFF = SpeculationPlan(ks=(0,), proposer="none", queue_depth=0, reason="in force")
+
+
 def situation(draft: Acceptance, **changes: object) -> Situation:
     known: dict[ProposerName, Acceptance] = {"draft": draft}
     return replace(
         Situation(
             slots=SLOTS, queue_depth=1000, acceptance=known, costs=table(), context=200, input_tokens=100,
-            output_tokens=200, rounds=EARLY_ROUNDS,
+            output_tokens=200, rounds=EARLY_ROUNDS, plan=OFF,
         ),
         **changes,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -93,8 +96,7 @@ def test_a_small_advantage_changes_nothing_that_is_in_force() -> None:
 
 
 def test_catching_up_is_paid_before_the_draft_is_turned_on() -> None:
-    off = SpeculationPlan(ks=(0,), proposer="none", queue_depth=0, reason="in force")
-    tail = situation(GOOD, queue_depth=3, plan=off, behind=200.0)
+    tail = situation(GOOD, queue_depth=3, behind=200.0)
     dear = replace(tail, costs=table(draft_token_s=1.0))
     assert POLICY.plan(tail).k_for(3) == 5
     assert POLICY.plan(dear).k_for(3) == 0
@@ -136,6 +138,21 @@ def test_a_try_that_the_work_left_cannot_pay_for_is_not_made() -> None:
     assert POLICY.plan(replace(tail, costs=table(draft_token_s=1e-3))).explore is None
 
 
+def test_a_wrong_belief_that_keeps_the_draft_off_is_tested_now_and_then() -> None:
+    wrong = situation(GOOD, occupancy=16, behind=300.0, costs=table(draft_token_s=1e-3))
+    plan = POLICY.plan(wrong)
+    assert plan.k_for(16) == 0 and plan.explore is not None
+    assert plan.explore.k > 0 and plan.explore.every == RARELY, "not as rarely as what it is believed to cost asks for"
+    assert POLICY.plan(replace(wrong, costs=table())).k_for(16) > 0
+
+
+def test_rows_of_which_nothing_is_known_are_tried_soon() -> None:
+    known = situation(acceptance(0.0, drafts=200), queue_depth=8, output_tokens=20_000, behind=400.0)
+    later, at_first = POLICY.plan(known).explore, POLICY.plan(replace(known, plan=None)).explore
+    assert later is not None and at_first is not None
+    assert at_first.every == 16 < later.every
+
+
 def test_a_try_catches_up_few_rows_where_the_draft_is_off_and_all_where_it_is_on() -> None:
     off = situation(acceptance(0.0, drafts=200), queue_depth=8, output_tokens=20_000, behind=400.0, prefill_budget=8192)
     for behind, limit in ((400.0, 1600), (40.0, 1024), (4000.0, 8192)):
@@ -146,15 +163,14 @@ def test_a_try_catches_up_few_rows_where_the_draft_is_off_and_all_where_it_is_on
 
 
 def test_before_much_is_caught_up_on_old_evidence_a_few_rows_show_whether_it_pays() -> None:
-    off = SpeculationPlan(ks=(0,), proposer="none", queue_depth=0, reason="in force")
-    tail = situation(GOOD.aged(1e-5), queue_depth=32, plan=off, behind=400.0)
+    tail = situation(GOOD.aged(1e-5), queue_depth=32, behind=400.0)
     looks = POLICY.plan(tail)
     assert looks.max_k and not any(looks.ks) and looks.proposer == "none"
     assert looks.explore is not None and (looks.explore.every, looks.explore.catch_up) == (8, 1600)
     for known in (
         replace(tail, acceptance={"draft": GOOD}),
         replace(tail, behind=100.0),
-        replace(tail, plan=replace(off, ks=(2,), proposer="draft")),
+        replace(tail, plan=replace(OFF, ks=(2,), proposer="draft")),
     ):
         assert POLICY.plan(known).k_for(32) > 0
 

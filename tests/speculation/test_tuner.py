@@ -96,7 +96,7 @@ def test_a_plan_that_was_made_for_other_rows_is_not_in_force() -> None:
     rounds(tuned, 1)
     tuned.order(ordered(), Beliefs())  # a quarter of the rows is new
     assert policy.situations[-1].plan is not None
-    tuned._observer.beliefs = replace(tuned._observer.beliefs, running=1)
+    tuned._observer.beliefs = replace(tuned._observer.beliefs, running=0)
     tuned.order(ordered(), Beliefs())
     assert policy.situations[-1].plan is None
 
