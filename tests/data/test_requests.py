@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -33,8 +34,8 @@ class AwkwardEncoder(ByteEncoder):
 
 
 def builder(**changes: object) -> RequestBuilder:
-    settings = {"sampling": SamplingParams(), "job_seed": 0, "max_model_len": 1000, "vocab_size": 256, **changes}
-    return RequestBuilder(encoder=AwkwardEncoder(), **settings)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"sampling": SamplingParams(), "job_seed": 0, "max_model_len": 1000, "vocab_size": 256}
+    return RequestBuilder(encoder=AwkwardEncoder(), **(settings | changes))
 
 
 def build(values: dict[str, object], **changes: object) -> Request:

@@ -48,6 +48,12 @@ def kv_of(engine: Any) -> torch.Tensor:
     return torch.stack([x[TRASH_PAGE + 1 :] for x in pages])
 
 
+def forget_kv(engine: Any) -> None:
+    for layer in engine.target._attention:
+        layer.k_pages.fill_(float("nan"))
+        layer.v_pages.fill_(float("nan"))
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2"])
 def test_keys_and_values_are_those_of_a_prefill_without_padding(small_pair, kind: str) -> None:
     pair = small_pair(kind)
@@ -56,15 +62,13 @@ def test_keys_and_values_are_those_of_a_prefill_without_padding(small_pair, kind
     generator = torch.Generator().manual_seed(0)
     state.tokens.copy_(torch.randint(0, pair.vocab_size, state.tokens.shape, generator=generator))
     state.block_table[:4, :3] = torch.randperm(12, generator=generator).view(4, 3).to(torch.int32) + 1
-    chunks = [Chunk(2, 0, 17), Chunk(0, 0, 1), Chunk(3, 0, 33)]
-    for layer in engine.target._attention:
-        layer.k_pages.fill_(float("nan"))
-        layer.v_pages.fill_(float("nan"))
-    prefill(engine.target, state, chunks, page_size=16)
+    before, chunks = [Chunk(0, 0, 9), Chunk(3, 0, 20)], [Chunk(2, 0, 17), Chunk(0, 9, 10), Chunk(3, 20, 33)]
+    forget_kv(engine)
+    for some in (before, chunks):
+        prefill(engine.target, state, some, page_size=16)
     expected = kv_of(engine)
-    for layer in engine.target._attention:
-        layer.k_pages.fill_(float("nan"))
-        layer.v_pages.fill_(float("nan"))
+    forget_kv(engine)
+    prefill(engine.target, state, before, page_size=16)
 
     feed_padded(engine.target, state, state.upload(padded(chunks, 64, dummy=state.dummy)), 64)
 

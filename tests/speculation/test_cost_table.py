@@ -43,6 +43,13 @@ def test_three_points_say_roughly_what_every_round_takes() -> None:
             assert seconds(table, k, n) == pytest.approx(truth(k, n), rel=0.25), (k, n)
 
 
+def test_a_shape_that_is_new_is_fitted_however_little_it_was_measured() -> None:
+    known, new = [point(0, n, rounds=500) for n in (1, 64)], point(5, 64)
+    table = CostTable(known)
+    seconds(table, 0, 1)
+    assert seconds(table.with_points([new]), 2, 8) == pytest.approx(seconds(CostTable([*known, new]), 2, 8), rel=0.02)
+
+
 def test_what_was_measured_is_what_it_says() -> None:
     table = CostTable(THREE).with_points([point(2, 24, factor=1.3, rounds=50)])
     assert seconds(table, 2, 24) == pytest.approx(1.3 * truth(2, 24), rel=0.05)

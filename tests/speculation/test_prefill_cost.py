@@ -52,6 +52,19 @@ def test_a_forward_that_met_a_compiler_is_hardly_believed_and_what_lasts_is() ->
     assert seconds(later, 300) == pytest.approx(5 * seconds(cost, 300), rel=0.1)
 
 
+def test_large_forwards_that_seem_the_faster_ones_make_no_token_cheaper_than_nothing() -> None:
+    cost = PrefillCost([PrefillPoint(forwards=9, tokens=9 * n, seconds=9 * s) for n, s in ((16, 2e-3), (900, 1e-3))])
+    assert cost.price.token == 0.0
+    assert 1e-3 < cost.price.forward < 2e-3
+
+
+def test_what_has_lasted_is_left_behind_within_some_forwards() -> None:
+    cost = PrefillCost([point(300, forwards=5000)])
+    for _ in range(64):
+        cost = cost.with_points([point(300, factor=1.5)])
+    assert seconds(cost, 300) == pytest.approx(1.5 * (FORWARD + TOKEN * 300), rel=0.1)
+
+
 def test_a_cache_gives_it_back_and_refuses_another_kind() -> None:
     cost = PrefillCost([point(16), point(900)])
     again = PrefillCost.from_json(json.loads(json.dumps(cost.to_json())))
