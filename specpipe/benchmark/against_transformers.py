@@ -19,7 +19,7 @@ from specpipe.engine.engine import Engine
 from specpipe.errors import MachineError
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
-from specpipe.models.tiny.corpus import first_questions, sample
+from specpipe.models.tiny import sample_questions
 from specpipe.models.tokenizer import load_tokenizer
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]
@@ -86,7 +86,7 @@ def sample_prompts(count: int) -> list[list[int]]:
     """Token ids of the sample job's first questions as chats for the embedded pair, again from the first where there
     are fewer."""
     tokenizer = load_tokenizer(resolve("builtin:tiny", "target"))
-    asked = first_questions(sample())
+    asked = sample_questions()
     return [
         list(
             tokenizer.apply_chat_template(

@@ -15,8 +15,8 @@ import torch
 from support.fake_workers import InProcessBackend
 
 import specpipe.engine.round
+from jobs.tiny_pair.problems import problems
 from specpipe.job import parse_job
-from specpipe.models.tiny.problems import problems
 from specpipe.pipeline.assemble import assemble
 from specpipe.pipeline.run import RunResult, execute
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from jobs.tiny_pair.problems import final_answer, problems
 from specpipe.cli.main import main
 from specpipe.errors import DataError, OutputError
 from specpipe.evaluation.certificate import certificate
@@ -18,7 +19,6 @@ from specpipe.evaluation.compare_paths import compare_paths
 from specpipe.evaluation.logits import Gap
 from specpipe.evaluation.report_html import report_html
 from specpipe.evaluation.texts import compare_outputs, first_difference
-from specpipe.models.tiny.problems import final_answer, problems
 from specpipe.pipeline.run import RunResult
 
 TinyRun = Callable[..., RunResult]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from specpipe.models.tiny.tokenizer import VOCAB_SIZE
+from jobs.tiny_pair.tokenizer import VOCAB_SIZE
 
 Role = Literal["target", "draft"]
 MAX_LENGTH = 1024  # tokens: the length of a training window

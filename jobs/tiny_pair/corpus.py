@@ -1,7 +1,8 @@
 """Short chats and word problems in ShareGPT shape, generated from a seed.
 
-python -m specpipe.models.tiny.corpus --sample jobs/data/sharegpt_sample.parquet   # the sample dataset
-python -m specpipe.models.tiny.corpus --show 3                                      # conversations, to read
+python -m jobs.tiny_pair.corpus --sample jobs/data/sharegpt_sample.parquet   # the sample dataset
+python -m jobs.tiny_pair.corpus --questions specpipe/models/tiny/sample_questions.json   # its first questions
+python -m jobs.tiny_pair.corpus --show 3                                                 # conversations, to read
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specpipe.models.tiny import knowledge, talk, tasks
-from specpipe.models.tiny.arithmetic import Family
-from specpipe.models.tiny.families import FAMILIES
-from specpipe.models.tiny.narrator import Narrator
-from specpipe.models.tiny.phrasing import Exchange, Split, split_of
-from specpipe.models.tiny.problems import final_answer, problem
+from jobs.tiny_pair import topics_knowledge, topics_small_talk, topics_tasks
+from jobs.tiny_pair.arithmetic import ProblemFamily
+from jobs.tiny_pair.families import FAMILIES
+from jobs.tiny_pair.narrator import Narrator
+from jobs.tiny_pair.phrasing import Exchange, Split, split_of
+from jobs.tiny_pair.problems import final_answer, problem
 
 Topic = Callable[[Narrator], list[Exchange]]
 Conversation = dict[str, object]
@@ -43,17 +44,16 @@ SAMPLE_SCHEMA = pa.schema(
 _TRIES = 500
 
 
-def _solve(family: Family, rng: Narrator) -> list[Exchange]:
+def _solve(family: ProblemFamily, rng: Narrator) -> list[Exchange]:
     found = family.draw(rng)
     return [(found.question, found.solution)]
 
 
 PROBLEM_TOPICS: tuple[Topic, ...] = tuple(partial(_solve, family) for family in FAMILIES)
-OPENINGS: tuple[Topic, ...] = (talk.greeting,)
-CLOSINGS: tuple[Topic, ...] = (talk.thanks,)
-CHAT_TOPICS: tuple[Topic, ...] = tuple(
-    topic for topic in (*talk.TOPICS, *knowledge.TOPICS, *tasks.TOPICS) if topic not in (*OPENINGS, *CLOSINGS)
-)
+OPENINGS: tuple[Topic, ...] = (topics_small_talk.greeting,)
+CLOSINGS: tuple[Topic, ...] = (topics_small_talk.thanks,)
+_TALK_TOPICS: tuple[Topic, ...] = (*topics_small_talk.TOPICS, *topics_knowledge.TOPICS, *topics_tasks.TOPICS)
+CHAT_TOPICS = tuple(topic for topic in _TALK_TOPICS if topic not in (*OPENINGS, *CLOSINGS))
 _ALL = (*CHAT_TOPICS, *PROBLEM_TOPICS)
 CYCLE: tuple[Topic, ...] = tuple(Random("cycle").sample(_ALL, len(_ALL)))
 
@@ -115,13 +115,13 @@ def sample(n: int = 64, seed: int = 2024) -> list[Conversation]:
     rows: list[Conversation] = []
     for i in range(n):
         rng.new_conversation()
-        kinds: Sequence[Topic] = (*CHAT_TOPICS, talk.greeting)
+        kinds: Sequence[Topic] = (*CHAT_TOPICS, topics_small_talk.greeting)
         category = "problem" if i % 2 == 0 else ("long" if i % 8 == 3 else "chat")
         if category == "problem":
             found = problem(rng, "heldout", FAMILIES[i // 2 % len(FAMILIES)])
             talked = [(found.question, found.solution)]
         elif category == "long":
-            drawn = [exchanges(rng, "heldout", (tasks.note, tasks.summary)) for _ in range(4)]
+            drawn = [exchanges(rng, "heldout", (topics_tasks.note, topics_tasks.summary)) for _ in range(4)]
             talked = max(drawn, key=lambda one: len(one[0][0]))
         else:
             talked = exchanges(rng, "heldout", kinds)
@@ -142,8 +142,12 @@ def first_questions(rows: Sequence[Conversation]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=Path, help="write the sample dataset to this Parquet file")
+    parser.add_argument("--questions", type=Path, help="write the first questions of the sample to this JSON file")
     parser.add_argument("--show", type=int, default=0, help="print this many training conversations")
     options = parser.parse_args()
+    if options.questions:
+        text = json.dumps(first_questions(sample()), indent=1, ensure_ascii=False)
+        options.questions.write_text(text + "\n", encoding="utf-8")
     if options.sample:
         pq.write_table(pa.Table.from_pylist(sample(), schema=SAMPLE_SCHEMA), options.sample)
     for row in conversations("train", options.show):

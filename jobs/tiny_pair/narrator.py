@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from specpipe.models.tiny.facts import PEOPLE
+from jobs.tiny_pair.facts import PEOPLE
 
 Person = tuple[str, str, str]
 _CAST = 3

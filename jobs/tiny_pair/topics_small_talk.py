@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specpipe.models.tiny.facts import COLOURS, KINDS, MONTHS, ROOMS, WEEKDAYS
-from specpipe.models.tiny.narrator import Narrator
-from specpipe.models.tiny.phrasing import Exchange, say
+from jobs.tiny_pair.facts import COLOURS, KINDS, MONTHS, ROOMS, WEEKDAYS
+from jobs.tiny_pair.narrator import Narrator
+from jobs.tiny_pair.phrasing import Exchange, say
 
 
 def greeting(rng: Narrator) -> list[Exchange]:

@@ -1,7 +1,7 @@
 """How good a pair is: accuracy on held-out problems, acceptance length and repetition on the sample dataset.
 
-python -m specpipe.models.tiny.evaluate            # the shipped pair
-python -m specpipe.models.tiny.evaluate DIR        # DIR/target and DIR/draft
+python -m jobs.tiny_pair.evaluate            # the shipped pair
+python -m jobs.tiny_pair.evaluate DIR        # DIR/target and DIR/draft
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from jobs.tiny_pair.corpus import first_questions, sample
+from jobs.tiny_pair.network import load, parameters
+from jobs.tiny_pair.problems import WordProblem, final_answer, problems
 from specpipe.models.tiny import TARGET
-from specpipe.models.tiny.corpus import first_questions, sample
-from specpipe.models.tiny.network import load, parameters
-from specpipe.models.tiny.problems import Problem, final_answer, problems
 
 
 @torch.inference_mode()
@@ -34,7 +34,7 @@ def generate(model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens: int
     return out, torch.cat((mask, mask.new_ones(len(mask), new_tokens)), dim=1)
 
 
-def accuracy(model: Any, tokenizer: Any, found: Sequence[Problem], new_tokens: int = 112) -> float:
+def accuracy(model: Any, tokenizer: Any, found: Sequence[WordProblem], new_tokens: int = 112) -> float:
     """Share of problems whose first `####` names the right number (greedy)."""
     out, _ = generate(model, tokenizer, [p.question for p in found], new_tokens)
     texts = tokenizer.batch_decode(out[:, -new_tokens:], skip_special_tokens=False)

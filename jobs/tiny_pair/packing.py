@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from specpipe.models.tiny.corpus import SYSTEM_PROMPTS, stream
-from specpipe.models.tiny.narrator import Narrator
-from specpipe.models.tiny.tokenizer import END_OF_TEXT, render
+from jobs.tiny_pair.corpus import SYSTEM_PROMPTS, stream
+from jobs.tiny_pair.narrator import Narrator
+from jobs.tiny_pair.tokenizer import END_OF_TEXT, render
 
 _WINDOWS_PER_TASK = 256
 

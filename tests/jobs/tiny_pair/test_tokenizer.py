@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from jobs.tiny_pair.network import END_OF_TEXT_ID, END_OF_TURN_ID
+from jobs.tiny_pair.tokenizer import END_OF_TEXT, END_OF_TURN, TURN, VOCAB_SIZE, render
 from specpipe.models.tiny import TARGET
-from specpipe.models.tiny.network import END_OF_TEXT_ID, END_OF_TURN_ID
-from specpipe.models.tiny.tokenizer import END_OF_TEXT, END_OF_TURN, TURN, VOCAB_SIZE, render
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(TARGET)
 

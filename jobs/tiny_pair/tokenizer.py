@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from specpipe.models.tiny.phrasing import Exchange
+from jobs.tiny_pair.phrasing import Exchange
 
 VOCAB_SIZE = 1536
 END_OF_TEXT, TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

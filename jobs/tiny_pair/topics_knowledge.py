@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specpipe.models.tiny.facts import ANIMALS, COUNTRIES, HOWTOS, JOBS, OPPOSITES, TERMS, UNITS, WEEKDAYS, WORDS
-from specpipe.models.tiny.narrator import Narrator
-from specpipe.models.tiny.phrasing import Exchange, article, listing, say
+from jobs.tiny_pair.facts import ANIMALS, COUNTRIES, HOWTOS, JOBS, OPPOSITES, TERMS, UNITS, WEEKDAYS, WORDS
+from jobs.tiny_pair.narrator import Narrator
+from jobs.tiny_pair.phrasing import Exchange, article, listing, say
 
 
 def capital(rng: Narrator) -> list[Exchange]:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specpipe.models.tiny.facts import COUNTABLE, GROCERIES, WEEKDAYS
-from specpipe.models.tiny.narrator import Narrator
-from specpipe.models.tiny.phrasing import say
+from jobs.tiny_pair.facts import COUNTABLE, GROCERIES, WEEKDAYS
+from jobs.tiny_pair.narrator import Narrator
+from jobs.tiny_pair.phrasing import say
 
 _ANSWER = re.compile(r"####\s*(-?\d[\d,]*)")
 _STEP = re.compile(r"\[(\w+) = (\w+) ([-+*/]) (\w+)\]")
@@ -17,7 +17,7 @@ _LARGEST = 4999  # of all values in a solution
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
+class WordProblem:
     """A question, its worked solution (ending in `#### answer`) and the answer."""
 
     question: str
@@ -26,7 +26,7 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
+class ProblemFamily:
     """One kind of problem. `[x = a * b]` in `steps` prints the sum and names its result; the last one is the answer."""
 
     question: str
@@ -37,7 +37,7 @@ class Family:
     """Values that the question states and that follow from the drawn ones, in the notation of `steps`."""
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def draw(self, rng: Narrator) -> Problem:
+    def draw(self, rng: Narrator) -> WordProblem:
         values = None
         while values is None:
             drawn = {name: rng.randint(*limits) for name, limits in self.numbers.items()}
@@ -46,7 +46,7 @@ class Family:
         steps = _STEP.sub(lambda m: f"{values[m[2]]} {m[3]} {values[m[4]]} = {values[m[1]]}", self.steps)
         answer = values[_STEP.findall(self.steps)[-1][0]]
         solution = say(rng, f"{rng.choice(_LEADS)}{steps}\n#### {answer}", **fields)
-        return Problem(question=say(rng, self.question, **fields), solution=solution, answer=answer)
+        return WordProblem(question=say(rng, self.question, **fields), solution=solution, answer=answer)
 
 
 def final_answer(text: str) -> int | None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from specpipe.models.tiny import corpus
-from specpipe.models.tiny.corpus import CYCLE, SAMPLE_SCHEMA, Topic, conversations, sample, stream
-from specpipe.models.tiny.families import FAMILIES
-from specpipe.models.tiny.narrator import Narrator
-from specpipe.models.tiny.phrasing import Exchange, Split, say, split_of
-from specpipe.models.tiny.problems import final_answer, problems
+from jobs.tiny_pair import corpus
+from jobs.tiny_pair.corpus import CYCLE, SAMPLE_SCHEMA, Topic, conversations, first_questions, sample, stream
+from jobs.tiny_pair.families import FAMILIES
+from jobs.tiny_pair.narrator import Narrator
+from jobs.tiny_pair.phrasing import Exchange, Split, say, split_of
+from jobs.tiny_pair.problems import final_answer, problems
+from specpipe.models.tiny import sample_questions
 
 SAMPLE = Path(__file__).parents[3] / "jobs" / "data" / "sharegpt_sample.parquet"
 STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
@@ -121,6 +122,7 @@ def test_the_shipped_sample_is_what_the_generator_writes() -> None:
     table = pq.read_table(SAMPLE)
     assert table.schema.equals(SAMPLE_SCHEMA)
     assert table.to_pylist() == sample()
+    assert sample_questions() == first_questions(sample())
 
 
 def test_the_sample_is_held_out_and_its_answers_fit() -> None:

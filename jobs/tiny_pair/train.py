@@ -1,7 +1,7 @@
 """Train the embedded pair: tokenizer, target, then the draft by distillation from it.
 
-    python -m specpipe.models.tiny.train --out build/tiny            # as shipped; minutes on one data-centre GPU
-    python -m specpipe.models.tiny.train --out build/tiny --quick    # a few steps, to try the script on a CPU
+    python -m jobs.tiny_pair.train --out build/tiny            # as shipped; minutes on one data-centre GPU
+    python -m jobs.tiny_pair.train --out build/tiny --quick    # a few steps, to try the script on a CPU
 
 Seeded; on a GPU two runs still differ in the last bits, and so in the weights.
 """
@@ -22,10 +22,10 @@ import torch
 from torch.nn import functional as F
 from transformers.utils import logging
 
-from specpipe.models.tiny.evaluate import report
-from specpipe.models.tiny.network import MAX_LENGTH, build, load, save
-from specpipe.models.tiny.packing import stream_text, token_windows
-from specpipe.models.tiny.tokenizer import save_tokenizer, train_tokenizer
+from jobs.tiny_pair.evaluate import report
+from jobs.tiny_pair.network import MAX_LENGTH, build, load, save
+from jobs.tiny_pair.packing import stream_text, token_windows
+from jobs.tiny_pair.tokenizer import save_tokenizer, train_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from specpipe.models.tiny.network import MAX_LENGTH, build, load, save
-from specpipe.models.tiny.packing import token_windows
-from specpipe.models.tiny.train import Recipe, imitation, next_token, pack_corpus, train_draft, train_target, write
+from jobs.tiny_pair.network import MAX_LENGTH, build, load, save
+from jobs.tiny_pair.packing import token_windows
+from jobs.tiny_pair.train import Recipe, imitation, next_token, pack_corpus, train_draft, train_target, write
 
 SMALL = Recipe(windows=8, batch=1, target_steps=2, draft_steps=2, written=2)
 

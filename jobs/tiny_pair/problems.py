@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from specpipe.models.tiny.arithmetic import Family, Problem, final_answer
-from specpipe.models.tiny.families import FAMILIES
-from specpipe.models.tiny.narrator import Narrator
-from specpipe.models.tiny.phrasing import Split, split_of
+from jobs.tiny_pair.arithmetic import ProblemFamily, WordProblem, final_answer
+from jobs.tiny_pair.families import FAMILIES
+from jobs.tiny_pair.narrator import Narrator
+from jobs.tiny_pair.phrasing import Split, split_of
 
-__all__ = ["Problem", "final_answer", "problem", "problems"]
+__all__ = ["WordProblem", "final_answer", "problem", "problems"]
 
 
-def problem(rng: Narrator, split: Split, family: Family) -> Problem:
+def problem(rng: Narrator, split: Split, family: ProblemFamily) -> WordProblem:
     """One problem of the family that belongs to the split."""
     while True:
         found = family.draw(rng)
@@ -18,10 +18,10 @@ def problem(rng: Narrator, split: Split, family: Family) -> Problem:
             return found
 
 
-def problems(split: Split, n: int, seed: int = 0) -> list[Problem]:
+def problems(split: Split, n: int, seed: int = 0) -> list[WordProblem]:
     """n different problems of the split, all families alike; the same ones for the same seed."""
     rng = Narrator(f"problems:{split}:{seed}")
-    found: dict[str, Problem] = {}
+    found: dict[str, WordProblem] = {}
     while len(found) < n:
         one = problem(rng, split, FAMILIES[len(found) % len(FAMILIES)])
         found.setdefault(one.question, one)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specpipe.models.tiny.facts import COLOURS, COUNTABLE, KINDS, MONTHS, PEOPLE, ROOMS, WEEKDAYS
-from specpipe.models.tiny.narrator import Narrator
-from specpipe.models.tiny.phrasing import Exchange, article, listing, say
+from jobs.tiny_pair.facts import COLOURS, COUNTABLE, KINDS, MONTHS, PEOPLE, ROOMS, WEEKDAYS
+from jobs.tiny_pair.narrator import Narrator
+from jobs.tiny_pair.phrasing import Exchange, article, listing, say
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 

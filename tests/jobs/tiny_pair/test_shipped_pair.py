@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from jobs.tiny_pair.evaluate import acceptance_length, accuracy, agreement, generate, repetition
+from jobs.tiny_pair.network import END_OF_TEXT_ID, END_OF_TURN_ID, load, parameters
+from jobs.tiny_pair.problems import problems
 from specpipe.models.tiny import DRAFT, TARGET
-from specpipe.models.tiny.evaluate import acceptance_length, accuracy, agreement, generate, repetition
-from specpipe.models.tiny.network import END_OF_TEXT_ID, END_OF_TURN_ID, load, parameters
-from specpipe.models.tiny.problems import problems
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(TARGET)
 
@@ -87,7 +87,7 @@ def test_acceptance_length_counts_rounds_and_the_last_token_alone() -> None:
 
 @pytest.mark.slow
 def test_acceptance_on_the_sample_dataset_without_loops(target: Any, draft: Any) -> None:
-    from specpipe.models.tiny.corpus import sample
+    from jobs.tiny_pair.corpus import sample
 
     rows = sample(32)
     prompts = [turns[0]["value"] for row in rows if isinstance(turns := row["conversations"], list)]
