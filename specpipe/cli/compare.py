@@ -39,7 +39,7 @@ def compare(
     \b
       specpipe compare runs/plain runs/speculative --certificate certificate.md
     """
-    from specpipe.cli.quiet import quiet
+    from specpipe.cli.log_setup import quiet
 
     quiet(verbose=False)
     import json

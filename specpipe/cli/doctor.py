@@ -17,7 +17,7 @@ def doctor(ctx: click.Context, job: str | None, overrides: tuple[str, ...]) -> N
     from rich.console import Console
     from rich.text import Text
 
-    from specpipe.cli.quiet import quiet
+    from specpipe.cli.log_setup import quiet
     from specpipe.errors import EXIT_FAILED
     from specpipe.job import load_job
     from specpipe.pipeline.doctor import examine

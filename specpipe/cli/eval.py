@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from specpipe.cli.log_option import log_option
+from specpipe.cli.options import log_option
 
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -45,7 +45,7 @@ def record(
       specpipe eval record --model builtin:tiny --out requests.parquet \\
           --tasks gsm8k --num_fewshot 5 --limit 200 --apply_chat_template
     """
-    from specpipe.cli.quiet import quiet
+    from specpipe.cli.log_setup import quiet
 
     quiet(verbose=False)
     from specpipe.evaluation.recording import record as write
@@ -72,7 +72,7 @@ def replay(out: str | None, requests: str | None, run: str, flags: tuple[str, ..
 
     FLAGS of lm-eval are the recorded ones; others that would change prompts or scores are refused.
     """
-    from specpipe.cli.quiet import quiet
+    from specpipe.cli.log_setup import quiet
 
     quiet(verbose=False)
     from specpipe.evaluation.replay import replay as score
@@ -97,7 +97,7 @@ def run(
     Start it again to go on where it ended. The exit code is 1 where speculation changed a score by more than chance
     explains.
     """
-    from specpipe.cli.quiet import quiet
+    from specpipe.cli.log_setup import quiet
 
     quiet(verbose=verbose, as_json=log_json)
     from specpipe.cli.compare import print_comparison

@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Protocol
 
-from specpipe.cli.display import RunDisplay
+from specpipe.cli.run_display import RunDisplay
 from specpipe.pipeline.logs import with_fields
 from specpipe.pipeline.progress import Progress
 from specpipe.pipeline.run import RunResult

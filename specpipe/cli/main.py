@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from specpipe import __version__
-from specpipe.cli.bench import bench
+from specpipe.cli.bench.group import bench
 from specpipe.cli.compare import compare
 from specpipe.cli.convert import convert
 from specpipe.cli.doctor import doctor
 from specpipe.cli.eval import evaluate
 from specpipe.cli.init import init
-from specpipe.cli.log_option import AS_JSON
+from specpipe.cli.options import AS_JSON
 from specpipe.cli.run import run
 from specpipe.cli.show import show
 from specpipe.cli.verify import verify

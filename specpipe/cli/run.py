@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from specpipe.cli.log_option import log_option
+from specpipe.cli.options import log_option
 
 
 @click.command(short_help="Run a job, or what is left of it.")
@@ -47,7 +47,7 @@ def run(
       specpipe run jobs/sharegpt.yaml --set speculation.policy=off --set workers.slots=32
       specpipe run --model builtin:tiny --draft builtin:tiny --data prompts.jsonl --out runs/tiny
     """
-    from specpipe.cli.quiet import quiet
+    from specpipe.cli.log_setup import quiet
     from specpipe.job.short_job import short_job
 
     quiet(verbose=verbose, as_json=log_json)

@@ -56,7 +56,7 @@ def _follow(run: str, *, as_json: bool) -> tuple[int, str | None]:
     """→ the run's exit code, or that of an interrupted command, and how the run said that it ended."""
     import json
 
-    from specpipe.cli.display import RunDisplay
+    from specpipe.cli.run_display import RunDisplay
     from specpipe.errors import EXIT_INTERRUPTED
     from specpipe.pipeline.follow import DIED, follow
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specpipe.cli.display import duration
+from specpipe.cli.run_display import duration
 
 if TYPE_CHECKING:
     from specpipe.pipeline.run import RunResult

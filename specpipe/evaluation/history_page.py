@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from specpipe.report.layout import Figure, Section, Table
+from specpipe.report.elements import Figure, ReportSection, Table
 from specpipe.report.page import render
 from specpipe.report.plots import dated, plot
 
@@ -51,7 +51,7 @@ def history_page(table: Any) -> str:
             _figure(f"score-{i}", "Score", speculative, plain),
             _figure(f"length-{i}", "Acceptance length", acceptance),
         )
-        sections.append(Section(title=title, figures=figures))
+        sections.append(ReportSection(title=title, figures=figures))
     return render(title="Evaluations over time", sections=sections)
 
 

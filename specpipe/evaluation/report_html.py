@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from specpipe.evaluation.certificate import gaps_line, side_by_side, texts_line
 from specpipe.evaluation.comparison import Comparison, Flip
-from specpipe.report.layout import Marked, Pair, Section, Table
+from specpipe.report.elements import Marked, Pair, ReportSection, Table
 from specpipe.report.page import render
 
 _SHOWN = 50
@@ -23,12 +23,12 @@ def report_html(comparison: Comparison) -> str:
     )
 
 
-def _sides(comparison: Comparison) -> Section:
+def _sides(comparison: Comparison) -> ReportSection:
     head = ("", f"A: {comparison.a.name}", f"B: {comparison.b.name}")
-    return Section(title="Side by side", tables=[Table(head=head, rows=[*side_by_side(comparison)])])
+    return ReportSection(title="Side by side", tables=[Table(head=head, rows=[*side_by_side(comparison)])])
 
 
-def _scores(comparison: Comparison) -> Iterator[Section]:
+def _scores(comparison: Comparison) -> Iterator[ReportSection]:
     if not comparison.metrics:
         return
     rows = [
@@ -45,10 +45,10 @@ def _scores(comparison: Comparison) -> Iterator[Section]:
         for m in comparison.metrics
     ]
     head = ("task", "metric", "n", "A", "B", "B - A, paired", "up / down", "verdict")
-    yield Section(title="Scores", tables=[Table(head=head, rows=rows)])
+    yield ReportSection(title="Scores", tables=[Table(head=head, rows=rows)])
 
 
-def _texts(comparison: Comparison) -> Iterator[Section]:
+def _texts(comparison: Comparison) -> Iterator[ReportSection]:
     if comparison.texts is None:
         return
     gaps = {gap.row: gap for gap in comparison.gaps}
@@ -61,13 +61,13 @@ def _texts(comparison: Comparison) -> Iterator[Section]:
         left, right = _marked(divergence.text_a, divergence.text_b)
         pairs.append(Pair(title=title, left=left, right=right))
     intro = texts_line(comparison) + (f" {gaps_line(comparison)}" if comparison.gaps else "")
-    yield Section(title="Outputs", intro=intro, pairs=pairs, note=_note(len(comparison.texts.divergences)))
+    yield ReportSection(title="Outputs", intro=intro, pairs=pairs, note=_note(len(comparison.texts.divergences)))
 
 
-def _flips(comparison: Comparison) -> Iterator[Section]:
+def _flips(comparison: Comparison) -> Iterator[ReportSection]:
     if comparison.flips:
         pairs = [_flip(flip) for flip in comparison.flips[:_SHOWN]]
-        yield Section(title="Scores that changed", pairs=pairs, note=_note(len(comparison.flips)))
+        yield ReportSection(title="Scores that changed", pairs=pairs, note=_note(len(comparison.flips)))
 
 
 def _flip(flip: Flip) -> Pair:

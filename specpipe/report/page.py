@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import jinja2
 from markupsafe import Markup
 
-from specpipe.report.layout import Section
+from specpipe.report.elements import ReportSection
 
 
 def render(
     *,
     title: str,
-    sections: Sequence[Section],
+    sections: Sequence[ReportSection],
     state: str = "",
     tone: str = "",
     verdict: str = "",

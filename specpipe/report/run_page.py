@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specpipe.report.cost import cost_of, what_it_cost
-from specpipe.report.goodput import goodput
-from specpipe.report.layout import DASH, Section, count, fixed
-from specpipe.report.over_time import over_time
+from specpipe.report.cost_section import cost_of, what_it_cost
+from specpipe.report.elements import DASH, ReportSection, count, fixed
+from specpipe.report.engine_time_section import time_spent
+from specpipe.report.goodput_section import goodput
+from specpipe.report.overview_section import what_ran
 from specpipe.report.page import render
-from specpipe.report.shards import errors, failed_shards, slowest_shards
-from specpipe.report.source import RunSource
-from specpipe.report.speculation import speculation
-from specpipe.report.time_spent import time_spent
-from specpipe.report.what_ran import what_ran
+from specpipe.report.run_source import RunSource
+from specpipe.report.shard_sections import errors, failed_shards, slowest_shards
+from specpipe.report.speculation_section import speculation
+from specpipe.report.timeline_section import over_time
 
 _BAD = ("failed", "incomplete", "interrupted")
 
@@ -31,7 +31,7 @@ def render_run(source: RunSource) -> str:
         time_spent(source),
         slowest_shards(source),
     )
-    sections: Sequence[Section] = [part for part in parts if part is not None]
+    sections: Sequence[ReportSection] = [part for part in parts if part is not None]
     summary = source.summary
     return render(
         title=source.name,

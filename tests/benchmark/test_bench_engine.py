@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from specpipe.benchmark.engine import Bench, build, requests
+from specpipe.benchmark.policy_comparison import rates_for
 from specpipe.benchmark.switching import _around, switch_windows
-from specpipe.benchmark.tuned import rates_for
+from specpipe.benchmark.synthetic_engine import EngineBench, build_synthetic_engine, random_requests
 from specpipe.cli.main import main
 
 
@@ -121,13 +121,17 @@ def test_windows_around_a_switch() -> None:
 
 
 def test_speculation_goes_off_and_on_while_rows_wait() -> None:
-    engine = build(Bench(target="small", draft="small", device="cpu", dtype="float32", batches=(3,), ks=(0, 2)))
-    rows = requests([(5, 60)] * 40, 512)
+    engine = build_synthetic_engine(
+        EngineBench(target="small", draft="small", device="cpu", dtype="float32", batches=(3,), ks=(0, 2))
+    )
+    rows = random_requests([(5, 60)] * 40, 512)
     found = switch_windows(engine, rows, k=2, period_s=0.15, window_s=0.05)
     assert [switch.to for switch in found][:2] == ["off", "on"]
     assert all(0 < switch.worst <= 1.01 * max(switch.before, switch.after) for switch in found)
 
 
 def test_rows_that_end_before_a_switch_show_none() -> None:
-    engine = build(Bench(target="small", draft="small", device="cpu", dtype="float32", batches=(2,), ks=(0, 2)))
-    assert switch_windows(engine, requests([(5, 4)] * 2, 512), k=2, period_s=60) == []
+    engine = build_synthetic_engine(
+        EngineBench(target="small", draft="small", device="cpu", dtype="float32", batches=(2,), ks=(0, 2))
+    )
+    assert switch_windows(engine, random_requests([(5, 4)] * 2, 512), k=2, period_s=60) == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.small_models import small_config
 
-from specpipe.benchmark.engine import Bench, build, requests, run
+from specpipe.benchmark.synthetic_engine import EngineBench, build_synthetic_engine, random_requests, run_requests
 from specpipe.core import EngineConfig, SamplingParams
 from specpipe.engine.ahead import KernelsAhead
 from specpipe.engine.attention import register
@@ -43,13 +43,13 @@ def test_a_model_that_cannot_be_outlined_is_no_error(caplog: pytest.LogCaptureFi
 def test_no_row_waits_for_the_compiler() -> None:
     from triton import knobs
 
-    bench = Bench(target="small", draft="small", batches=(1, 5), ks=(0, 2), max_model_len=128, prefill_budget=100)
-    engine = build(bench)
+    bench = EngineBench(target="small", draft="small", batches=(1, 5), ks=(0, 2), max_model_len=128, prefill_budget=100)
+    engine = build_synthetic_engine(bench)
     compiled: list[str] = []
     knobs.runtime.jit_post_compile_hook = lambda *, fn, **_: compiled.append(fn.name)
     try:
         for k in bench.ks:
-            run(engine, requests([(prompt, 9) for prompt in (1, 2, 9, 30, 65, 80)], 512), k)
+            run_requests(engine, random_requests([(prompt, 9) for prompt in (1, 2, 9, 30, 65, 80)], 512), k)
     finally:
         knobs.runtime.jit_post_compile_hook = None
     assert compiled == []

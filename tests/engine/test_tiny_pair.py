@@ -10,7 +10,7 @@ from support.chi_squared import p_value
 from support.engines import generate, run
 from support.pairs_of_tokens import draw, joint
 
-from specpipe.benchmark.against_transformers import greedy_requests, sample_prompts
+from specpipe.benchmark.transformers_comparison import greedy_requests, sample_prompts
 from specpipe.core import EngineConfig, Method, Request
 from specpipe.engine.build import DeviceName, DtypeName, EngineSpec, build_engine
 from specpipe.engine.engine import Engine

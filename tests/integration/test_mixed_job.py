@@ -7,10 +7,12 @@ import pyarrow.parquet as pq
 import pytest
 from support.mixed_job import measure
 
-from specpipe.benchmark.engine import Bench
+from specpipe.benchmark.synthetic_engine import EngineBench
 from specpipe.pipeline.verify import verify
 
-SMALL = Bench(target="small", draft="small", device="cpu", dtype="float32", batches=(8,), ks=(0,), max_model_len=96)
+SMALL = EngineBench(
+    target="small", draft="small", device="cpu", dtype="float32", batches=(8,), ks=(0,), max_model_len=96
+)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from small_models import small_config
 from triton import knobs
 from triton.runtime import driver
 
-from specpipe.benchmark.shapes import config_of
+from specpipe.benchmark.model_shapes import config_of
 from specpipe.core import EngineConfig, ProposerName, SamplingParams
 from specpipe.engine.attention import register
 from specpipe.engine.decoder import TokenizerDecoder

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from support.ray_workers import RayWorkers
 
-from specpipe.benchmark.engine import Bench, build, requests, run
+from specpipe.benchmark.synthetic_engine import EngineBench, build_synthetic_engine, random_requests, run_requests
 from specpipe.core import SamplingParams
 from specpipe.job import parse_job
 from specpipe.models.source import resolve
@@ -28,25 +28,25 @@ from specpipe.pipeline.run import execute
 
 ROWS, SHORTEST, LONGEST = 768, 32, 511
 _PATIENCE_S = 120.0
-H200 = Bench(batches=(256,), ks=(0,), max_model_len=1088)
+H200 = EngineBench(batches=(256,), ks=(0,), max_model_len=1088)
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomPair:
     """Builds a worker's parts."""
 
-    bench: Bench
+    bench: EngineBench
     workers: int
     meeting: Path
     """Folder in which workers leave a file when they are ready."""
 
     def __call__(self, config: WorkerConfig) -> Assembly:
         began = time.perf_counter()
-        engine = build(self.bench)
+        engine = build_synthetic_engine(self.bench)
         sampling, vocab = SamplingParams(), engine.target.vocab_size
         engine.prepare(sampling, self.bench.choices)
         few = [(length, 8) for length in np.linspace(1, self.bench.max_model_len // 2, engine.config.slots, dtype=int)]
-        run(engine, requests(few, vocab), 0)
+        run_requests(engine, random_requests(few, vocab), 0)
         self._meet(config.probe)
         tokenizer = load_tokenizer(resolve("builtin:tiny", "target"))
         encoder = PromptEncoder(tokenizer, system_prompt=None, template_kwargs={}, name="random")
@@ -74,7 +74,7 @@ def write_rows(path: Path, workers: int, rows: int, shortest: int, longest: int,
 def measure(
     folder: Path,
     workers: int,
-    bench: Bench = H200,
+    bench: EngineBench = H200,
     *,
     rows: int = ROWS,
     shortest: int = SHORTEST,

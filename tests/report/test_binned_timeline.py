@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from support.reports import timeline
 
-from specpipe.report.timeline import MOST_BINS, bin_timelines
+from specpipe.report.binned_timeline import MOST_BINS, bin_timelines
 
 
 @pytest.mark.parametrize("seconds", [1, 7, 240, 241, 1_000, 36_000])

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from specpipe.benchmark.against_transformers import _check_same
+from specpipe.benchmark.transformers_comparison import _check_same
 from specpipe.cli.main import main
 from specpipe.errors import MachineError
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from specpipe.cli.bench_engine import engine
-from specpipe.cli.bench_kernels import kernels
-from specpipe.cli.bench_policy import policy
+from specpipe.cli.bench.engine_decode import engine
+from specpipe.cli.bench.kernels import kernels
+from specpipe.cli.bench.policy import policy
 
 
 @click.group(short_help="Measure kernels, the engine and the policy on this machine.")

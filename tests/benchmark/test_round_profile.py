@@ -8,7 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from specpipe.benchmark.rounds_profile import covered, profile_rounds, summarise
+from specpipe.benchmark.round_profile import covered, profile_rounds, summarise
 from specpipe.cli.main import main
 
 

@@ -10,18 +10,18 @@ import click
 from specpipe.errors import JobError
 
 if TYPE_CHECKING:
-    from specpipe.benchmark.engine import Bench
-    from specpipe.benchmark.tuned import Comparison
+    from specpipe.benchmark.policy_comparison import Comparison
+    from specpipe.benchmark.synthetic_engine import EngineBench
 
 
-def run_jobs(bench: Bench, what: Comparison, *, as_json: bool) -> None:
+def run_jobs(bench: EngineBench, what: Comparison, *, as_json: bool) -> None:
     """Prints each result as it comes. Raises JobError for acceptance that has no name."""
-    from specpipe.benchmark.engine import build
-    from specpipe.benchmark.tuned import ACCEPTANCE, compare
+    from specpipe.benchmark.policy_comparison import ACCEPTANCE, compare
+    from specpipe.benchmark.synthetic_engine import build_synthetic_engine
 
     if unknown := [name for name in what.acceptance if name not in ACCEPTANCE]:
         raise JobError(f"--acceptance is {unknown[0]!r}; expected one of {', '.join(ACCEPTANCE)}")
-    for found in compare(build(bench), what):
+    for found in compare(build_synthetic_engine(bench), what):
         text = json.dumps(found) if as_json else _text(found)
         if text:
             click.echo(text)

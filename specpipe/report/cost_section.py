@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from specpipe.report.layout import DASH, Section, count, fixed, percent, seconds
-from specpipe.report.source import RunSource
+from specpipe.report.elements import DASH, ReportSection, count, fixed, percent, seconds
+from specpipe.report.run_source import RunSource
 from specpipe.telemetry.sums import total
 
 
@@ -37,10 +37,10 @@ def cost_of(shards: pa.Table) -> Cost:
     )
 
 
-def what_it_cost(source: RunSource) -> Section:
+def what_it_cost(source: RunSource) -> ReportSection:
     cost, summary, word = cost_of(source.shards), source.summary, source.device_word
     busy = f" ({percent(cost.busy_s / cost.held_s)})" if cost.held_s else ""
-    return Section(
+    return ReportSection(
         title="What it cost",
         intro=f"Held: from a worker's first shard to its last, in every start; loading models and warm-up are not in "
         f"it. Busy: the engine's own time. The run took {seconds(summary['duration_s'])} of wall time.",

@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from specpipe.report.layout import Figure, Section, Table, count, fixed, percent
+from specpipe.report.elements import Figure, ReportSection, Table, count, fixed, percent
 from specpipe.report.plots import bars_across, cumulative, plot
-from specpipe.report.source import RunSource
+from specpipe.report.run_source import RunSource
 from specpipe.telemetry.histogram import LogHistogram
 from specpipe.telemetry.sums import histogram
 
 _LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "inter-token latency"}
 
 
-def time_spent(source: RunSource) -> Section | None:
+def time_spent(source: RunSource) -> ReportSection | None:
     """None while nothing is published."""
     if not source.shards.num_rows:
         return None
-    return Section(
+    return ReportSection(
         title="Where the time went",
         intro="Rounds are split over shards by rows, prefill by tokens; host is what no other phase accounts for. "
         "Latencies count from the moment at which a row gets its slot.",

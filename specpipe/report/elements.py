@@ -55,7 +55,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Section:
+class ReportSection:
     """One heading and what stands under it."""
 
     title: str

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specpipe.benchmark.shapes import config_of, random_model
+from specpipe.benchmark.model_shapes import config_of, random_model
 from specpipe.core import EngineConfig, ProposerName, Request, SamplingParams, SpeculationPlan, StepReport
 from specpipe.engine.ahead import KernelsAhead
 from specpipe.engine.attention import register
@@ -22,7 +22,7 @@ from specpipe.models.loader import outline_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bench:
+class EngineBench:
     """What is measured. Lengths are in tokens."""
 
     target: str = "llama-3.1-8b"
@@ -62,7 +62,7 @@ class _NoText:
         raise AssertionError("no row of a benchmark has stop strings")
 
 
-def build(bench: Bench) -> Engine:
+def build_synthetic_engine(bench: EngineBench) -> Engine:
     """An engine with random weights, slots for the largest batch."""
     register()
     device, dtype = torch.device(bench.device), getattr(torch, bench.dtype)
@@ -81,7 +81,7 @@ def build(bench: Bench) -> Engine:
     return sized_engine(runners, config, _NoText(), ())
 
 
-def _kernels_ahead(bench: Bench, config: EngineConfig, dtype: torch.dtype) -> KernelsAhead:
+def _kernels_ahead(bench: EngineBench, config: EngineConfig, dtype: torch.dtype) -> KernelsAhead:
     def outlines() -> list[ModelRunner]:
         return [_runner(outline_of(config_of(shape), dtype), config, fp8=fp8) for shape, fp8 in bench.pair]
 
@@ -95,7 +95,7 @@ def _runner(model: Any, config: EngineConfig, *, fp8: bool) -> ModelRunner:
     )
 
 
-def requests(lengths: Sequence[tuple[int, int]], vocab_size: int) -> list[Request]:
+def random_requests(lengths: Sequence[tuple[int, int]], vocab_size: int) -> list[Request]:
     """Rows of random tokens: (prompt tokens, new tokens) each."""
     random = np.random.default_rng(0)
     return [
@@ -112,14 +112,14 @@ def requests(lengths: Sequence[tuple[int, int]], vocab_size: int) -> list[Reques
     ]
 
 
-def plan(k: int) -> SpeculationPlan:
+def fixed_plan(k: int) -> SpeculationPlan:
     return SpeculationPlan(ks=(k,), proposer="draft", queue_depth=0.0, reason="benchmark")
 
 
-def run(engine: Engine, rows: Sequence[Request], k: int) -> tuple[float, list[StepReport]]:
+def run_requests(engine: Engine, rows: Sequence[Request], k: int) -> tuple[float, list[StepReport]]:
     """→ wall seconds from submission to the last completion, and every step."""
     began = ended = time.perf_counter()
-    engine.submit(rows, plan(k))
+    engine.submit(rows, fixed_plan(k))
     steps = []
     while (step := engine.step()) is not None:
         steps.append(step)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from specpipe.benchmark.engine import requests
-from specpipe.benchmark.job import JobResult, TunedEngine
 from specpipe.benchmark.switching import SWITCHES_S, switch_windows
+from specpipe.benchmark.synthetic_engine import random_requests
+from specpipe.benchmark.tuned_job import JobResult, TunedEngine
 from specpipe.core import Request, SamplingParams
 from specpipe.engine.engine import Engine
 from specpipe.speculation.fixed import Fixed
@@ -62,7 +62,7 @@ def rates_for(rates: Sequence[float], k: int) -> tuple[float, ...]:
 def mixed_rows(what: Comparison, vocab_size: int) -> list[Request]:
     random = np.random.default_rng(0)
     pairs = random.integers(what.shortest, what.longest + 1, (what.rows, 2)).tolist()
-    return requests([(prompt, new) for prompt, new in pairs], vocab_size)
+    return random_requests([(prompt, new) for prompt, new in pairs], vocab_size)
 
 
 def compare(engine: Engine, what: Comparison) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ import itertools
 import time
 from dataclasses import dataclass
 
-from specpipe.benchmark.engine import Bench, build, requests, run
+from specpipe.benchmark.synthetic_engine import EngineBench, build_synthetic_engine, random_requests, run_requests
 from specpipe.core import SamplingParams
 from specpipe.engine.build import PREPARE_S
 from specpipe.engine.engine import Engine
@@ -27,14 +27,14 @@ class StartUp:
     total_s: float
 
 
-def start(bench: Bench, began: float) -> tuple[Engine, StartUp]:
+def start(bench: EngineBench, began: float) -> tuple[Engine, StartUp]:
     """A prepared engine, and where the seconds from `began` (`time.perf_counter`) to its first token went."""
     marks = [began, time.perf_counter()]
-    engine = build(bench)
+    engine = build_synthetic_engine(bench)
     marks.append(time.perf_counter())
     engine.prepare(SamplingParams(), bench.choices, within_s=PREPARE_S)
     marks.append(time.perf_counter())
-    run(engine, requests([(bench.prompt_tokens, 1)], engine.target.vocab_size), bench.ks[0])
+    run_requests(engine, random_requests([(bench.prompt_tokens, 1)], engine.target.vocab_size), bench.ks[0])
     marks.append(time.perf_counter())
     imported, built, prepared, first = (after - before for before, after in itertools.pairwise(marks))
     engine.prepare(SamplingParams(), bench.choices)  # the rest: no figure pays for a capture

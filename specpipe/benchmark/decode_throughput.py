@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specpipe.benchmark.engine import Bench, plan, requests, run
-from specpipe.benchmark.rounds_profile import RoundProfile, profile_rounds
+from specpipe.benchmark.round_profile import RoundProfile, profile_rounds
+from specpipe.benchmark.synthetic_engine import EngineBench, fixed_plan, random_requests, run_requests
 from specpipe.core import Phase, SamplingParams, StepReport
 from specpipe.engine.engine import Engine
 
@@ -36,12 +36,12 @@ class Measured:
     profile: RoundProfile | None = None
 
 
-def measure(engine: Engine, bench: Bench, batch: int, k: int) -> Measured:
+def measure(engine: Engine, bench: EngineBench, batch: int, k: int) -> Measured:
     """Warm-up, prefill alone, then the whole. The engine is prepared (`Engine.prepare`)."""
     vocab = engine.target.vocab_size
-    run(engine, requests([(bench.prompt_tokens, 8)] * batch, vocab), k)
-    first_s, _ = run(engine, requests([(bench.prompt_tokens, 1)] * batch, vocab), k)
-    total_s, steps = run(engine, requests([(bench.prompt_tokens, bench.new_tokens)] * batch, vocab), k)
+    run_requests(engine, random_requests([(bench.prompt_tokens, 8)] * batch, vocab), k)
+    first_s, _ = run_requests(engine, random_requests([(bench.prompt_tokens, 1)] * batch, vocab), k)
+    total_s, steps = run_requests(engine, random_requests([(bench.prompt_tokens, bench.new_tokens)] * batch, vocab), k)
     prefill_s = first_s + sum(step.draft_prefill_s for step in steps)
     # Rounds in the middle: no prefill, no tail.
     rounds = [step for step in steps if step.running == batch and "prefill" not in step.phases][2:-8] or steps
@@ -73,13 +73,13 @@ def _idle_share(rounds: Sequence[StepReport]) -> float:
     return max(0.0, 1 - busy / whole) if whole else 0.0
 
 
-def _profile(engine: Engine, bench: Bench, batch: int, k: int) -> RoundProfile:
+def _profile(engine: Engine, bench: EngineBench, batch: int, k: int) -> RoundProfile:
     """Rounds in which all rows decode."""
     warm_up = 3
     # As many tokens as the rounds can emit, and those of the rounds that the profiler runs for itself.
     tokens = (bench.profiled_rounds + 2 * warm_up) * (k + 1)
     new_tokens = min(tokens, bench.max_model_len - bench.prompt_tokens)
-    engine.submit(requests([(bench.prompt_tokens, new_tokens)] * batch, engine.target.vocab_size), plan(k))
+    engine.submit(random_requests([(bench.prompt_tokens, new_tokens)] * batch, engine.target.vocab_size), fixed_plan(k))
     decoding = 0
     while decoding < warm_up:
         step = engine.step()
@@ -92,7 +92,7 @@ def _profile(engine: Engine, bench: Bench, batch: int, k: int) -> RoundProfile:
     return found
 
 
-def sweep(engine: Engine, bench: Bench) -> Iterator[Measured]:
+def sweep(engine: Engine, bench: EngineBench) -> Iterator[Measured]:
     """Every batch size and K, once all graphs are captured."""
     engine.prepare(SamplingParams(), bench.choices)
     for batch in bench.batches:
@@ -107,6 +107,6 @@ def mixed_job(engine: Engine, k: int) -> float:
     """
     random, vocab = np.random.default_rng(0), engine.target.vocab_size
     lengths = [tuple(pair) for pair in random.integers(32, 512, (768, 2)).tolist()]
-    run(engine, requests([(prompt, 2) for prompt, _ in lengths], vocab), k)
-    seconds, steps = run(engine, requests(lengths, vocab), k)
+    run_requests(engine, random_requests([(prompt, 2) for prompt, _ in lengths], vocab), k)
+    seconds, steps = run_requests(engine, random_requests(lengths, vocab), k)
     return sum(part.emitted_tokens for step in steps for part in step.shards.values()) / seconds

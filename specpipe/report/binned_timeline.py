@@ -16,7 +16,7 @@ MOST_BINS = 240
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timeline:
+class BinnedTimeline:
     """Points [bins], NaN where no worker did anything. Pauses between starts are left out of the time."""
 
     seconds: Points
@@ -43,7 +43,7 @@ class Timeline:
         return len(self.seconds)
 
 
-def bin_timelines(tables: Sequence[pa.Table], most: int = MOST_BINS) -> Timeline | None:
+def bin_timelines(tables: Sequence[pa.Table], most: int = MOST_BINS) -> BinnedTimeline | None:
     """tables: of telemetry.timeline_schema, one a start, in order. None when there is nothing to show."""
     tables = [table for table in tables if table.num_rows]
     if not tables:
@@ -101,10 +101,10 @@ class _Sums:
         }.items():
             self._by_name[name] += np.bincount(bins, values, self._bins)
 
-    def timeline(self, total: float, width: float, starts: tuple[float, ...]) -> Timeline:
+    def timeline(self, total: float, width: float, starts: tuple[float, ...]) -> BinnedTimeline:
         sums = self._by_name
         edges = np.minimum(np.arange(self._bins + 1) * width, total)
-        return Timeline(
+        return BinnedTimeline(
             seconds=(edges[1:] + edges[:-1]) / 2,
             width_s=float(width),
             starts=starts,

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from specpipe.core import ProposerName
-from specpipe.report.layout import Figure, Section, Table, fixed, percent
-from specpipe.report.over_time import over_time_figure
+from specpipe.report.binned_timeline import bin_timelines
+from specpipe.report.elements import Figure, ReportSection, Table, fixed, percent
 from specpipe.report.plots import bars_across, plot
-from specpipe.report.source import RunSource
-from specpipe.report.timeline import bin_timelines
+from specpipe.report.run_source import RunSource
+from specpipe.report.timeline_section import over_time_figure
 from specpipe.speculation.cost import CostTable
 from specpipe.telemetry.sums import total
 
@@ -22,7 +22,7 @@ _BARS = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Weighed:
+class FixedKComparison:
     """Decoding speeds of a worker by the cost table, at the occupancies that the run had."""
 
     as_run: float
@@ -40,9 +40,9 @@ class Weighed:
         return 1 - self.as_run / self.by_k[self.best_k]
 
 
-def weigh(
+def compare_with_fixed_k(
     samples: Array, costs: CostTable, conditional: Sequence[float], proposer: ProposerName, context: float
-) -> Weighed:
+) -> FixedKComparison:
     """samples: [S, 3] output tokens, occupancy and K of a second of a worker. `conditional`: acceptance by position.
 
     Seconds a token = seconds(K, n) / (n · (1 + Σ_i Π_{j ≤ i} c_j)); K between whole ones lies between their seconds.
@@ -58,15 +58,15 @@ def weigh(
     share = np.clip(k - below, 0.0, 1.0)
     took = (1 - share) * a_token[below, occupied] + share * a_token[above, occupied]
     made = float(tokens.sum())
-    return Weighed(as_run=made / float(tokens @ took), by_k=tuple(made / (a_token[:, occupied] @ tokens)))
+    return FixedKComparison(as_run=made / float(tokens @ took), by_k=tuple(made / (a_token[:, occupied] @ tokens)))
 
 
-def goodput(source: RunSource) -> Section | None:
+def goodput(source: RunSource) -> ReportSection | None:
     """None for a run that left neither expectations nor costs."""
     figures = [*_expected(source), *_fixed_ks(source)]
     if not figures:
         return None
-    return Section(
+    return ReportSection(
         title="Goodput",
         intro="Expected: output tokens per second by the plans that ruled, prefill apart. The best fixed K: by the "
         "cost table (what rounds of each shape took) and the run's acceptance, at the occupancies that it had.",
@@ -91,7 +91,7 @@ def _fixed_ks(source: RunSource) -> Iterable[Figure]:
     told = np.concatenate(samples) if samples else np.zeros((0, 3))
     if source.costs is None or not conditional or not told[:, 0].sum() or not (told[:, 1] > 0).any():
         return
-    weighed = weigh(told, source.costs, conditional, _proposer(source), _context(source))
+    weighed = compare_with_fixed_k(told, source.costs, conditional, _proposer(source), _context(source))
     names = ["as run", *(f"K={k}" for k in range(len(weighed.by_k)))]
     speeds = [weighed.as_run, *weighed.by_k]
     best = weighed.by_k[weighed.best_k]

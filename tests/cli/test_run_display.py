@@ -4,7 +4,7 @@ import re
 
 from rich.console import Console
 
-from specpipe.cli.display import RunDisplay, duration
+from specpipe.cli.run_display import RunDisplay, duration
 from specpipe.pipeline.progress import Progress
 
 BASE = Progress(

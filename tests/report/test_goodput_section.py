@@ -16,7 +16,7 @@ from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.report import read_costs, report_of
 from specpipe.pipeline.run import execute
 from specpipe.report import render_run
-from specpipe.report.goodput import weigh
+from specpipe.report.goodput_section import compare_with_fixed_k
 from specpipe.speculation.cost import CostTable
 
 
@@ -36,7 +36,7 @@ CONDITIONAL = (0.8, 0.8, 0.8)
 
 def test_a_fixed_k_has_no_regret_against_itself() -> None:
     samples = np.array([[100.0, 2.0, 3.0]] * 9)
-    weighed = weigh(samples, costs(), CONDITIONAL, "draft", 100.0)
+    weighed = compare_with_fixed_k(samples, costs(), CONDITIONAL, "draft", 100.0)
     assert (weighed.best_k, weighed.regret) == (3, pytest.approx(0.0))
     yields = 1 + 0.8 + 0.64 + 0.512
     seconds = costs().seconds(proposer="draft", k=3, running=2, context=100.0)
@@ -45,17 +45,19 @@ def test_a_fixed_k_has_no_regret_against_itself() -> None:
 
 def test_the_best_k_of_every_occupancy_beats_every_fixed_one() -> None:
     mixed = np.array([[100.0, 2.0, 3.0], [900.0, 64.0, 0.0]])
-    weighed = weigh(mixed, costs(), CONDITIONAL, "draft", 100.0)
+    weighed = compare_with_fixed_k(mixed, costs(), CONDITIONAL, "draft", 100.0)
     assert weighed.regret < 0
-    worst = weigh(np.array([[100.0, 2.0, 0.0], [900.0, 64.0, 3.0]]), costs(), CONDITIONAL, "draft", 100.0)
+    worst = compare_with_fixed_k(
+        np.array([[100.0, 2.0, 0.0], [900.0, 64.0, 3.0]]), costs(), CONDITIONAL, "draft", 100.0
+    )
     assert worst.regret > 0 and worst.by_k == weighed.by_k
-    between = weigh(np.array([[100.0, 2.0, 1.5]]), costs(), CONDITIONAL, "draft", 100.0)
+    between = compare_with_fixed_k(np.array([[100.0, 2.0, 1.5]]), costs(), CONDITIONAL, "draft", 100.0)
     assert between.by_k[1] < between.as_run < between.by_k[2]
 
 
 def test_seconds_in_which_nothing_ran_do_not_count() -> None:
     samples = np.array([[100.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
-    assert weigh(samples, costs(), CONDITIONAL, "draft", 100.0) == weigh(
+    assert compare_with_fixed_k(samples, costs(), CONDITIONAL, "draft", 100.0) == compare_with_fixed_k(
         samples[:1], costs(), CONDITIONAL, "draft", 100.0
     )
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from specpipe.report.layout import Figure, Section, Table, fixed, seconds
+from specpipe.report.binned_timeline import BinnedTimeline, Points, bin_timelines
+from specpipe.report.elements import Figure, ReportSection, Table, fixed, seconds
 from specpipe.report.plots import lines, plot
-from specpipe.report.source import RunSource
-from specpipe.report.timeline import Points, Timeline, bin_timelines
+from specpipe.report.run_source import RunSource
 
 _TABLE_ROWS = 16
 
 
-def over_time(source: RunSource) -> Section | None:
+def over_time(source: RunSource) -> ReportSection | None:
     """None for a run too short to leave a timeline."""
     timeline = bin_timelines(source.timelines)
     if timeline is None:
@@ -33,11 +33,11 @@ def over_time(source: RunSource) -> Section | None:
     if np.isfinite(timeline.acceptance_length).any():
         drafted = {"tokens a draft yields": timeline.acceptance_length}
         figures.append(over_time_figure(timeline, "Acceptance length", "acceptance-length", drafted, 2, floor=1.0))
-    return Section(title="Over time", intro=intro, figures=figures)
+    return ReportSection(title="Over time", intro=intro, figures=figures)
 
 
 def over_time_figure(
-    timeline: Timeline,
+    timeline: BinnedTimeline,
     title: str,
     name: str,
     series: dict[str, Points],
@@ -60,7 +60,7 @@ def over_time_figure(
     )
 
 
-def _table(timeline: Timeline, series: dict[str, Points], digits: int) -> Table:
+def _table(timeline: BinnedTimeline, series: dict[str, Points], digits: int) -> Table:
     shown = np.unique(np.linspace(0, timeline.bins - 1, min(_TABLE_ROWS, timeline.bins)).astype(int))
     return Table(
         head=("at", *series),

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specpipe.cli.bench_jobs import run_jobs
-from specpipe.cli.bench_lines import measured_line, profile_table, start_line
+from specpipe.cli.bench.engine_lines import measured_line, profile_table, start_line
+from specpipe.cli.bench.engine_policy import run_jobs
 from specpipe.errors import JobError, MachineError
 
 if TYPE_CHECKING:
-    from specpipe.benchmark.engine import Bench
-    from specpipe.benchmark.tuned import Comparison
+    from specpipe.benchmark.policy_comparison import Comparison
+    from specpipe.benchmark.synthetic_engine import EngineBench
 
 _TARGET = "llama-3.1-8b"
 
@@ -107,12 +107,12 @@ def engine(
         jobs = _jobs(policy, ks, acceptance, rows=rows, shard_rows=shard_rows, longest=longest)
         run_jobs(_tuned_bench(pair, jobs, slots), jobs, as_json=as_json)
         return
-    from specpipe.benchmark.engine import Bench
+    from specpipe.benchmark.synthetic_engine import EngineBench
 
     new_tokens = new_tokens or 300
     if max(ks or (3,)) > len(_rates(rates)):
         raise JobError(f"--rates gives {len(_rates(rates))} rates for K = {max(ks)}; expected one for every position")
-    what = Bench(
+    what = EngineBench(
         **pair,
         batches=batches or (1, 16, 64, 256),
         ks=ks or (0, 1, 2, 3),
@@ -140,7 +140,7 @@ def _device(asked: str, target: str) -> str:
 def _jobs(
     policy: str, ks: tuple[int, ...], acceptance: tuple[str, ...], *, rows: int, shard_rows: int, longest: int
 ) -> Comparison:
-    from specpipe.benchmark.tuned import ACCEPTANCE, Comparison
+    from specpipe.benchmark.policy_comparison import ACCEPTANCE, Comparison
 
     return Comparison(
         policy=policy,
@@ -153,11 +153,11 @@ def _jobs(
     )
 
 
-def _tuned_bench(pair: dict[str, Any], jobs: Comparison, slots: int) -> Bench:
-    from specpipe.benchmark.engine import Bench
-    from specpipe.benchmark.tuned import rates_for
+def _tuned_bench(pair: dict[str, Any], jobs: Comparison, slots: int) -> EngineBench:
+    from specpipe.benchmark.policy_comparison import rates_for
+    from specpipe.benchmark.synthetic_engine import EngineBench
 
-    return Bench(
+    return EngineBench(
         **pair,
         batches=(slots,),
         ks=jobs.ks,
@@ -167,10 +167,10 @@ def _tuned_bench(pair: dict[str, Any], jobs: Comparison, slots: int) -> Bench:
     )
 
 
-def _sweep(what: Bench, began: float, *, mixed: bool, as_json: bool) -> None:
+def _sweep(what: EngineBench, began: float, *, mixed: bool, as_json: bool) -> None:
     """Prints each figure as it comes."""
-    from specpipe.benchmark.decoding import mixed_job, sweep
-    from specpipe.benchmark.start_up import start
+    from specpipe.benchmark.decode_throughput import mixed_job, sweep
+    from specpipe.benchmark.start_up_time import start
 
     built, started = start(what, began)
     click.echo(json.dumps({"start_up": dataclasses.asdict(started)}) if as_json else start_line(started))
@@ -185,7 +185,7 @@ def _sweep(what: Bench, began: float, *, mixed: bool, as_json: bool) -> None:
 
 
 def _against(*, prompts: int, k: int, new_tokens: int, as_json: bool) -> None:
-    from specpipe.benchmark.against_transformers import Against, compare
+    from specpipe.benchmark.transformers_comparison import Against, compare
 
     found = list(compare(Against(prompts=prompts, k=k, new_tokens=new_tokens)))
     ratio = found[0].tokens_per_s / max(other.tokens_per_s for other in found[1:])

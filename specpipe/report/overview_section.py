@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specpipe.report.layout import DASH, Section, Table, clipped, count, fixed, seconds
-from specpipe.report.source import RunSource
+from specpipe.report.elements import DASH, ReportSection, Table, clipped, count, fixed, seconds
+from specpipe.report.run_source import RunSource
 
 _MOST = 20
 _LONGEST = 200
 
 
-def what_ran(source: RunSource) -> Section:
-    return Section(
+def what_ran(source: RunSource) -> ReportSection:
+    return ReportSection(
         title="What ran",
         facts=[*_facts(source)],
         details=[_workers(source), _inputs(source), _versions(source), _job(source)],

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from specpipe.benchmark.late import Late
+from specpipe.benchmark.compilation_counter import Late
 from specpipe.core import (
     IN_FLIGHT,
     MOST_IN_FLIGHT,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specpipe.benchmark.decoding import Measured
-    from specpipe.benchmark.rounds_profile import RoundProfile
-    from specpipe.benchmark.start_up import StartUp
+    from specpipe.benchmark.decode_throughput import Measured
+    from specpipe.benchmark.round_profile import RoundProfile
+    from specpipe.benchmark.start_up_time import StartUp
 
 
 def start_line(started: StartUp) -> str:

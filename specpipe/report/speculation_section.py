@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specpipe.report.layout import Figure, Section, Table, count, fixed, percent
+from specpipe.report.elements import Figure, ReportSection, Table, count, fixed, percent
 from specpipe.report.plots import bars, plot
-from specpipe.report.source import RunSource
+from specpipe.report.run_source import RunSource
 
 
-def speculation(source: RunSource) -> Section:
+def speculation(source: RunSource) -> ReportSection:
     summary = source.summary
     if not summary["spec_decode_num_drafts"]:
-        return Section(title="Speculation", intro="None: every token was decoded plainly.")
-    return Section(
+        return ReportSection(title="Speculation", intro="None: every token was decoded plainly.")
+    return ReportSection(
         title="Speculation",
         intro="Unconditional: accepted of all drafts that reached so far. Conditional: accepted of those whose earlier "
         "tokens were all accepted.",
