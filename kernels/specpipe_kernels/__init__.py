@@ -1,17 +1,19 @@
 """Kernels of speculative decoding: one name for the Triton kernel, its torch reference, its test and its benchmark.
 
-CUDA tensors run Triton, the rest runs plain torch (see `specpipe_kernels.backend`). Needs torch and triton only.
+CUDA tensors run Triton, the rest runs plain torch (`specpipe_kernels.runtime.backend`). Needs torch and triton only.
 """
 
-from specpipe_kernels.attention import paged_attention, store_kv, write_index
-from specpipe_kernels.fp8 import quantize_fp8
-from specpipe_kernels.layers import linear, linear_glu, linear_residual, linear_rope_store_kv, rms_norm
-from specpipe_kernels.logprobs import token_logprobs
-from specpipe_kernels.penalties import apply_penalties, count_tokens
-from specpipe_kernels.rejection_sampler import RejectionSampler
-from specpipe_kernels.rounds import commit_rows, feed_rows, open_rows
-from specpipe_kernels.sampling import rejection_sample, sample, sample_recovered_tokens, synthetic_rates
-from specpipe_kernels.timestamp import timestamp
+from specpipe_kernels.classical.rejection_sampler import RejectionSampler
+from specpipe_kernels.layers.quantize_fp8 import quantize_fp8
+from specpipe_kernels.operations.linear import linear, linear_glu, linear_residual, linear_rope_store_kv, rms_norm
+from specpipe_kernels.operations.paged_attention import paged_attention, store_kv, write_index
+from specpipe_kernels.operations.penalties import apply_penalties, count_tokens
+from specpipe_kernels.operations.rejection_sample import rejection_sample, synthetic_rates
+from specpipe_kernels.operations.round_rows import commit_rows, feed_rows, open_rows
+from specpipe_kernels.operations.sample import sample
+from specpipe_kernels.operations.sample_recovered_tokens import sample_recovered_tokens
+from specpipe_kernels.operations.timestamp import timestamp
+from specpipe_kernels.operations.token_logprobs import token_logprobs
 from specpipe_kernels.types import (
     METHODS,
     Bounds,

@@ -11,7 +11,7 @@ from specpipe.core import EngineConfig, ProposerName, SamplingParams
 from specpipe.engine.engine import Engine
 from specpipe.engine.rows import TextDecoder
 from specpipe.engine.runner import ModelRunner
-from specpipe_kernels.compile_ahead import CompileAhead
+from specpipe_kernels.runtime.compile_ahead import CompileAhead
 
 log = logging.getLogger(__name__)
 

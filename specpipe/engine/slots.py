@@ -64,7 +64,7 @@ class SlotState:
             return torch.full(shape, value, dtype=dtype, device=device)
 
         self.tokens = full(n, capacity)
-        self.seen = full(n, capacity, dtype=torch.int32)  # see specpipe_kernels.penalties
+        self.seen = full(n, capacity, dtype=torch.int32)  # see specpipe_kernels.operations.penalties
         self.length = full(n, value=1)
         self.draft_valid = full(n)
         self.limit = full(n, value=1)
@@ -176,7 +176,7 @@ class SlotState:
 
 
 def _seen(tokens: NDArray[np.int64], prompt: int) -> NDArray[np.int32]:
-    """What `specpipe_kernels.penalties` calls seen, of a row's tokens, of which the first `prompt` are its prompt."""
+    """`seen` (`specpipe_kernels.operations.penalties`) of a row whose first `prompt` tokens are its prompt."""
     _, first, which = np.unique(tokens, return_index=True, return_inverse=True)
     seen = np.zeros(len(tokens), dtype=np.int32)
     seen[first] = 1 + np.bincount(which[prompt:], minlength=len(first))

@@ -9,7 +9,7 @@ from support.engines import make_engine, make_requests, perturbed, run
 from support.pairs_of_tokens import draw, joint
 
 from specpipe_kernels import Bounds, SamplingTensors
-from specpipe_kernels.reference.kept_logits import truncation_bounds
+from specpipe_kernels.reference.sampling.kept_logits import truncation_bounds
 
 PROMPT = (3, 1, 4)
 
@@ -104,7 +104,7 @@ def test_truncation_of_a_row_is_found_once(small_pair, monkeypatch: pytest.Monke
         rows.append(logits.shape[0])
         return truncation_bounds(logits, sampling)
 
-    monkeypatch.setattr("specpipe_kernels.reference.kept_logits.truncation_bounds", counting)
+    monkeypatch.setattr("specpipe_kernels.reference.sampling.kept_logits.truncation_bounds", counting)
     requests = make_requests(1, vocab_size=pair.vocab_size, temperature=0.9, top_p=0.95, max_new_tokens=20, logprobs=2)
     engine = make_engine(pair.target, pair.draft, slots=1, max_k=3)
     run(engine, requests, 3)

@@ -27,7 +27,7 @@ from specpipe.engine.prefill import Chunk, prefill
 from specpipe.engine.runner import ModelRunner
 from specpipe.models.loader import outline_of
 from specpipe_kernels import timestamp
-from specpipe_kernels.compile_ahead import CompileAhead, launches_skipped
+from specpipe_kernels.runtime.compile_ahead import CompileAhead, launches_skipped
 
 CHOICES: list[tuple[ProposerName, int]] = [("none", 0), ("draft", 1)]
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, min_tokens=2, repetition_penalty=1.2, logprobs=3)

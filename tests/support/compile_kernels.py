@@ -38,7 +38,10 @@ from specpipe_kernels import (
     token_logprobs,
     write_index,
 )
-from specpipe_kernels.triton_ops import linear, rms_norm, rope_store_kv, rounds, silu_mul
+from specpipe_kernels.layers import linear, rms_norm, rope_store_kv, silu_mul
+from specpipe_kernels.rounds.commit_rows import commit_rows
+from specpipe_kernels.rounds.feed_rows import feed_rows
+from specpipe_kernels.rounds.open_rows import open_rows
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 compiled: list[str] = []
@@ -132,12 +135,12 @@ def between_forwards() -> None:
     table = torch.zeros(2, 4, dtype=torch.int32)
     text = torch.zeros(2, 64, dtype=torch.int64)
     state = SlotTensors(text, long, long, long, long > 0, text[:, :3].contiguous(), table, ones, ints, ones, ones, long)
-    rounds.open_rows(state, long, k=3, width=4)
+    open_rows(state, long, k=3, width=4)
     for drafts, width in ((None, 2), (text[:, :3], 4)):
-        rounds.feed_rows(state, long, long, drafts, shift=-1, width=width, last=63)
+        feed_rows(state, long, long, drafts, shift=-1, width=width, last=63)
     for drafted in (False, True):
         verdict = RejectionOutput(text[:, :4].contiguous(), ints, ints, ints)
-        rounds.commit_rows(state, long, long, verdict, ints, drafted=drafted)
+        commit_rows(state, long, long, verdict, ints, drafted=drafted)
 
 
 def multiply(dtype: torch.dtype, rows: int) -> None:

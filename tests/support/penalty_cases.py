@@ -11,7 +11,7 @@ from support.sampling_cases import Backend, to
 from torch import Tensor
 
 from specpipe_kernels import Penalties, apply_penalties, count_tokens
-from specpipe_kernels.backend import VARIABLE
+from specpipe_kernels.runtime.backend import VARIABLE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from support import sampling_oracle as oracle
 from torch import Tensor
 
 from specpipe_kernels import Purpose, RejectionOutput, SamplingTensors, rejection_sample, types
-from specpipe_kernels.backend import VARIABLE
-from specpipe_kernels.triton_ops import rows as triton_rows
+from specpipe_kernels.runtime.backend import VARIABLE
+from specpipe_kernels.sampling.device import logit_rows as triton_rows
 
 
 class Backend(NamedTuple):

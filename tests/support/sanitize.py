@@ -17,7 +17,7 @@ from support.pairwise import Case
 from support.sampling_cases import Backend, run
 
 from specpipe_kernels import METHODS, sample_recovered_tokens
-from specpipe_kernels.triton_ops import rows as triton_rows
+from specpipe_kernels.sampling.device import logit_rows as triton_rows
 
 PLAIN: Case = {
     "rows": "mixed", "dtype": torch.bfloat16, "k": 3, "drafts": "ragged", "layout": "cu_rows", "lse": "computed",

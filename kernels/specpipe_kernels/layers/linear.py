@@ -1,0 +1,93 @@
+"""A decoder layer's products: few rows by our own kernel, many by the vendor's library."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specpipe_kernels.layers.gemm_tiling import LARGE, MAX_GLU_ROWS, MAX_ROWS
+from specpipe_kernels.layers.rms_norm import add_rms_norm
+from specpipe_kernels.layers.rope_store_kv import rope_store_kv
+from specpipe_kernels.layers.silu_mul import silu_mul
+from specpipe_kernels.layers.skinny_gemm import Rope, skinny_gemm
+from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
+from specpipe_kernels.types import Fp8Weight, Normed, full_weight
+
+
+def _is_skinny(values: Tensor, limit: int = MAX_ROWS) -> bool:
+    """Whether the bytes of the weights decide; fp32 products gain nothing from a matrix unit here."""
+    return values.shape[0] <= limit and values.element_size() == 2
+
+
+def _complete(x: Tensor | Normed) -> Tensor:
+    if isinstance(x, Normed):
+        assert x.squares is None, "rows normed for a narrow product in a wide one"
+        return x.values
+    return x
+
+
+def linear(
+    x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """See `specpipe_kernels.linear`."""
+    values = x.values if isinstance(x, Normed) else x
+    outputs = (weight.values if isinstance(weight, Fp8Weight) else weight).shape[0]
+    if not values.shape[0]:  # a prefill asks for no logits
+        return values.new_empty(0, outputs) if out is None else out
+    if _is_skinny(values, MAX_GLU_ROWS if outputs >= LARGE else MAX_ROWS):
+        return skinny_gemm(x, weight, PLAIN, bias=bias, out=out)[0]
+    if bias is None and out is not None:
+        return torch.mm(_complete(x), full_weight(weight).t(), out=out)
+    product = functional.linear(_complete(x), full_weight(weight), bias)
+    return product if out is None else out.copy_(product)
+
+
+def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
+    """See `specpipe_kernels.linear_glu`."""
+    values = x.values if isinstance(x, Normed) else x
+    if _is_skinny(values, MAX_GLU_ROWS):
+        return skinny_gemm(x, weight, GLU)[0]
+    return silu_mul(functional.linear(_complete(x), full_weight(weight)))
+
+
+def linear_residual(
+    x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor, norm_weight: Tensor | None, eps: float
+) -> tuple[Tensor, Normed]:
+    """See `specpipe_kernels.linear_residual`."""
+    if _is_skinny(x):
+        out, scaled, parts = skinny_gemm(x, weight, RESIDUAL, residual=residual, norm_weight=norm_weight)
+        return out, Normed(scaled, parts, eps)
+    product = functional.linear(x, full_weight(weight))
+    if norm_weight is None:
+        out = product.add_(residual)
+        return out, Normed(out, None, eps)
+    out, normed = add_rms_norm(product, residual, norm_weight, eps)
+    return out, Normed(normed, None, eps)
+
+
+def linear_rope_store_kv(
+    x: Tensor | Normed,
+    weight: Tensor | Fp8Weight,
+    bias: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    write_index: Tensor,
+    *,
+    q_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """See `specpipe_kernels.linear_rope_store_kv`."""
+    values = x.values if isinstance(x, Normed) else x
+    if _is_skinny(values) and q_norm is None:
+        rope = Rope(cos, sin, positions, k_pages, v_pages, write_index, q_heads)
+        return skinny_gemm(x, weight, ROPE, bias=bias, rope=rope)[0].view(values.shape[0], q_heads, -1)
+    return rope_store_kv(
+        linear(x, weight, bias), cos, sin, positions, k_pages, v_pages, write_index, q_heads=q_heads, q_norm=q_norm,
+        k_norm=k_norm, eps=eps,
+    )  # fmt: skip

@@ -1,0 +1,309 @@
+"""Attention over paged KV memory for ragged rows: prefill and decode alike, one kernel.
+
+A program handles one tile of one row's queries for one KV head: BLOCK_M = queries x G entries, G being the query heads
+that share a KV head, so that a decode step of few tokens still fills a matrix tile and reads every key once. It loops
+over the row's keys, BLOCK_N of a page at a time, by the length on the device: nothing about the context is frozen into
+a launch or a CUDA graph.
+
+Few rows cannot fill a GPU. Then SPLITS programs take the row's blocks in turn and each writes its part of the online
+softmax (maximum, sum, accumulator); the last one to arrive combines them in a fixed order (Flash-Decoding without its
+second kernel). SPLITS depends on shapes alone; how many of them find work is computed on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specpipe_kernels.runtime.arrival_counters import arrivals
+from specpipe_kernels.runtime.backend import gpu_of
+from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.runtime.sizes import power_of_2
+
+LOG2E = tl.constexpr(math.log2(math.e))
+STAGE_BYTES = 160 * 1024  # of shared memory for pages in flight; an H100 or H200 has 227 KB a block, an A100 163 KB
+
+
+@triton.jit
+def _find_row(cu_queries, tile, rows, BLOCK_Q: tl.constexpr):
+    """The last row whose first tile, cu_queries[r] // BLOCK_Q + r, is not beyond `tile`."""
+    low = 0
+    high = rows
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(cu_queries + middle) // BLOCK_Q + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
+def _zero_unowned(
+    out, tile, tiles, head, first, num_tokens,
+    Q_HEADS: tl.constexpr, G: tl.constexpr, V_DIM: tl.constexpr, V_PAD: tl.constexpr,
+):  # fmt: skip
+    """Zeros for the tokens at the end that belong to no row: as a rule there are none."""
+    dim = tl.arange(0, V_PAD)
+    for token in range(first + tile, num_tokens, tiles):
+        for g in range(G):
+            entry = tl.zeros([V_PAD], tl.int64) + token * Q_HEADS + head * G + g
+            tl.store(out + entry * V_DIM + dim, tl.zeros([V_PAD], out.dtype.element_ty), mask=dim < V_DIM)
+
+
+@triton.jit
+def _logits(s, scale, softcap, position, last, kv, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Base-2 logits [BLOCK_M, BLOCK_N] of products s; -inf where a query must not look.
+
+    The host folds log2(e) into the factors. last: the last key that exists and that the query may see.
+    """
+    s *= scale
+    if SOFTCAP:
+        s = softcap * (1.0 - 2.0 / (tl.exp(2.0 * s) + 1.0))  # softcap * tanh(s)
+    seen = kv[None, :] <= last[:, None]
+    if WINDOW > 0:
+        seen &= kv[None, :] > position[:, None] - WINDOW
+    return tl.where(seen, s, float("-inf"))
+
+
+@triton.jit
+def _page(table, block, width, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The page that holds a block of keys; the trash page beyond the table."""
+    column = block * BLOCK_N // PAGE_SIZE
+    return tl.load(table + column, mask=column < width, other=0)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "rows", "width", "tiles", "stride_table"])
+def _attention_kernel(
+    query, k_pages, v_pages, tables, cu_queries, starts, sinks, out, parts, part_max, part_sum, arrivals,
+    scale, softcap, num_tokens, rows, width, tiles, q_stride_n, q_stride_h, q_stride_d, stride_table,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
+    K_PAD: tl.constexpr, V_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ROW_TILES: tl.constexpr, SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    wait_for_inputs(PDL)
+    G: tl.constexpr = Q_HEADS // KV_HEADS
+    BLOCK_Q: tl.constexpr = BLOCK_M // G
+    # One sum over the keys at the end instead of one a block, where registers allow to keep them apart.
+    SUM_LATE: tl.constexpr = (SPLITS == 1) & (BLOCK_M <= 32)
+    tile_head = tl.program_id(0)
+    tile = tile_head // KV_HEADS
+    kv_head = tile_head % KV_HEADS
+    split = tl.program_id(1)
+    row = tile if ROW_TILES else _find_row(cu_queries, tile, rows, BLOCK_Q)  # ROW_TILES: every row fits into one tile
+    # These loads do not depend on each other: all are under way before the first is needed.
+    end_of_rows = tl.load(cu_queries + rows)
+    row_first = tl.load(cu_queries + row)
+    row_end = tl.load(cu_queries + row + 1)
+    start = tl.load(starts + row).to(tl.int32)
+    table = tables + row.to(tl.int64) * stride_table
+    if WINDOW == 0:
+        page = _page(table, split, width, PAGE_SIZE, BLOCK_N)
+        next_page = _page(table, split + SPLITS, width, PAGE_SIZE, BLOCK_N)
+    if split == 0:
+        _zero_unowned(out, tile, tiles, kv_head, end_of_rows, num_tokens, Q_HEADS, G, V_DIM, V_PAD)
+    offset = 0
+    if not ROW_TILES:
+        offset = (tile - (row_first // BLOCK_Q + row)) * BLOCK_Q
+    count = row_end - row_first
+    if offset >= count:
+        return
+
+    m = tl.arange(0, BLOCK_M)
+    local = offset + m // G
+    head = kv_head * G + m % G
+    valid = (m < BLOCK_Q * G) & (local < count)
+    token = (row_first + local).to(tl.int64)
+    position = tl.where(valid, start + local, -1)
+    k_dim = tl.arange(0, K_PAD)
+    v_dim = tl.arange(0, V_PAD)
+    q_at = query + token[:, None] * q_stride_n + head[:, None] * q_stride_h + k_dim[None, :] * q_stride_d
+    q = tl.load(q_at, mask=valid[:, None] & (k_dim[None, :] < K_DIM), other=0.0)
+
+    # What this tile can see, in blocks of keys, of which a split takes every SPLITS-th.
+    length = tl.minimum(start + tl.minimum(count, offset + BLOCK_Q), width * PAGE_SIZE)
+    end = tl.cdiv(tl.maximum(length, 0), BLOCK_N)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(start + offset - WINDOW + 1, 0) // BLOCK_N
+    if SPLITS > 1:
+        sharing = tl.minimum(tl.maximum(end - begin, 1), SPLITS)
+        if split >= sharing:
+            return
+    first = begin + split
+    if WINDOW > 0:
+        page = _page(table, first, width, PAGE_SIZE, BLOCK_N)
+        next_page = _page(table, first + SPLITS, width, PAGE_SIZE, BLOCK_N)
+    line = page * KV_HEADS + kv_head
+    last = tl.minimum(position, length - 1)
+
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M, BLOCK_N] if SUM_LATE else [BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, V_PAD], tl.float32)
+    slot = tl.arange(0, BLOCK_N)
+    for block in range(first, end, SPLITS):
+        kv = block * BLOCK_N + slot
+        fresh = kv < length  # stale memory may hold NaN: it is never loaded
+        place = line.to(tl.int64) * PAGE_SIZE + block * BLOCK_N % PAGE_SIZE
+        k_at = k_pages + place * K_DIM + (slot[None, :] * K_DIM + k_dim[:, None])
+        k = tl.load(k_at, mask=fresh[None, :] & (k_dim[:, None] < K_DIM), other=0.0)
+        v_at = v_pages + place * V_DIM + (slot[:, None] * V_DIM + v_dim[None, :])
+        v = tl.load(v_at, mask=fresh[:, None] & (v_dim[None, :] < V_DIM), other=0.0)
+        # Carried by hand, two blocks ahead: were the page loaded here, Triton's pipeline would fetch pages early and
+        # keep one buffer for keys and values, filled only when the one before is used up.
+        line = next_page * KV_HEADS + kv_head
+        next_page = _page(table, block + 2 * SPLITS, width, PAGE_SIZE, BLOCK_N)
+        s = tl.dot(q, k, input_precision="ieee")
+        s = _logits(s, scale, softcap, position, last, kv, WINDOW, SOFTCAP)
+        new_top = tl.maximum(top, tl.max(s, 1))
+        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing seen yet: exp2(-inf - 0) is 0
+        p = tl.exp2(s - anchor[:, None])
+        shrink = tl.exp2(top - anchor)
+        total = total * shrink[:, None] + p if SUM_LATE else total * shrink + tl.sum(p, 1)
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        top = new_top
+    if SUM_LATE:
+        total = tl.sum(total, 1)
+
+    let_next_start(PDL)
+    if SPLITS > 1:
+        at_m = tile_head * SPLITS * BLOCK_M + m
+        at = at_m[:, None] * V_PAD + v_dim[None, :]
+        if sharing > 1:
+            tl.store(part_max + at_m + split * BLOCK_M, top)
+            tl.store(part_sum + at_m + split * BLOCK_M, total)
+            tl.store(parts + at + split * (BLOCK_M * V_PAD), acc)
+            tl.debug_barrier()
+            arrived = tl.atomic_add(arrivals + tile_head, 1, sem="acq_rel")
+            if arrived < sharing - 1:
+                return
+            tl.store(arrivals + tile_head, 0)
+            top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            total = tl.zeros([BLOCK_M], tl.float32)
+            acc = tl.zeros([BLOCK_M, V_PAD], tl.float32)
+            for other in tl.static_range(SPLITS):  # unrolled: all loads are in flight together
+                there = other < sharing
+                their_top = tl.load(
+                    part_max + at_m + other * BLOCK_M, mask=there, other=float("-inf"), cache_modifier=".cg"
+                )
+                their_total = tl.load(part_sum + at_m + other * BLOCK_M, mask=there, other=0.0, cache_modifier=".cg")
+                theirs = tl.load(parts + at + other * (BLOCK_M * V_PAD), mask=there, other=0.0, cache_modifier=".cg")
+                new_top = tl.maximum(top, their_top)
+                anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+                mine, yours = tl.exp2(top - anchor), tl.exp2(their_top - anchor)
+                total = total * mine + their_total * yours
+                acc = acc * mine[:, None] + theirs * yours[:, None]
+                top = new_top
+    if SINKS:
+        sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
+        anchor = tl.maximum(top, sink)
+        total = total * tl.exp2(top - anchor) + tl.exp2(sink - anchor)
+        acc = acc * tl.exp2(top - anchor)[:, None]
+    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    out_at = out + (token * Q_HEADS + head)[:, None] * V_DIM + v_dim[None, :]
+    tl.store(out_at, acc.to(out.dtype.element_ty), mask=valid[:, None] & (v_dim[None, :] < V_DIM))
+
+
+class AttentionTiling(NamedTuple):
+    """How attention is cut; chosen from shapes alone, measured on an H200 (docs/performance.md)."""
+
+    block_m: int
+    """Queries of a tile, times query heads a KV head."""
+    block_n: int
+    """Keys an iteration: a page or a part of one."""
+    splits: int
+    warps: int
+    stages: int
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    """Streaming multiprocessors; where there is no GPU (the interpreter), as many as make small cases split."""
+    gpu = gpu_of(device)
+    return 16 if gpu is None else torch.cuda.get_device_properties(gpu).multi_processor_count
+
+
+def attention_tiling(
+    query: Tensor, k_pages: Tensor, v_pages: Tensor, rows: int, width: int, max_queries: int
+) -> AttentionTiling:
+    """The tiling for so many rows of at most max_queries tokens each, whose tables have `width` entries."""
+    tokens, q_heads, _ = query.shape
+    _, kv_heads, page_size, k_dim = k_pages.shape
+    group, itemsize = q_heads // kv_heads, query.element_size()
+    # What registers hold; exact fp32 products have no tensor cores and unroll into megabytes of code in larger tiles.
+    room = (128 if itemsize == 2 else 32) * 128 // max(128, power_of_2(k_dim))
+    wanted = min(power_of_2(max(1, max_queries) * group), room, 64)
+    block_m = max(16, wanted, power_of_2(group))
+    programs = _tiles(tokens, rows, max_queries, block_m // group) * kv_heads
+    processors = _processors(query.device)
+    if block_m == 16 and programs > 3 * processors:  # more than fit with two pages each: half the memory, half the wait
+        return AttentionTiling(block_m, min(32, page_size), 1, 2, 3)
+    # One program a processor; where they share a row, combining the parts costs as much as two or three pages. More
+    # parts than pages would find nothing to do.
+    spare = max(1, processors // max(1, programs))
+    splits = min(8 if width <= 64 else 16, 1 << (spare.bit_length() - 1), power_of_2(width))
+    page_bytes = page_size * itemsize * (power_of_2(k_dim) + power_of_2(v_pages.shape[3]))
+    stages = max(1, min(3, STAGE_BYTES // page_bytes))
+    return AttentionTiling(block_m, page_size, splits, 8 if block_m > 64 else 4, stages)
+
+
+def _tiles(tokens: int, rows: int, max_queries: int, block_q: int) -> int:
+    """How many tiles of block_q queries: one a row if each row fits, else an upper bound that needs no lengths."""
+    return rows if max_queries <= block_q else tokens // block_q + rows
+
+
+def paged_attention(
+    query: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_tables: Tensor,
+    cu_queries: Tensor,
+    starts: Tensor,
+    *,
+    max_queries: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    tiles: AttentionTiling | None = None,
+) -> Tensor:
+    """See `specpipe_kernels.paged_attention`. Page sizes are powers of two, 16 or more; tiles: None for `tiling`'s."""
+    tokens, q_heads, k_dim = query.shape
+    _, kv_heads, page_size, v_dim = v_pages.shape
+    rows, width = block_tables.shape
+    assert k_pages.is_contiguous() and v_pages.is_contiguous() and k_pages.shape[1:] == (kv_heads, page_size, k_dim)
+    assert block_tables.stride(1) == 1 and cu_queries.is_contiguous() and starts.is_contiguous()
+    assert q_heads % kv_heads == 0 and page_size >= 16 and page_size & (page_size - 1) == 0
+    out = query.new_empty(tokens, q_heads, v_dim)
+    if tokens == 0:
+        return out
+    cut = tiles or attention_tiling(query, k_pages, v_pages, rows, width, max_queries)
+    block_q = cut.block_m // (q_heads // kv_heads)
+    assert block_q > 0 and page_size % cut.block_n == 0
+    count = _tiles(tokens, rows, max_queries, block_q)
+    k_pad, v_pad = max(16, power_of_2(k_dim)), max(16, power_of_2(v_dim))
+    parts, part_max, part_sum, counters = out, out, out, out
+    if cut.splits > 1:
+        shape = (count * kv_heads, cut.splits, cut.block_m)
+        parts = out.new_empty(*shape, v_pad, dtype=torch.float32)
+        part_max, part_sum = (out.new_empty(shape, dtype=torch.float32) for _ in range(2))
+        counters = arrivals(query, count * kv_heads)
+    logits = query if sinks is None else sinks
+    log2e = math.log2(math.e)
+    factors = (scale * log2e, 0.0) if softcap is None else (scale / softcap, softcap * log2e)
+    _attention_kernel[(count * kv_heads, cut.splits)](
+        query, k_pages, v_pages, block_tables, cu_queries, starts, logits, out, parts, part_max, part_sum, counters,
+        *factors, tokens, rows, width, count, *query.stride(), block_tables.stride(0),
+        Q_HEADS=q_heads, KV_HEADS=kv_heads, K_DIM=k_dim, V_DIM=v_dim, K_PAD=k_pad, V_PAD=v_pad, PAGE_SIZE=page_size,
+        BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, WINDOW=window or 0, SOFTCAP=softcap is not None,
+        SINKS=sinks is not None, ROW_TILES=max_queries <= block_q, SPLITS=cut.splits, num_warps=cut.warps,
+        num_stages=cut.stages, **launch_options(query),
+    )  # fmt: skip
+    return out

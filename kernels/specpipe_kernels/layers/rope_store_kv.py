@@ -1,0 +1,112 @@
+"""Rotary positions and the KV store in one pass over the projection's output."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.runtime.sizes import cdiv, power_of_2
+
+HEADS = 8  # heads of one token that a program takes
+
+
+@triton.jit
+def _head_scale(low, high, eps, D: tl.constexpr):
+    """rsqrt of the mean square of every head, from its halves [HEADS, D / 2]."""
+    return tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / D + eps)[:, None]
+
+
+@triton.jit
+def _rope_store_kernel(
+    qkv, cos, sin, positions, k_pages, v_pages, write_index, q_norm, k_norm, q_out, last_position, eps, stride_qkv,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    HALF: tl.constexpr = D // 2
+    lane = tl.arange(0, HALF_PAD)
+    in_half = lane < HALF
+    # Before the wait: what the launch directly before this one does not write.
+    position = tl.minimum(tl.maximum(tl.load(positions + token), 0), last_position)
+    c_low = tl.load(cos + position * D + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    c_high = tl.load(cos + position * D + HALF + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    s_low = tl.load(sin + position * D + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    s_high = tl.load(sin + position * D + HALF + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    index = tl.load(write_index + token)
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    is_q = head < Q_HEADS
+    is_k = (head >= Q_HEADS) & (head < Q_HEADS + KV_HEADS)
+    is_v = (head >= Q_HEADS + KV_HEADS) & (head < Q_HEADS + 2 * KV_HEADS)
+    mask = (is_q | is_k | is_v)[:, None] & in_half[None, :]
+    at = qkv + token * stride_qkv + head[:, None] * D + lane[None, :]
+    low_in = tl.load(at, mask=mask, other=0.0)
+    high_in = tl.load(at + HALF, mask=mask, other=0.0)
+    low = low_in.to(tl.float32)
+    high = high_in.to(tl.float32)
+    if NORM:
+        scale = _head_scale(low, high, eps, D)
+        by_low = tl.where(
+            is_q[:, None],
+            tl.load(q_norm + lane, mask=in_half, other=0.0)[None, :],
+            tl.load(k_norm + lane, mask=in_half, other=0.0)[None, :],
+        )
+        by_high = tl.where(
+            is_q[:, None],
+            tl.load(q_norm + HALF + lane, mask=in_half, other=0.0)[None, :],
+            tl.load(k_norm + HALF + lane, mask=in_half, other=0.0)[None, :],
+        )
+        low = low * scale * by_low.to(tl.float32)
+        high = high * scale * by_high.to(tl.float32)
+    turned_low = (low * c_low - high * s_low).to(q_out.dtype.element_ty)
+    turned_high = (high * c_high + low * s_high).to(q_out.dtype.element_ty)
+
+    q_at = q_out + (token * Q_HEADS + head[:, None]) * D + lane[None, :]
+    q_mask = is_q[:, None] & in_half[None, :]
+    tl.store(q_at, turned_low, mask=q_mask)
+    tl.store(q_at + HALF, turned_high, mask=q_mask)
+
+    page, offset = index // PAGE_SIZE, index % PAGE_SIZE
+    base = (page * KV_HEADS * PAGE_SIZE + offset) * D
+    k_head = head - Q_HEADS
+    k_at = k_pages + base + k_head[:, None] * (PAGE_SIZE * D) + lane[None, :]
+    k_mask = is_k[:, None] & in_half[None, :]
+    tl.store(k_at, turned_low, mask=k_mask)
+    tl.store(k_at + HALF, turned_high, mask=k_mask)
+    v_at = v_pages + base + (k_head - KV_HEADS)[:, None] * (PAGE_SIZE * D) + lane[None, :]
+    v_mask = is_v[:, None] & in_half[None, :]
+    tl.store(v_at, low_in, mask=v_mask)
+    tl.store(v_at + HALF, high_in, mask=v_mask)
+
+
+def rope_store_kv(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    write_index: Tensor,
+    *,
+    q_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """What `specpipe_kernels.linear_rope_store_kv` does behind its projection, qkv [M, (Hq + 2 Hkv) * D]."""
+    tokens = qkv.shape[0]
+    _, kv_heads, page_size, dim = k_pages.shape
+    assert qkv.shape[1] == (q_heads + 2 * kv_heads) * dim and qkv.stride(1) == 1 and dim % 2 == 0
+    assert cos.is_contiguous() and sin.is_contiguous() and k_pages.is_contiguous() and v_pages.is_contiguous()
+    out = qkv.new_empty(tokens, q_heads, dim)
+    if tokens:
+        _rope_store_kernel[(tokens, cdiv(q_heads + 2 * kv_heads, HEADS))](
+            qkv, cos, sin, positions, k_pages, v_pages, write_index, cos if q_norm is None else q_norm,
+            cos if k_norm is None else k_norm, out, cos.shape[0] - 1, eps, qkv.stride(0), Q_HEADS=q_heads,
+            KV_HEADS=kv_heads, D=dim, HALF_PAD=power_of_2(dim // 2), PAGE_SIZE=page_size, HEADS=HEADS,
+            NORM=q_norm is not None, num_warps=2, **launch_options(qkv),
+        )  # fmt: skip
+    return out

@@ -1,0 +1,89 @@
+"""Penalties on tokens that a row already contains: the contracts of both implementations, argument checks, dispatch.
+
+What a slot contains is told by two buffers of S slots and C places:
+
+- tokens [S, C] int64: prompt, then output;
+- seen [S, C] int32: where a token stands for the first time, 1 + how often it stands in the output; 0 elsewhere. So
+  every distinct token is met once, and nothing of the vocabulary's size is kept.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specpipe_kernels.runtime.backend import implementation
+from specpipe_kernels.types import Penalties
+
+
+def apply_penalties(
+    logits: Tensor,
+    tokens: Tensor,
+    seen: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    penalties: Penalties,
+    drafts: Tensor,
+    *,
+    first: int = 0,
+    cu_rows: Tensor | None = None,
+) -> None:
+    """Edit the logits of R requests in place, in their dtype, as transformers and vLLM do:
+
+        x = x / repetition if x > 0 else x * repetition     for tokens of prompt and output
+        x -= frequency * occurrences + presence             for tokens of the output
+
+    Row i of a request follows `first` + i drafts of its round: these count as output, here and nowhere else.
+
+    Args:
+        logits: [R * T, V] bf16, fp16 or fp32; row i of request r is at r * T + i, or cu_rows[r] + i. Any row stride.
+        tokens, seen: see above.
+        slots: [R] int, the slot of each request.
+        lengths: [R] int, tokens in it.
+        penalties: of R requests; neutral ones cost nothing and change nothing.
+        drafts: [R, K] int64; a -1 counts nothing. Rows that follow a -1 are nobody's.
+        first: drafts that row 0 follows: the step of a draft model, 0 in verification.
+        cu_rows: [R+1] int, the rows of each request in ragged logits.
+
+    Tokens beyond V (a draft of a narrower vocabulary) are left alone. Raises ValueError for shapes that do not fit.
+    """
+    rows = slots.shape[0]
+    if logits.dim() != 2 or logits.stride(1) != 1:
+        raise ValueError(f"logits {list(logits.shape)} of strides {logits.stride()}; expected [R * T, V], V contiguous")
+    if cu_rows is None and (logits.shape[0] % rows if rows else logits.shape[0]):
+        raise ValueError(f"logits has {logits.shape[0]} rows for {rows} requests; expected R * T, or cu_rows")
+    if cu_rows is not None and cu_rows.shape != (rows + 1,):
+        raise ValueError(f"cu_rows {list(cu_rows.shape)}; expected [R+1] = [{rows + 1}]")
+    _check(tokens, seen, rows, lengths, penalties, drafts)
+    if not 0 <= first <= drafts.shape[1]:
+        raise ValueError(f"first={first}; expected 0 to K = {drafts.shape[1]}")
+    if rows:
+        function = implementation("sampling.apply_penalties", logits)
+        function(logits, tokens, seen, slots, lengths, penalties, drafts, first=first, cu_rows=cu_rows)
+
+
+def count_tokens(
+    tokens: Tensor, seen: Tensor, slots: Tensor, lengths: Tensor, penalties: Penalties, new_tokens: Tensor
+) -> None:
+    """Enter what R requests emitted into `seen`, in place.
+
+    Args:
+        tokens, seen: see above; `seen` is right below `lengths`.
+        slots: [R] int; no slot twice but those that emit nothing.
+        lengths: [R] int, tokens in each slot before this emission.
+        penalties: of R requests; a request without any is left out.
+        new_tokens: [R, N] int64, to stand from `lengths` on; -1 beyond a request's emission.
+    """
+    _check(tokens, seen, slots.shape[0], lengths, penalties, new_tokens)
+    if slots.shape[0]:
+        implementation("sampling.count_tokens", tokens)(tokens, seen, slots, lengths, penalties, new_tokens)
+
+
+def _check(tokens: Tensor, seen: Tensor, rows: int, lengths: Tensor, penalties: Penalties, of_requests: Tensor) -> None:
+    if tokens.shape != seen.shape or seen.dtype != torch.int32 or tokens.stride(1) != 1 or seen.stride(1) != 1:
+        raise ValueError(f"tokens {list(tokens.shape)}, seen {list(seen.shape)} {seen.dtype}; expected [S, C], int32")
+    if of_requests.dim() != 2 or of_requests.shape[0] != rows or (rows and of_requests.stride(1) != 1):
+        raise ValueError(f"tokens of this round: {list(of_requests.shape)}; expected [R = {rows}, K], K contiguous")
+    for name, tensor in {"lengths": lengths, **penalties._asdict()}.items():
+        if tensor.shape != (rows,):
+            raise ValueError(f"{name} {list(tensor.shape)}; expected one entry per request: [{rows}]")

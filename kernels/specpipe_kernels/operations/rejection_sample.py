@@ -1,0 +1,128 @@
+"""Verifies the drafts of a round and draws the token that follows the accepted ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specpipe_kernels.operations.checks import check_rows, named_tensors
+from specpipe_kernels.runtime.backend import implementation
+from specpipe_kernels.types import METHODS, Bounds, Method, RejectionOutput, SamplingTensors
+
+
+def rejection_sample(
+    target_logits: Tensor,
+    draft_tokens: Tensor,
+    num_draft_tokens: Tensor,
+    positions: Tensor,
+    sampling: SamplingTensors,
+    *,
+    draft_logits: Tensor | None = None,
+    draft_rows: Tensor | None = None,
+    draft_lse: Tensor | None = None,
+    draft_bounds: Bounds | None = None,
+    cu_rows: Tensor | None = None,
+    bonus_tokens: Tensor | None = None,
+    method: Method = "standard",
+    synthetic_rates: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> RejectionOutput:
+    """Verify the drafts of R rows and draw the token that follows the accepted ones.
+
+    Args:
+        target_logits: [R * (K+1), V], before temperature; position i of row r is at r * (K+1) + i, or cu_rows[r] + i.
+            It follows i drafts: it verifies draft i, or draws the bonus token.
+        draft_tokens: [R, K] int64; K may be 0 (plain decoding). From a -1 on nothing is accepted.
+        num_draft_tokens: [R] int32, K_i of each row, 0 to K.
+        positions: [R] int64, absolute position of the first token that this round emits.
+        sampling: of R rows; applied to p and q alike.
+        draft_logits: [D, K, Vd], before temperature: exactly what `sample` drew the drafts from. None: one-hot
+            proposals (n-gram, greedy draft). A token beyond either vocabulary has probability 0 there.
+        draft_rows: [R] int, the row of draft_logits of each request; None: r.
+        draft_lse: [D, K] fp32, the `lse` that `sample` gave with each draft: saves reading draft_logits again, but for
+            one row a rejection. None: computed here.
+        draft_bounds: [D, K] each, the `bounds` that `sample` gave with each draft: saves finding them again. None:
+            computed here, where `sampling.truncated`.
+        cu_rows: [R+1] int, first row of each request in target_logits [sum(K_i + 1), V].
+        bonus_tokens: [R] int64, what follows where all drafts are accepted: row K_i of a request's logits is then not
+            read. None: drawn here.
+        method: standard (arXiv 2211.17192), block (arXiv 2403.10444, Algorithm 2), invariant (arXiv 2408.07978; reads
+            no draft_logits) or synthetic (accepts at given rates; its output is not the target's).
+        synthetic_rates: [K] fp32, unconditional acceptance rates, non-increasing; exactly with method synthetic.
+        counts: [4, K+1] int64, added to in place, by position of a sound request: drafts reached, drafts accepted,
+            rejections (a token was recovered), bonus tokens.
+
+    An unsound row (see `Status`) emits nothing. Raises ValueError for shapes that do not fit together.
+    """
+    if draft_tokens.dim() != 2:
+        raise ValueError(f"draft_tokens {list(draft_tokens.shape)}; expected [R, K]")
+    requests, k = draft_tokens.shape
+    if target_logits.dim() != 2 or target_logits.stride(1) != 1:
+        raise ValueError(f"target_logits {list(target_logits.shape)}; expected 2 dimensions, the last contiguous")
+    if cu_rows is None and target_logits.shape[0] != requests * (k + 1):
+        raise ValueError(
+            f"target_logits has {target_logits.shape[0]} rows; expected R * (K+1) = {requests * (k + 1)}, or cu_rows"
+        )
+    check_rows(requests, num_draft_tokens=num_draft_tokens, positions=positions, **named_tensors(sampling))
+    _check_draft(draft_logits, draft_rows, cu_rows, requests, k)
+    if bonus_tokens is not None:
+        check_rows(requests, bonus_tokens=bonus_tokens)
+    for name, given in zip(("logit", "token"), draft_bounds or (), strict=False):
+        _check_of_drafts(f"draft_bounds.{name}", given, draft_logits)
+    if draft_lse is not None:
+        _check_of_drafts("draft_lse", draft_lse, draft_logits)
+    if counts is not None and (counts.shape != (4, k + 1) or counts.dtype != torch.int64 or not counts.is_contiguous()):
+        raise ValueError(f"counts {list(counts.shape)} {counts.dtype}; expected [4, K+1] = [4, {k + 1}] torch.int64")
+    if method not in METHODS:
+        raise ValueError(f"method={method!r}; expected one of {', '.join(METHODS)}")
+    if (synthetic_rates is not None) != (method == "synthetic"):
+        raise ValueError(f"method={method!r} with synthetic_rates={synthetic_rates}; they go together")
+    if synthetic_rates is not None and synthetic_rates.shape != (k,):
+        raise ValueError(f"synthetic_rates {list(synthetic_rates.shape)}; expected [K] = [{k}]")
+    result: RejectionOutput = implementation("sampling.rejection_sample", target_logits)(
+        target_logits,
+        draft_tokens,
+        num_draft_tokens,
+        positions,
+        sampling,
+        draft_logits=draft_logits,
+        draft_rows=draft_rows,
+        draft_lse=draft_lse,
+        draft_bounds=draft_bounds,
+        cu_rows=cu_rows,
+        bonus_tokens=bonus_tokens,
+        method=method,
+        synthetic_rates=synthetic_rates,
+        counts=counts,
+    )
+    return result
+
+
+def synthetic_rates(num_speculative_tokens: int, acceptance_length: float) -> tuple[float, ...]:
+    """Unconditional rates of K positions that sum to acceptance_length - 1: ones first, then the fraction, then zeros.
+
+    Raises ValueError unless 1 <= acceptance_length <= K + 1.
+    """
+    if not 1 <= acceptance_length <= num_speculative_tokens + 1:
+        raise ValueError(f"acceptance_length={acceptance_length}; expected 1 to K + 1 = {num_speculative_tokens + 1}")
+    return tuple(min(1.0, max(0.0, acceptance_length - 1 - i)) for i in range(num_speculative_tokens))
+
+
+def _check_of_drafts(name: str, given: Tensor, draft_logits: Tensor | None) -> None:
+    if draft_logits is None or given.shape != draft_logits.shape[:2]:
+        raise ValueError(f"{name} {list(given.shape)}; expected [D, K], an entry for each row of draft_logits")
+
+
+def _check_draft(
+    draft_logits: Tensor | None, draft_rows: Tensor | None, cu_rows: Tensor | None, requests: int, k: int
+) -> None:
+    if cu_rows is not None and cu_rows.shape != (requests + 1,):
+        raise ValueError(f"cu_rows {list(cu_rows.shape)}; expected [R+1] = [{requests + 1}]")
+    if draft_rows is not None and draft_rows.shape != (requests,):
+        raise ValueError(f"draft_rows {list(draft_rows.shape)}; expected [R] = [{requests}]")
+    if draft_logits is None:
+        return
+    if draft_logits.dim() != 3 or draft_logits.shape[1] != k or (k and draft_logits.stride(2) != 1):
+        raise ValueError(f"draft_logits {list(draft_logits.shape)}; expected [D, K={k}, Vd], Vd contiguous")
+    if draft_rows is None and draft_logits.shape[0] < requests:
+        raise ValueError(f"draft_logits has {draft_logits.shape[0]} rows for {requests} requests; expected draft_rows")

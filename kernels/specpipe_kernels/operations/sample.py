@@ -1,0 +1,45 @@
+"""Draws one token from each row of logits."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specpipe_kernels.operations.checks import check_rows, named_tensors
+from specpipe_kernels.runtime.backend import implementation
+from specpipe_kernels.types import Purpose, Sampled, SamplingTensors
+
+
+def sample(
+    logits: Tensor,
+    sampling: SamplingTensors,
+    positions: Tensor,
+    *,
+    purpose: Purpose,
+    index: int = 0,
+    vocab_size: int | None = None,
+    out: Tensor | None = None,
+) -> Sampled:
+    """Draw one token from each row of `logits`.
+
+    Args:
+        logits: [R, V] bf16, fp16 or fp32, before temperature, any row stride.
+        sampling: of R rows.
+        positions: [R] int64, absolute position of the token being drawn.
+        purpose: the random stream: DRAFT for proposals (INVARIANT with that method), BONUS for plain decoding.
+        index: of the token in its round. INVARIANT ignores it.
+        vocab_size: draw from the first so many entries only, as a draft whose vocabulary is padded beyond the target's
+            must. The logits given to `rejection_sample` are then to be cut likewise.
+        out: [R] int64 of any stride, where the tokens go: a column of a round's drafts.
+
+    Rows of temperature 0 take the largest logit, the lowest index among equals. An unsound row gives token -1.
+    """
+    if logits.dim() != 2 or logits.stride(1) != 1:
+        raise ValueError(f"logits {list(logits.shape)} of strides {logits.stride()}; expected [R, V], V contiguous")
+    check_rows(logits.shape[0], positions=positions, **named_tensors(sampling))
+    if vocab_size is not None and vocab_size < 1:
+        raise ValueError(f"vocab_size={vocab_size}; expected 1 or more")
+    function = implementation("sampling.sample", logits)
+    result: Sampled = function(
+        logits, sampling, positions, purpose=Purpose(purpose), index=index, vocab_size=vocab_size, out=out
+    )
+    return result

@@ -1,0 +1,66 @@
+"""Gathers the state of a round's slots into batch rows, one program a row."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.types import OpenedRows, SlotTensors
+
+TABLE_BLOCK = 256  # block-table columns copied at a time
+
+
+@triton.jit(do_not_specialize=["k", "width", "stride_table"])
+def _open_rows_kernel(
+    length, draft_valid, limit, active, block_table, temperature, top_k, top_p, min_p, seed, slots,
+    out_length, out_room, out_draft_room, out_table, out_temperature, out_top_k, out_top_p, out_min_p, out_seed,
+    k, width, stride_table, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    wait_for_inputs(PDL)
+    slot = tl.load(slots + row)
+    tokens = tl.load(length + slot)
+    fits = tl.minimum(tl.maximum(tl.load(limit + slot) - tokens - 1, 0), k)
+    room = tl.where(tl.load(active + slot) != 0, fits, 0).to(tl.int32)
+    tl.store(out_length + row, tokens)
+    tl.store(out_room + row, room)
+    tl.store(out_draft_room + row, tl.where(tl.load(draft_valid + slot) >= tokens - 2, room, 0))
+    tl.store(out_temperature + row, tl.load(temperature + slot))
+    tl.store(out_top_k + row, tl.load(top_k + slot))
+    tl.store(out_top_p + row, tl.load(top_p + slot))
+    tl.store(out_min_p + row, tl.load(min_p + slot))
+    tl.store(out_seed + row, tl.load(seed + slot))
+    for start in range(0, width, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        page = tl.load(block_table + slot * stride_table + column, mask=column < width, other=0)
+        tl.store(out_table + row.to(tl.int64) * width + column, page, mask=column < width)
+    let_next_start(PDL)
+
+
+def open_rows(state: SlotTensors, slots: Tensor, *, k: int, width: int) -> OpenedRows:
+    """See `specpipe_kernels.open_rows`."""
+    count = slots.shape[0]
+
+    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=slots.device)
+
+    out = OpenedRows(
+        lengths=empty(count, dtype=torch.int64),
+        room=empty(count, dtype=torch.int32),
+        draft_room=empty(count, dtype=torch.int32),
+        block_tables=empty(count, width, dtype=torch.int32),
+        temperature=empty(count, dtype=torch.float32),
+        top_k=empty(count, dtype=torch.int32),
+        top_p=empty(count, dtype=torch.float32),
+        min_p=empty(count, dtype=torch.float32),
+        seed=empty(count, dtype=torch.int64),
+    )
+    _open_rows_kernel[(count,)](
+        state.length, state.draft_valid, state.limit, state.active.view(torch.uint8), state.block_table,
+        state.temperature, state.top_k, state.top_p, state.min_p, state.seed, slots, *out,
+        k, width, state.block_table.stride(0), BLOCK=TABLE_BLOCK, num_warps=1, **launch_options(slots),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,1 @@
+"""How kernels are chosen, compiled, launched and timed."""

@@ -1,0 +1,1 @@
+"""Device functions that the sampling kernels share, and how the host splits rows into programs."""

@@ -1,0 +1,142 @@
+"""Verify drafts with Triton: raw logits in, tokens out, no probabilities in memory, no host sync.
+
+Two launches: scan and accept, then draw one token from the row where verification stopped. `invariant` and greedy
+rounds need the first only, `block` a third one between them. Many rows of `invariant` are scanned position by position.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specpipe_kernels.sampling.device.logit_rows import LogitRows, int32s
+from specpipe_kernels.sampling.sample import sample
+from specpipe_kernels.sampling.truncation.truncation_bounds import truncation_bounds
+from specpipe_kernels.sampling.verification.block_verification import decide_blocks
+from specpipe_kernels.sampling.verification.distributions import Distribution
+from specpipe_kernels.sampling.verification.draw_final_token import draw_last
+from specpipe_kernels.sampling.verification.verify import GREEDY, METHOD_CODES, verify
+from specpipe_kernels.types import Bounds, Method, Purpose, RejectionOutput, SamplingTensors
+
+# Entries of one position of all requests, from which `invariant` scans position by position: its noise costs more than
+# the launches. The other methods only read rows, and gain nothing from it (docs/performance.md).
+LAZY_FROM = 8_000_000
+
+
+def rejection_sample(
+    target_logits: Tensor,
+    draft_tokens: Tensor,
+    num_draft_tokens: Tensor,
+    positions: Tensor,
+    sampling: SamplingTensors,
+    *,
+    draft_logits: Tensor | None = None,
+    draft_rows: Tensor | None = None,
+    draft_lse: Tensor | None = None,
+    draft_bounds: Bounds | None = None,
+    cu_rows: Tensor | None = None,
+    bonus_tokens: Tensor | None = None,
+    method: Method = "standard",
+    synthetic_rates: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> RejectionOutput:
+    """See `specpipe_kernels.rejection_sample`."""
+    requests, k = draft_tokens.shape
+    if k == 0:
+        return _plain(target_logits, positions, sampling, cu_rows, bonus_tokens, method, counts)
+    out = RejectionOutput(
+        torch.empty((requests, k + 1), dtype=torch.int64, device=target_logits.device),
+        int32s(target_logits, requests),
+        int32s(target_logits, requests),
+        int32s(target_logits, requests),
+    )
+    if requests == 0:
+        return out
+    stride = target_logits.stride(0)
+    p_rows = LogitRows(
+        logits=target_logits,
+        row_map=cu_rows,
+        stride_group=stride if cu_rows is not None else stride * (k + 1),
+        stride_row=stride,
+        vocab=target_logits.shape[1],
+        requests=requests,
+        width=k + 1,
+        draft_tokens=draft_tokens,
+        num_drafts=num_draft_tokens,
+        bonus=bonus_tokens is None,
+    )
+    p = _side(p_rows, sampling)
+    if p.bounds is not None and bonus_tokens is None:
+        out = out._replace(bounds=Bounds(*(x.view(requests, k + 1) for x in p.bounds)))
+    matches = method == "invariant" or sampling.all_greedy
+    q = None
+    if draft_logits is not None and not matches:
+        q_rows = p_rows._replace(
+            logits=draft_logits,
+            row_map=draft_rows,
+            stride_group=draft_logits.stride(0),
+            stride_row=draft_logits.stride(1),
+            vocab=draft_logits.shape[2],
+            width=k,
+            bonus=False,
+        )
+        if draft_bounds is not None and draft_rows is not None:
+            draft_bounds = Bounds(*(x[draft_rows] for x in draft_bounds))
+        q = _side(q_rows, sampling, draft_bounds)
+    code = GREEDY if sampling.all_greedy and method != "synthetic" else METHOD_CODES[method]
+    verified = verify(
+        p, q, sampling, positions, out,
+        method=code, stages=_stages(p_rows, method), draft_lse=draft_lse if q else None, bonus_tokens=bonus_tokens,
+        rates=synthetic_rates, counts=counts,
+    )  # fmt: skip
+    if matches:
+        return out
+    if q is not None and verified.undecided is not None and verified.weight is not None:
+        decide_blocks(
+            p, q, sampling, positions, out,
+            p_lse=verified.p_lse, q_lse=verified.q_lse, weight=verified.weight, undecided=verified.undecided,
+        )  # fmt: skip
+    draw_last(p, q, sampling, positions, out, verified, counts, bonus_given=bonus_tokens is not None)
+    return out
+
+
+def _stages(rows: LogitRows, method: Method) -> list[tuple[int, int]]:
+    """(first position, how many) of each scan. The last draft's position goes with the bonus one."""
+    if method != "invariant" or rows.requests * rows.vocab < LAZY_FROM:
+        return [(0, rows.width)]
+    return [*((i, 1) for i in range(rows.width - 2)), (rows.width - 2, 2)]
+
+
+def _plain(
+    logits: Tensor,
+    positions: Tensor,
+    sampling: SamplingTensors,
+    cu_rows: Tensor | None,
+    bonus_tokens: Tensor | None,
+    method: Method,
+    counts: Tensor | None,
+) -> RejectionOutput:
+    """Nothing was drafted: the bonus token alone."""
+    if bonus_tokens is not None:
+        none = torch.zeros_like(bonus_tokens, dtype=torch.int32)
+        if counts is not None:
+            counts[3] += len(none)
+        return RejectionOutput(bonus_tokens[:, None].clone(), none + 1, none, none.clone())
+    purpose = Purpose.INVARIANT if method == "invariant" else Purpose.BONUS
+    emitted, accepted = (int32s(logits, positions.shape[0]) for _ in range(2))
+    drawn = sample(
+        logits, sampling, positions, purpose=purpose, row_map=cu_rows, emitted=emitted, accepted=accepted
+    )  # fmt: skip
+    if counts is not None:
+        counts[3] += emitted.sum()
+    bounds = drawn.bounds and Bounds(*(x[:, None] for x in drawn.bounds))
+    return RejectionOutput(drawn.tokens[:, None], emitted, accepted, drawn.status, bounds)
+
+
+def _side(rows: LogitRows, sampling: SamplingTensors, bounds: Bounds | None = None) -> Distribution:
+    """bounds [>= requests, width] by request; computed if not given."""
+    if not sampling.truncated or sampling.all_greedy:
+        return Distribution(rows, None)
+    if bounds is None:
+        return Distribution(rows, truncation_bounds(rows, sampling))
+    return Distribution(rows, Bounds(*(x.contiguous() for x in bounds)))

@@ -1,0 +1,142 @@
+"""Device functions that find where top-k and top-p cut a row: the largest logit from which on enough weight is reached.
+
+Weight is 1 a token for top-k, and the mass over that of the largest logit for top-p. The last steps go over candidates:
+a few entries of the row, in the order of their tokens, which hold the cut. Where they are too many to be kept in
+registers, the same steps go over the row itself. Floats are mapped to unsigned keys of the same order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specpipe_kernels.sampling.device.fast_math import fast_exp
+from specpipe_kernels.sampling.device.logit_rows import NOWHERE, load_part, load_tile
+
+_SIGN = tl.constexpr(0x80000000)
+_ONES = tl.constexpr(0xFFFFFFFF)
+
+
+@triton.jit
+def _keys(x, UNUSED: tl.constexpr):
+    """Unsigned integers in the order of x; -0.0 equals 0.0."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
+    return tl.where(bits >= _SIGN, bits ^ _ONES, bits | _SIGN) >> UNUSED
+
+
+@triton.jit
+def _logit_of(key, UNUSED: tl.constexpr):
+    """The float of a key; -inf for keys below all floats."""
+    full = (key << UNUSED).to(tl.uint32)
+    low = tl.full([], (1 << UNUSED) - 1, tl.uint32)
+    bits = tl.where(full >= _SIGN, full ^ _SIGN, (full | low) ^ _ONES).to(tl.uint32)
+    x = bits.to(tl.float32, bitcast=True)
+    return tl.where(x == x, x, float("-inf"))
+
+
+@triton.jit
+def weight_of(x, token, vocab, top, inverse, kept_logit, kept_token, MASS: tl.constexpr):
+    """Of the tokens before a cut that was found already, or of all (-inf, NOWHERE)."""
+    kept = (x > kept_logit) | ((x == kept_logit) & (token <= kept_token))
+    weight = 1.0
+    if MASS:
+        weight = fast_exp((x - top) * inverse)
+    return tl.where(kept & (token < vocab), weight, 0.0)
+
+
+@triton.jit
+def weight_from(
+    logit, xs, weights, listed, row, vocab, top, inverse, kept_logit, kept_token,
+    MASS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The weight of logits of at least `logit`: of candidates, or of the row if they are not all listed."""
+    if listed:
+        reached = tl.sum(tl.where(xs >= logit, weights, 0.0))
+    else:
+        total = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, vocab, BLOCK):
+            token = start + tl.arange(0, BLOCK)
+            x = load_tile(row, token, vocab)
+            weight = weight_of(x, token, vocab, top, inverse, kept_logit, kept_token, MASS)
+            total += tl.where(x >= logit, weight, 0.0)
+        reached = tl.sum(total)
+    return reached
+
+
+@triton.jit
+def _nth(
+    nth, logit, xs, tokens, listed, row, vocab, kept_logit, kept_token, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The nth token of a logit, the lowest first; NOWHERE if there are fewer."""
+    found = tl.full([], NOWHERE, tl.int32)
+    if listed:
+        tied = ((xs == logit) & ((xs > kept_logit) | (tokens <= kept_token))).to(tl.int32)
+        found = tl.min(tl.where((tied == 1) & (tl.cumsum(tied, 0) == nth), tokens, NOWHERE))
+    else:
+        before = tl.zeros([], tl.int32)
+        for start in range(0, vocab, BLOCK):
+            token = start + tl.arange(0, BLOCK)
+            x = load_tile(row, token, vocab)
+            tied = ((x == logit) & (token < vocab) & ((x > kept_logit) | (token <= kept_token))).to(tl.int32)
+            here = tl.where((tied == 1) & (before + tl.cumsum(tied, 0) == nth), token, NOWHERE)
+            found = tl.minimum(found, tl.min(here))
+            before += tl.sum(tied)
+    return found
+
+
+@triton.jit
+def cut_of_candidates(
+    xs, tokens, listed, above, target, lowest, highest, row, vocab, top, inverse, kept_logit, kept_token,
+    MASS: tl.constexpr, UNUSED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """→ the last kept logit and token of a filter that keeps tokens until their weight reaches `target`.
+
+    above: weight that precedes all candidates. The cut lies between `lowest` and `highest`.
+    """
+    above = tl.where(listed, above, 0.0)
+    weights = weight_of(xs, tokens, vocab, top, inverse, kept_logit, kept_token, MASS)
+    low, high = _keys(lowest, UNUSED), _keys(tl.minimum(highest, top), UNUSED) + 1
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        reached = above + weight_from(
+            _logit_of(middle, UNUSED), xs, weights, listed, row, vocab, top, inverse, kept_logit, kept_token,
+            MASS, BLOCK,
+        )  # fmt: skip
+        low, high = tl.where(reached >= target, middle, low), tl.where(reached >= target, high, middle)
+    logit = _logit_of(low, UNUSED)
+    above += weight_from(
+        _logit_of(low + 1, UNUSED), xs, weights, listed, row, vocab, top, inverse, kept_logit, kept_token, MASS, BLOCK
+    )
+    each = 1.0
+    if MASS:
+        each = tl.maximum(fast_exp((logit - top) * inverse), 1e-37)
+    missing = tl.minimum(tl.maximum(tl.ceil((target - above) / each), 1.0), 1e9).to(tl.int32)
+    return logit, _nth(missing, logit, xs, tokens, listed, row, vocab, kept_logit, kept_token, BLOCK)
+
+
+@triton.jit
+def load_candidates(
+    row, listed, counts, through, item, parts, room, log_parts, PARTS: tl.constexpr, MOST: tl.constexpr
+):  # fmt: skip
+    """→ whether these are all that the parts of a row counted, and the logits and tokens [MOST] of those listed.
+
+    counts [items, parts]; through: as much room. A part's list has `room` places. 2 ** log_parts > parts.
+    """
+    part = tl.arange(0, PARTS)
+    first = item.to(tl.int64) * parts
+    count = load_part(counts + first + part, part < parts, 0)
+    tl.store(through + first + part, tl.cumsum(count, 0), mask=part < parts)
+    tl.debug_barrier()
+    n = tl.sum(count)
+    place = tl.arange(0, MOST)
+    valid = place < n
+    listed_all = (n <= MOST) & (tl.max(count) <= room)
+    owner = tl.zeros([MOST], tl.int32)  # parts whose candidates all stand before a place
+    for bit in range(log_parts):
+        ahead = owner + (1 << (log_parts - 1 - bit))
+        passed = tl.load(through + first + ahead - 1, mask=valid & (ahead <= parts), other=NOWHERE) <= place
+        owner = tl.where(passed, ahead, owner)
+    before = tl.load(through + first + owner - 1, mask=valid & (owner > 0), other=0)
+    valid = valid & (place - before < room)
+    tokens = load_part(listed + (first + owner) * room + place - before, valid, NOWHERE)
+    return listed_all, tl.load(row + tokens, mask=valid, other=float("-inf")).to(tl.float32), tokens

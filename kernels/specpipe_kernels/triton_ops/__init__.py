@@ -1,1 +1,0 @@
-"""Triton implementations. Import a module of this package only where triton is installed."""

@@ -1,0 +1,323 @@
+"""paged_attention, reference and Triton, against a dense fp64 oracle that knows nothing of pages."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specpipe_kernels import store_kv, write_index
+from specpipe_kernels.layers import paged_attention as triton_module
+from specpipe_kernels.reference.layers.paged_attention import paged_attention as reference
+from specpipe_kernels.runtime.backend import VARIABLE
+
+triton_kernel = triton_module.paged_attention
+PAGE = 64
+DECODE = ((0, 1), (63, 1), (64, 1), (200, 1))
+VERIFY = ((5, 4), (61, 4), (130, 4))
+MIXED = ((0, 70), (129, 1), (40, 0), (7, 4), (-1, 2), (62, 3), (64, 130))
+
+
+@dataclass(frozen=True)
+class Case:
+    """rows: (absolute start, query tokens) of each row."""
+
+    rows: tuple[tuple[int, int], ...]
+    q_heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    dtype: torch.dtype = torch.float32
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    spare_tokens: int = 0
+    """Tokens at the end that belong to no row."""
+    value_dim: int | None = None
+    """Where values have another head size than keys."""
+    page_size: int = PAGE
+
+
+@dataclass
+class Inputs:
+    query: Tensor
+    k_pages: Tensor
+    v_pages: Tensor
+    block_tables: Tensor
+    cu_queries: Tensor
+    starts: Tensor
+    max_queries: int
+    sinks: Tensor | None
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    def call(self, fn: Callable[..., Tensor], case: Case, device: str = "cpu", **changes: Any) -> Tensor:
+        tensors = (self.query, self.k_pages, self.v_pages, self.block_tables, self.cu_queries, self.starts)
+        options = {
+            "max_queries": self.max_queries,
+            "scale": 0.3,
+            "window": case.window,
+            "softcap": case.softcap,
+            "sinks": None if self.sinks is None else self.sinks.to(device),
+        }
+        return fn(*(t.to(device) for t in tensors), **(options | changes))
+
+
+def build(case: Case, *, stale: float = float("nan"), seed: int = 0) -> Inputs:
+    """Pages in shuffled order, every position that no row owns filled with `stale`."""
+    torch.manual_seed(seed)
+    lengths = [start + count for start, count in case.rows]
+    value_dim = case.value_dim or case.head_dim
+    width = max(-(-length // case.page_size) for length in lengths) + 1
+    order = iter((torch.randperm(len(lengths) * width) + 1).tolist())
+    shape = (len(lengths) * width + 1, case.kv_heads, case.page_size)
+    k_pages = torch.full((*shape, case.head_dim), stale, dtype=case.dtype)
+    v_pages = torch.full((*shape, value_dim), stale, dtype=case.dtype)
+    tables = torch.zeros(len(lengths), width, dtype=torch.int32)
+    keys, values = [], []
+    for row, length in enumerate(lengths):
+        for block in range(-(-length // case.page_size)):
+            tables[row, block] = next(order)
+        keys.append(torch.randn(length, case.kv_heads, case.head_dim).to(case.dtype))
+        values.append(torch.randn(length, case.kv_heads, value_dim).to(case.dtype))
+        cu = torch.tensor([0, length], dtype=torch.int32)
+        index = write_index(tables[row : row + 1], cu, torch.zeros(1, dtype=torch.int64), length, case.page_size)
+        store_kv(keys[-1], values[-1], k_pages, v_pages, index)
+    counts = [count for _, count in case.rows]
+    tokens = sum(counts) + case.spare_tokens
+    return Inputs(
+        query=torch.randn(tokens, case.q_heads, case.head_dim).to(case.dtype),
+        k_pages=k_pages,
+        v_pages=v_pages,
+        block_tables=tables,
+        cu_queries=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32),
+        starts=torch.tensor([start for start, _ in case.rows], dtype=torch.int64),
+        max_queries=max(1, *counts),
+        sinks=torch.randn(case.q_heads) if case.sinks else None,
+        keys=keys,
+        values=values,
+    )
+
+
+def oracle(inputs: Inputs, case: Case, *, scale: float = 0.3) -> Tensor:
+    out = torch.zeros(*inputs.query.shape[:2], inputs.v_pages.shape[3], dtype=torch.float64)
+    group = case.q_heads // case.kv_heads
+    for row, (start, count) in enumerate(case.rows):
+        first = int(inputs.cu_queries[row])
+        for token, head in itertools.product(range(count), range(case.q_heads)):
+            last = start + token + 1
+            low = 0 if case.window is None else max(0, last - case.window)
+            if last <= 0:
+                continue
+            k = inputs.keys[row][low:last, head // group].double()
+            v = inputs.values[row][low:last, head // group].double()
+            scores = k @ inputs.query[first + token, head].double() * scale
+            if case.softcap is not None:
+                scores = case.softcap * torch.tanh(scores / case.softcap)
+            if inputs.sinks is not None:
+                scores = torch.cat((scores, inputs.sinks[head].double()[None]))
+            out[first + token, head] = scores.softmax(0)[: last - low] @ v
+    return out
+
+
+CASES = {
+    "decode": Case(rows=DECODE),
+    "decode, one head": Case(rows=DECODE, q_heads=1, kv_heads=1, head_dim=16),
+    "verify": Case(rows=VERIFY),
+    "verify, G=7, head 80": Case(rows=VERIFY, q_heads=7, kv_heads=1, head_dim=80),
+    "verify, window": Case(rows=VERIFY, window=9),
+    "verify, window of one": Case(rows=VERIFY, window=1),
+    "verify, softcap": Case(rows=VERIFY, softcap=2.0),
+    "verify, sinks": Case(rows=VERIFY, sinks=True),
+    "verify, fp16": Case(rows=VERIFY, dtype=torch.float16),
+    "verify, pages of 16": Case(rows=VERIFY, page_size=16),
+    "mixed": Case(rows=MIXED, q_heads=4, kv_heads=4),
+    "mixed, all features": Case(
+        rows=MIXED, q_heads=6, kv_heads=3, head_dim=20, window=70, softcap=3.0, sinks=True, spare_tokens=3
+    ),
+    "mixed, values of another size": Case(rows=MIXED, head_dim=24, value_dim=16),
+    "a row fed its last two tokens": Case(rows=((-1, 2), (0, 2), (5, 2)), sinks=True),
+    "no query at all": Case(rows=((4, 0), (0, 0)), spare_tokens=2),
+}
+# fp32: scores sum head_dim products of order 1, in another order on each device.
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.fixture(params=[reference, triton_kernel], ids=["reference", "triton"])
+def kernel(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
+    function: Callable[..., Tensor] = request.param
+    return function
+
+
+def check(out: Tensor, inputs: Inputs, case: Case) -> None:
+    assert out.is_contiguous() and out.dtype == case.dtype
+    tolerance = TOLERANCE[case.dtype]
+    torch.testing.assert_close(out.double().cpu(), oracle(inputs, case), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_matches_the_oracle_over_shuffled_pages_and_stale_nan(kernel: Callable[..., Tensor], name: str) -> None:
+    inputs = build(CASES[name])
+    check(inputs.call(kernel, CASES[name]), inputs, CASES[name])
+
+
+@pytest.mark.parametrize("processors", [1, 4, 8, 32])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_any_number_of_splits_gives_the_same(monkeypatch: pytest.MonkeyPatch, processors: int, sinks: bool) -> None:
+    """1 (small blocks), 1, 2 and 8 splits a row; some of them find nothing to do."""
+    case = Case(rows=((-1, 2), (3, 4), (0, 0), (188, 3)), kv_heads=1, window=100, sinks=sinks, spare_tokens=2)
+    monkeypatch.setattr(triton_module, "_processors", lambda device: processors)
+    inputs = build(case)
+    check(inputs.call(triton_kernel, case), inputs, case)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("block_n", "splits"), [(16, 1), (16, 4), (32, 2), (64, 8)])
+def test_any_tiling_gives_the_same(block_n: int, splits: int, window: int | None) -> None:
+    """Blocks that are part of a page, rows of several tiles, more splits than blocks, tables with no entry to spare."""
+    case = Case(rows=((0, 17), (190, 2), (-1, 2), (60, 5)), kv_heads=1, window=window, softcap=2.0)
+    inputs = build(case)
+    inputs.block_tables = inputs.block_tables[:, :-1].contiguous()
+    tiles = triton_module.AttentionTiling(block_m=16, block_n=block_n, splits=splits, warps=4, stages=3)
+    check(inputs.call(triton_kernel, case, tiles=tiles), inputs, case)
+
+
+def test_strides_of_a_fused_projection_are_honoured(kernel: Callable[..., Tensor]) -> None:
+    case = Case(rows=VERIFY)
+    inputs = build(case)
+    tokens, heads, dim = inputs.query.shape
+    fused = torch.randn(heads, tokens, 3 * dim)
+    fused[:, :, dim : 2 * dim] = inputs.query.transpose(0, 1)
+    inputs.query = fused[:, :, dim : 2 * dim].transpose(0, 1)
+    assert not inputs.query.is_contiguous()
+    check(inputs.call(kernel, case), inputs, case)
+
+
+def test_padding_rows_in_the_trash_page_disturb_nobody(kernel: Callable[..., Tensor]) -> None:
+    rows = ((5, 2), (130, 2))
+    inputs = build(Case(rows=rows))
+    alone = inputs.call(kernel, Case(rows=rows))
+    padded = build(Case(rows=rows))
+    padded.k_pages[0], padded.v_pages[0] = 1.0, 1.0
+    padded.query = torch.cat((inputs.query, torch.ones(4, 4, 32)))
+    padded.block_tables = torch.cat(
+        (inputs.block_tables, torch.zeros(2, inputs.block_tables.shape[1], dtype=torch.int32))
+    )
+    padded.cu_queries = torch.tensor([0, 2, 4, 6, 8], dtype=torch.int32)
+    padded.starts = torch.tensor([5, 130, 0, -1])
+    out = padded.call(kernel, Case(rows=rows))
+    torch.testing.assert_close(out[:4], alone, rtol=1e-6, atol=1e-6)
+    assert torch.isfinite(out).all()
+
+
+def test_a_table_narrowed_to_what_is_in_use_gives_the_same(kernel: Callable[..., Tensor]) -> None:
+    case = Case(rows=VERIFY, window=90)
+    inputs = build(case)
+    used = inputs.block_tables.shape[1] - 1
+    wide = torch.cat((inputs.block_tables[:, :used], torch.full((3, 5), 10_000, dtype=torch.int32)), dim=1)
+    inputs.block_tables = wide[:, :used]
+    assert not inputs.block_tables.is_contiguous()
+    check(inputs.call(kernel, case), inputs, case)
+
+
+def test_a_query_past_its_table_is_finite_and_disturbs_nobody(kernel: Callable[..., Tensor]) -> None:
+    """Drafts beyond a row's end: nobody uses what they give, but NaN would spread through the batch's statistics."""
+    case = Case(rows=((5, 2), (60, 4)))
+    inputs = build(case)
+    full = torch.nan_to_num(inputs.k_pages), torch.nan_to_num(inputs.v_pages)
+    expected = inputs.call(kernel, case)
+    inputs.block_tables = inputs.block_tables[:, :1]
+    inputs.starts[1] = 62
+    inputs.k_pages, inputs.v_pages = full
+    out = inputs.call(kernel, case)
+    assert torch.isfinite(out).all()
+    torch.testing.assert_close(out[:2], expected[:2], rtol=1e-6, atol=1e-6)
+
+
+def test_a_nan_among_the_keys_that_a_row_sees_stays_visible(kernel: Callable[..., Tensor]) -> None:
+    """What is masked must not leak, what is not must not be hidden: sampling reports such rows."""
+    case = Case(rows=((5, 2), (9, 2)))
+    inputs = build(case)
+    inputs.v_pages[inputs.block_tables[1, 0], :, 3] = float("nan")
+    out = inputs.call(kernel, case)
+    assert torch.isfinite(out[:2]).all() and torch.isnan(out[2:]).all()
+
+
+def test_a_long_ragged_prefill_is_cut_into_tiles_and_groups() -> None:
+    case = Case(rows=((0, 700), (650, 1), (0, 3), (100, 333)), q_heads=2, kv_heads=1)
+    inputs = build(case)
+    check(inputs.call(reference, case), inputs, case)
+
+
+class _NoSync(TorchDispatchMode):
+    """Refuses operations whose shape or value would have to come back from a GPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "lift_fresh"}, name
+        if name in {"index", "index_put", "index_put_"}:
+            assert all(index is None or index.dtype != torch.bool for index in args[1]), name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rows", [VERIFY, MIXED], ids=["verify", "mixed"])
+def test_the_reference_never_waits_for_the_device(rows: tuple[tuple[int, int], ...]) -> None:
+    case = Case(rows=rows, window=20, softcap=4.0, sinks=True)
+    inputs = build(case)
+    with _NoSync():
+        inputs.call(reference, case)
+
+
+LLAMA_8B = Case(rows=MIXED, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+GPU_CASES = CASES | {
+    "Llama 8B, mixed": LLAMA_8B,
+    "Llama 8B, decode": Case(rows=DECODE, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16),
+    "Llama 8B, one long row": Case(rows=((3000, 4),), q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16),
+    "Llama 1B, verify": Case(rows=VERIFY, q_heads=32, kv_heads=8, head_dim=64, dtype=torch.bfloat16),
+    "Gemma 2": Case(
+        rows=MIXED, q_heads=8, kv_heads=4, head_dim=256, dtype=torch.bfloat16, window=64, softcap=50.0, spare_tokens=5
+    ),
+    "gpt-oss": Case(rows=MIXED, q_heads=64, kv_heads=8, head_dim=64, dtype=torch.bfloat16, window=128, sinks=True),
+    "fp32, head 256": Case(rows=MIXED, q_heads=4, kv_heads=1, head_dim=256),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GPU_CASES)
+def test_matches_the_oracle_on_a_gpu(kernel: Callable[..., Tensor], name: str) -> None:
+    inputs = build(GPU_CASES[name])
+    check(inputs.call(kernel, GPU_CASES[name], "cuda"), inputs, GPU_CASES[name])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+def test_one_captured_graph_serves_any_lengths(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specpipe_kernels import paged_attention
+
+    shapes = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": torch.bfloat16}
+    cases = [Case(rows=rows, **shapes) for rows in (((640, 4), (3, 4)), ((-1, 4), (64, 4)), ((700, 4), (10, 4)))]
+    built = [build(case) for case in cases]  # on the CPU, before the implementation is forced
+    longest = max(built, key=lambda inputs: inputs.block_tables.shape[1])
+    monkeypatch.setenv(VARIABLE, implementation)
+    names = ("query", "k_pages", "v_pages", "block_tables", "cu_queries", "starts")
+    static = {name: torch.zeros_like(getattr(longest, name), device="cuda") for name in names}
+    static["cu_queries"].copy_(longest.cu_queries)
+
+    def step() -> Tensor:
+        return paged_attention(**static, max_queries=4, scale=0.3)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for case, inputs in zip(cases, built, strict=True):
+        for name in names:
+            given = getattr(inputs, name)
+            static[name].zero_()[tuple(slice(n) for n in given.shape)].copy_(given)
+        graph.replay()
+        check(out, inputs, case)

@@ -1,0 +1,86 @@
+"""Every kernel compiles for a GPU, and values that vary per call compile nothing new.
+
+The interpreter runs Python, so it accepts much that the compiler refuses; compiling needs no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specpipe_kernels import METHODS
+
+SCRIPT = Path(__file__).parents[2] / "support" / "compile_kernels.py"
+
+
+def compile_in_turn(cases: list[dict[str, Any]], cache: Path) -> list[list[str]]:
+    """Which kernels each case had to compile, given those before it."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), json.dumps(cases)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    report: list[list[str]] = json.loads(result.stdout)
+    return report
+
+
+def test_traps_17_and_25_calls_that_differ_in_values_compile_once(tmp_path: Path) -> None:
+    varied = [
+        {"rows": 1},
+        {"rows": 16, "index": 1},
+        {"rows": 17, "index": 16},
+        {"k": 2, "rows": 5},
+        {"k": 3, "rows": 64},
+    ]
+    first, *rest = compile_in_turn([{"truncated": False} | case for case in [{}, *varied]], tmp_path)
+    assert {"_sample_kernel", "_verify_kernel", "_draw_kernel"} <= set(first)
+    assert {"_recover_kernel", "_recover_keyed_kernel"} <= set(first)
+    assert {"_apply_penalties_kernel", "_count_tokens_kernel", "_token_logprobs_kernel"} <= set(first)
+    assert rest == [[], [], ["_verify_kernel"], [], []]  # its form for many programs
+
+
+@pytest.mark.slow
+def test_trap_25_verification_and_draws_have_two_forms_for_few_rows_and_for_many(tmp_path: Path) -> None:
+    cases = [{"vocab": 128256, "truncated": False, "rows": rows} for rows in (1, 64, 2, 100)]
+    assert compile_in_turn(cases, tmp_path)[1:] == [["_draw_kernel", "_verify_kernel"], [], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_every_variant_compiles(method: str, dtype: str, tmp_path: Path) -> None:
+    variants: list[dict[str, Any]] = [
+        {},
+        {"one_hot": True},
+        {"ragged": True, "top_n": 0},
+        {"all_greedy": True},
+        {"truncated": False},
+        {"k": 0, "top_n": 20},
+        {"k": 1},
+        {"k": 8, "vocab": 151936},
+        {"vocab": 100},
+    ]
+    report = compile_in_turn([{"method": method, "dtype": dtype} | v for v in variants], tmp_path)
+    assert "_weigh_kernel" in report[0] and len(report) == len(variants)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_rounds_compile_with_all_that_may_be_given_and_with_32_drafts(method: str, tmp_path: Path) -> None:
+    report = compile_in_turn([{"method": method, "given": True}, {"method": method, "k": 32}], tmp_path)
+    assert all("_verify_kernel" in compiled for compiled in report)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_layers_and_attention_compile(tmp_path: Path) -> None:
+    (compiled,) = compile_in_turn([{"layers": True}], tmp_path)
+    expected = {"_attention_kernel", "_store_kv_kernel", "_linear_kernel", "_rms_norm_kernel", "_silu_mul_kernel"}
+    assert expected <= set(compiled)

@@ -1,0 +1,15 @@
+"""Host sizes are what Triton's own functions, which kernels share, would give."""
+
+from __future__ import annotations
+
+import pytest
+import triton
+
+from specpipe_kernels.runtime.sizes import cdiv, power_of_2
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 31, 32, 33, 2047, 2048, 128256])
+def test_as_triton_says(n: int) -> None:
+    assert power_of_2(n) == triton.next_power_of_2(n)
+    for size in (1, 7, 32, 128256):
+        assert cdiv(n, size) == triton.cdiv(n, size)
