@@ -19,7 +19,7 @@ from specpipe.engine.engine import Engine
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
 from specpipe.pipeline.run import execute
-from specpipe.speculation.policy import Policy, Situation
+from specpipe.speculation.policy import Policy, PolicyInputs
 
 EXAMPLES = Path(__file__).parents[1] / "docs/examples"
 
@@ -46,7 +46,7 @@ def tokens(engine: Engine, chosen: SpeculationPlan) -> list[tuple[int, ...]]:
 
 def test_a_policy_of_ones_own_changes_k_and_no_token(model: torch.nn.Module) -> None:
     policy: Policy = example("policy").Taper(k=4, proposer="ngram")
-    chosen = policy.plan(Situation(slots=3, queue_depth=2.0))
+    chosen = policy.plan(PolicyInputs(slots=3, queue_depth=2.0))
     assert [chosen.k_for(running) for running in (1, 2, 3, 9)] == [3, 1, 0, 0]
     plain = tokens(make_engine(model, proposer="none"), plan(0, proposer="none"))
     assert tokens(make_engine(model, proposer="ngram", max_k=policy.max_k), chosen) == plain

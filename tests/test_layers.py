@@ -20,6 +20,7 @@ ALLOWED = {
     "specpipe.job": VOCABULARY | {"specpipe.data.columns"},
     "specpipe.models": VOCABULARY,
     "specpipe.speculation": VOCABULARY,
+    "specpipe.simulator": VOCABULARY | {"specpipe.speculation"},
     "specpipe.telemetry": VOCABULARY,
     "specpipe.report": VOCABULARY | {"specpipe.speculation", "specpipe.telemetry"},
     "specpipe.engine": VOCABULARY | {"specpipe.models", "specpipe_kernels"},
@@ -33,7 +34,8 @@ ALLOWED = {
     | {"specpipe.report", "specpipe.telemetry"},
     "specpipe.api": VOCABULARY | {"specpipe.data", "specpipe.job", "specpipe.pipeline"},
     "specpipe.cli": VOCABULARY
-    | {"specpipe.benchmark", "specpipe.data", "specpipe.evaluation", "specpipe.job", "specpipe.pipeline"},
+    | {"specpipe.benchmark", "specpipe.data", "specpipe.evaluation", "specpipe.job", "specpipe.pipeline"}
+    | {"specpipe.simulator"},
     "specpipe_kernels": set(),
 }
 FOLDERS = {part: ROOT / ("kernels" if part == "specpipe_kernels" else "") / part.replace(".", "/") for part in ALLOWED}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from specpipe.core import ProposerName, SpeculationPlan
-from specpipe.speculation.policy import Situation
+from specpipe.speculation.policy import PolicyInputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,12 +18,12 @@ class Taper:
         """The engine reserves memory for rounds so wide."""
         return self.k
 
-    def plan(self, situation: Situation) -> SpeculationPlan:
+    def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
         """Sees the past alone: a K that depended on the token just drawn would bias the output."""
-        slots = situation.slots
+        slots = inputs.slots
         return SpeculationPlan(
             ks=tuple(round(self.k * (slots - n) / slots) for n in range(slots + 1)),  # by rows that run, from 0
             proposer=self.proposer,
-            queue_depth=situation.queue_depth,
+            queue_depth=inputs.queue_depth,
             reason=f"taper: K={self.k} with free slots, 0 with {slots} rows",
         )

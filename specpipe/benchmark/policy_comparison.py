@@ -19,9 +19,9 @@ from specpipe.benchmark.tuned_job import JobResult, TunedEngine
 from specpipe.core import Request, SamplingParams
 from specpipe.engine.engine import Engine
 from specpipe.speculation.fixed import Fixed
-from specpipe.speculation.make import make_policy
-from specpipe.speculation.points import PROFILED_CONTEXT, points_to_time
+from specpipe.speculation.make_policy import make_policy
 from specpipe.speculation.policy import Policy
+from specpipe.speculation.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 
 ACCEPTANCE = {
     "high": (0.9, 0.8, 0.7),
@@ -97,7 +97,7 @@ class Jobs:
         widest = max(what.ks)
         choices = [(proposer, k) for k in range(widest + 1) for proposer in (*engine.proposers, "none")]
         engine.prepare(SamplingParams(), choices)
-        shapes = points_to_time(engine.config.slots, widest, engine.proposers)
+        shapes = rounds_to_profile(engine.config.slots, widest, engine.proposers)
         self.profile = engine.profile(SamplingParams(), shapes, context=PROFILED_CONTEXT, within_s=2.0)
         rows = self._rows[: max(4, engine.config.slots // 4)]
         self._tuned(Fixed(k=widest, proposer="draft")).run(rows, what.shard_rows)  # the vendor's libraries, and clocks

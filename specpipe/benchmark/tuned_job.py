@@ -18,8 +18,8 @@ from specpipe.core import (
     StepReport,
 )
 from specpipe.engine.engine import Engine
-from specpipe.speculation.learning import Learning
 from specpipe.speculation.policy import Policy
+from specpipe.speculation.run_estimates import RunEstimates
 from specpipe.speculation.tuner import Tuner
 
 _WORKER = "worker"
@@ -60,7 +60,7 @@ class TunedEngine:
         """`profile`: what the engine says of its rounds before the first row."""
         slots, budget = engine.config.slots, engine.config.prefill_budget
         self._engine, self._policy = engine, policy
-        self._learning = Learning(slots=slots, proposers=engine.proposers, prefill_budget=budget)
+        self._learning = RunEstimates(slots=slots, proposers=engine.proposers, prefill_budget=budget)
         self._learning.admit(_WORKER, "this machine", profile)
         self._tuner = Tuner(policy, slots=slots, proposers=engine.proposers, prefill_budget=budget)
 
@@ -104,8 +104,8 @@ class TunedEngine:
 
     def _hand_out(self, shard: list[Request], undispatched: int, book: _Book) -> None:
         depth = float(sum(book.open.values()) + len(shard) + undispatched)
-        plan = self._policy.plan(self._learning.situation(_WORKER, queue_depth=depth))
-        ruling = self._tuner.order(plan, self._learning.beliefs(_WORKER))
+        plan = self._policy.plan(self._learning.policy_inputs(_WORKER, queue_depth=depth))
+        ruling = self._tuner.order(plan, self._learning.priors(_WORKER))
         self._engine.submit(shard, ruling)
         book.open[shard[0].shard] = len(shard)
         book.note(ruling.reason)

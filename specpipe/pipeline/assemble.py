@@ -24,7 +24,7 @@ from specpipe.pipeline.engine_contract import Engine
 from specpipe.pipeline.failures import is_out_of_memory
 from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.prepare import find_model
-from specpipe.speculation.points import PROFILED_CONTEXT, points_to_time
+from specpipe.speculation.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 
 if TYPE_CHECKING:
     from specpipe.engine.engine import Engine as RealEngine
@@ -122,7 +122,7 @@ def assemble(config: WorkerConfig) -> Assembly:
 def _profile(engine: RealEngine, job: JobSpec) -> Profile:
     """A policy without it begins with what real rounds show: no reason to end a worker."""
     try:
-        shapes = points_to_time(engine.config.slots, engine.config.max_k, engine.proposers)
+        shapes = rounds_to_profile(engine.config.slots, engine.config.max_k, engine.proposers)
         return engine.profile(job.sampling_params(), shapes, context=PROFILED_CONTEXT, within_s=_PROFILE_S)
     except Exception as error:
         if is_out_of_memory(error):

@@ -14,8 +14,8 @@ from specpipe.core import MOST_IN_FLIGHT, ROWS_AHEAD, ShardReport, SpeculationPl
 from specpipe.pipeline.fleet import Fleet, Member
 from specpipe.pipeline.handles import ShardOrder
 from specpipe.pipeline.tasks import Task, TaskQueue
-from specpipe.speculation.learning import Learning
 from specpipe.speculation.policy import Policy
+from specpipe.speculation.run_estimates import RunEstimates
 
 _WINDOW_S, _WINDOW_PLANS = 0.1, 20  # a plan of goodput takes half a millisecond of the driver
 
@@ -36,7 +36,7 @@ class Dispatcher:
         tasks: TaskQueue,
         fleet: Fleet,
         policy: Policy,
-        learning: Learning,
+        learning: RunEstimates,
         *,
         slots: int,
         in_flight: int,
@@ -61,7 +61,7 @@ class Dispatcher:
             self._window, self._made, self._recent = now, 0, {}
         near = self._learning.hardware(member.name), round(20 * math.log1p(depth))  # within 5 %
         if self._made < _WINDOW_PLANS or near not in self._recent:
-            self._recent[near] = self._policy.plan(self._learning.situation(member.name, queue_depth=depth))
+            self._recent[near] = self._policy.plan(self._learning.policy_inputs(member.name, queue_depth=depth))
             self._made += 1
         return self._recent[near]
 
@@ -96,7 +96,7 @@ class Dispatcher:
             shard=task.shard,
             plan=self.plan(member),
             attempt=task.attempt,
-            beliefs=self._learning.beliefs(member.name),
+            priors=self._learning.priors(member.name),
             failed_only=task.failed_rows is not None,
         )
         return Dispatched(member, task, member.handle.run_shard(order))

@@ -21,8 +21,8 @@ from specpipe.pipeline.mailbox import Mailbox
 from specpipe.pipeline.patience import Patience
 from specpipe.pipeline.scoreboard import Earlier, Scoreboard
 from specpipe.pipeline.tasks import Task, TaskQueue
-from specpipe.speculation.learning import Learning
 from specpipe.speculation.policy import Policy
+from specpipe.speculation.run_estimates import RunEstimates
 
 log = logging.getLogger(__name__)
 _LAST_WORDS_S = 2.0
@@ -42,11 +42,11 @@ class Driver:
         failed_rows: Mapping[int, int] | None = None,
         earlier: Earlier | None = None,
         observers: Observers | None = None,
-        learning: Learning | None = None,
+        learning: RunEstimates | None = None,
     ) -> None:
         """`failed_rows`: shards of which only so many rows, those with an error, are to be run again. `learning`: what
         the policy knows, and learns; without one it learns nothing of acceptance."""
-        self._learning = learning or Learning(slots=config.slots, proposers=())
+        self._learning = learning or RunEstimates(slots=config.slots, proposers=())
         self._observers = observers or Observers()
         self._config = config
         self._tasks = TaskQueue(shards, failed_rows)

@@ -19,7 +19,7 @@ from specpipe.pipeline.engine_loop import EngineLoop
 from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
 from specpipe.pipeline.loop_status import EngineGauges, LoopStatus
 from specpipe.pipeline.policies import tuner_of
-from specpipe.speculation.observer import Beliefs
+from specpipe.speculation.observer import Priors
 from specpipe.telemetry.meter import ShardMeter
 from specpipe.telemetry.timeline import TimelineSampler
 from specpipe.telemetry.totals import EngineTotals
@@ -77,7 +77,7 @@ class EngineHost:
         self._notes.append(text)
 
     def run(
-        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, beliefs: Beliefs
+        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, priors: Priors
     ) -> tuple[list[Completion], ShardMeter]:
         """Run one shard's rows to their end; blocks. Begins again in smaller batches when memory runs out.
 
@@ -89,7 +89,7 @@ class EngineHost:
             if loop is None:
                 raise EngineError("the engine could not be built again")
             try:
-                completions, meter = loop.run(shard, requests, plan, beliefs)
+                completions, meter = loop.run(shard, requests, plan, priors)
             except MemoryFailure as failure:
                 self._rebuild(loop, str(failure))
                 continue

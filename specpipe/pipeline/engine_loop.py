@@ -14,7 +14,7 @@ from specpipe.core import Completion, Evidence, Request, SpeculationPlan, StepRe
 from specpipe.pipeline.engine_contract import Engine, NoEngine
 from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
 from specpipe.pipeline.loop_status import EngineGauges, LoopStatus
-from specpipe.speculation.observer import Beliefs
+from specpipe.speculation.observer import Priors
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.attribution import shares
 from specpipe.telemetry.meter import ShardMeter
@@ -53,31 +53,31 @@ class EngineLoop:
         self._thread.start()
 
     def run(
-        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, beliefs: Beliefs
+        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, priors: Priors
     ) -> tuple[list[Completion], ShardMeter]:
         """Run one shard's rows to their end; blocks. Completions come in row order.
 
-        `plan`, `beliefs`: what the driver sent with the shard.
+        `plan`, `priors`: what the driver sent with the shard.
 
         Raises EngineError when the engine has died, before or meanwhile.
         """
         ticket = _Ticket(expected=len(requests))
         if requests:
-            self._submit(shard, ticket, requests, plan, beliefs)
+            self._submit(shard, ticket, requests, plan, priors)
             ticket.done.wait()
         if len(ticket.completions) < ticket.expected:
             raise self._died()
         return [ticket.completions[row] for row in sorted(ticket.completions)], ticket.meter
 
     def _submit(
-        self, shard: int, ticket: _Ticket, requests: Sequence[Request], plan: SpeculationPlan, beliefs: Beliefs
+        self, shard: int, ticket: _Ticket, requests: Sequence[Request], plan: SpeculationPlan, priors: Priors
     ) -> None:
         with self._lock:
             if self._failure is not None:
                 raise self._died()
             if shard in self._tickets:
                 raise ValueError(f"shard {shard} is already in flight on this worker")
-            self._engine.submit(requests, self._tuner.order(plan, beliefs))
+            self._engine.submit(requests, self._tuner.order(plan, priors))
             self._tickets[shard] = ticket
             self._submissions += 1
         self._wake.set()

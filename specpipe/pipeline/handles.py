@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from specpipe.core import Profile, Shard, ShardReport, SpeculationPlan
 from specpipe.pipeline.loop_status import LoopStatus
-from specpipe.speculation.observer import Beliefs
+from specpipe.speculation.observer import Priors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +20,7 @@ class ShardOrder:
     plan: SpeculationPlan
     attempt: int
     """1 for the first."""
-    beliefs: Beliefs = field(default_factory=Beliefs)
+    priors: Priors = field(default_factory=Priors)
     """What the run has learnt so far: the worker leans on it until it has seen enough itself."""
     failed_only: bool = False
     """Run the rows of the published part that have an error, and publish the part anew with what became of them."""

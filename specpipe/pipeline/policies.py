@@ -7,9 +7,9 @@ import pyarrow as pa
 from specpipe.job import JobSpec
 from specpipe.models.source import ModelSource
 from specpipe.pipeline.cost_cache import CostCache
-from specpipe.speculation.learning import Learning
-from specpipe.speculation.make import make_policy
+from specpipe.speculation.make_policy import make_policy
 from specpipe.speculation.policy import Policy
+from specpipe.speculation.run_estimates import RunEstimates
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.sums import evidence
 
@@ -40,11 +40,11 @@ def cost_cache_of(job: JobSpec, target: ModelSource, draft: ModelSource | None) 
     )
 
 
-def learning_of(job: JobSpec, done: pa.Table, cache: CostCache | None) -> Learning:
+def learning_of(job: JobSpec, done: pa.Table, cache: CostCache | None) -> RunEstimates:
     """What the driver knows at a start: what rounds took in earlier runs, and what the shards of earlier starts of this
     one, rows of the shard table, have shown."""
     known = {"known": cache.load} if cache is not None else {}
-    learning = Learning(
+    learning = RunEstimates(
         slots=job.workers.slots,
         proposers=job.proposers,
         prefill_budget=job.workers.prefill_budget,

@@ -17,7 +17,7 @@ from specpipe.pipeline.inspect import look
 from specpipe.pipeline.manifest import Manifest
 from specpipe.pipeline.timeline_log import read_timelines
 from specpipe.report import ErrorExample, RunSource, render_run
-from specpipe.speculation.cost import CostTable
+from specpipe.speculation.cost_table import CostTable
 
 log = logging.getLogger(__name__)
 _PARTS, _EXAMPLES = 4, 12  # parts that are read for examples of failed rows, and how many of these are shown

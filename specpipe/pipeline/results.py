@@ -13,7 +13,7 @@ from specpipe.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INCOMPLETE, EXIT_IN
 from specpipe.pipeline.folder import COSTS, SHARDS, SUMMARY, RunFolder
 from specpipe.pipeline.manifest import Manifest
 from specpipe.pipeline.timeline_log import parquet_bytes, peak_of
-from specpipe.speculation.cost import CostTable
+from specpipe.speculation.cost_table import CostTable
 from specpipe.telemetry.summary import RunFacts, summarise
 
 

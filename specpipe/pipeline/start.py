@@ -28,7 +28,7 @@ from specpipe.pipeline.progress_log import ProgressLog, tell_all
 from specpipe.pipeline.results import exit_code_of_error, publish_costs
 from specpipe.pipeline.scoreboard import Earlier
 from specpipe.pipeline.timeline_log import TimelineLog
-from specpipe.speculation.learning import Learning
+from specpipe.speculation.run_estimates import RunEstimates
 from specpipe.telemetry.metrics import run_label
 from specpipe.telemetry.sums import acceptance, total
 
@@ -140,7 +140,7 @@ def _driver(
     placement: Placement,
     pool: Pool,
     observers: Observers,
-    learning: Learning,
+    learning: RunEstimates,
 ) -> Driver:
     job, done, again = config.job, opened.done, opened.failed_rows
     shards = done.table()

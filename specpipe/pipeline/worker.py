@@ -85,7 +85,7 @@ class Worker:
         shard = order.shard
         stop = min(shard.stop, shard.start + self._config.job.data.warmup_rows)
         requests, _, _ = self._read(dataclasses.replace(shard, index=WARM_UP_SHARD, stop=stop, samples=1))
-        self._host.run(WARM_UP_SHARD, requests, order.plan, order.beliefs)
+        self._host.run(WARM_UP_SHARD, requests, order.plan, order.priors)
 
     def run_shard(self, order: ShardOrder) -> ShardReport:
         """Blocks until the shard's part is published.
@@ -109,7 +109,7 @@ class Worker:
             requests, refused = before.select(requests, refused, shard_hash)
         kept = None if before is not None else self._read_kept(shard)
         load_s = time.perf_counter() - began
-        completions, meter = self._host.run(shard.index, requests, order.plan, order.beliefs)
+        completions, meter = self._host.run(shard.index, requests, order.plan, order.priors)
         for completion in refused:
             meter.add_completion(completion)
         record = meter.record(

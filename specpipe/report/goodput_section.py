@@ -14,7 +14,7 @@ from specpipe.report.elements import Figure, ReportSection, Table, fixed, percen
 from specpipe.report.plots import bars_across, plot
 from specpipe.report.run_source import RunSource
 from specpipe.report.timeline_section import over_time_figure
-from specpipe.speculation.cost import CostTable
+from specpipe.speculation.cost_table import CostTable
 from specpipe.telemetry.sums import total
 
 Array = npt.NDArray[np.float64]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specpipe.core import CostPoint, ProposerName
-from specpipe.speculation.round_model import FEATURES, one_hot, rested, terms
+from specpipe.speculation.round_model import FEATURES, model_terms, one_hot, slowdown_share
 
 Array = npt.NDArray[np.float64]
 MEMORY = 64.0
@@ -26,7 +26,7 @@ _COLUMNS = FEATURES + 1  # of the round model
 _OCTAVE = 4  # cells to a doubling of the rows
 
 
-class Key(NamedTuple):
+class CellKey(NamedTuple):
     proposer: ProposerName
     k: int
     rows: int
@@ -37,7 +37,7 @@ class Key(NamedTuple):
     """Timed before the first row."""
 
 
-class Cell(NamedTuple):
+class CostCell(NamedTuple):
     running: float
     context: float
     rounds: float
@@ -45,12 +45,12 @@ class Cell(NamedTuple):
     """Of one round."""
 
 
-class Cells:
+class CostCells:
     """By key, and as arrays: a plan needs all of them, while few have changed since the one before. Immutable."""
 
     def __init__(self) -> None:
-        self._places: dict[Key, int] = {}
-        self._cells: list[Cell] = []
+        self._places: dict[CellKey, int] = {}
+        self._cells: list[CostCell] = []
         self._numbers = np.empty((0, _COLUMNS + 5))
         self.measured = 0.0
         """Rounds, all together."""
@@ -58,19 +58,19 @@ class Cells:
     def __len__(self) -> int:
         return len(self._cells)
 
-    def __iter__(self) -> Iterator[tuple[Key, Cell]]:
+    def __iter__(self) -> Iterator[tuple[CellKey, CostCell]]:
         return zip(self._places, self._cells, strict=True)
 
-    def with_points(self, points: Iterable[CostPoint], *, profiled: bool = False) -> Cells:
+    def with_points(self, points: Iterable[CostPoint], *, profiled: bool = False) -> CostCells:
         """The past of a cell fades."""
-        now: dict[Key, Cell] = {}
+        now: dict[CellKey, CostCell] = {}
         measured = self.measured
         for point in points:
             if point.rounds < 1 or point.seconds <= 0 or point.running < 1:
                 continue
             context = max(0.0, point.context)
-            key = key_of(point.proposer, point.k, point.running, context, profiled=profiled)
-            new = Cell(float(point.running), context, float(point.rounds), point.seconds / point.rounds)
+            key = cell_key(point.proposer, point.k, point.running, context, profiled=profiled)
+            new = CostCell(float(point.running), context, float(point.rounds), point.seconds / point.rounds)
             old = now.get(key) or self._find(key)
             now[key] = new if old is None else _mean(old, new)
             measured += point.rounds
@@ -78,9 +78,9 @@ class Cells:
         other.measured = measured
         return other
 
-    def replaced(self, now: dict[Key, Cell]) -> Cells:
+    def replaced(self, now: dict[CellKey, CostCell]) -> CostCells:
         """These in place of what was known of them, the others as they are."""
-        other = object.__new__(Cells)
+        other = object.__new__(CostCells)
         other._places, other._cells, other.measured = dict(self._places), self._cells.copy(), self.measured
         added = [key for key in now if key not in self._places]
         for key in added:
@@ -93,7 +93,7 @@ class Cells:
             other._cells[place], other._numbers[place] = cell, _numbers(key, cell)
         return other
 
-    def _find(self, key: Key) -> Cell | None:
+    def _find(self, key: CellKey) -> CostCell | None:
         place = self._places.get(key)
         return None if place is None else self._cells[place]
 
@@ -124,25 +124,25 @@ class Cells:
 
     @property
     def kind(self) -> Array:
-        """[C] who drafts, as `kind_of` says."""
+        """[C] who drafts, as `proposer_code` says."""
         return self._numbers[:, _COLUMNS + 4]
 
 
-def kind_of(proposer: ProposerName) -> float:
+def proposer_code(proposer: ProposerName) -> float:
     """A number for each; 0 for "none"."""
     draft, ngram = one_hot(proposer)
     return draft + 2 * ngram
 
 
-def key_of(proposer: ProposerName, k: int, running: float, context: float, *, profiled: bool = False) -> Key:
+def cell_key(proposer: ProposerName, k: int, running: float, context: float, *, profiled: bool = False) -> CellKey:
     rows, octave = round(_OCTAVE * math.log2(running)), round(math.log2(context + SHORT))
-    return Key(proposer if k else "none", k, rows, octave, profiled)
+    return CellKey(proposer if k else "none", k, rows, octave, profiled)
 
 
-def _numbers(key: Key, cell: Cell) -> tuple[float, ...]:
+def _numbers(key: CellKey, cell: CostCell) -> tuple[float, ...]:
     k, n, seconds = float(key.k), cell.running, cell.seconds
-    relative = (term / seconds for term in terms(*one_hot(key.proposer), k, n, cell.context))
-    most, shown = (PROFILED, -rested(k, n)) if key.profiled else (MEMORY, 0.0)
+    relative = (term / seconds for term in model_terms(*one_hot(key.proposer), k, n, cell.context))
+    most, shown = (PROFILED, -slowdown_share(k, n)) if key.profiled else (MEMORY, 0.0)
     return (
         *relative,
         shown,
@@ -150,14 +150,14 @@ def _numbers(key: Key, cell: Cell) -> tuple[float, ...]:
         math.log2(n),
         math.log2(cell.context + SHORT),
         k,
-        kind_of(key.proposer),
+        proposer_code(key.proposer),
     )
 
 
-def _mean(old: Cell, new: Cell) -> Cell:
+def _mean(old: CostCell, new: CostCell) -> CostCell:
     past = min(old.rounds, MEMORY)
     share = new.rounds / (past + new.rounds)
-    return Cell(
+    return CostCell(
         running=old.running + share * (new.running - old.running),
         context=old.context + share * (new.context - old.context),
         rounds=past + new.rounds,

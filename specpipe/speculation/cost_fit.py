@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from specpipe.core import ProposerName
-from specpipe.speculation.cost_cells import MEMORY, SHORT, Array, Cells, kind_of
-from specpipe.speculation.round_model import FEATURES, KV, SHORTFALL, fit, one_hot, rising, terms
+from specpipe.speculation.cost_cells import MEMORY, SHORT, Array, CostCells, proposer_code
+from specpipe.speculation.round_model import FEATURES, KV, LOAD_SLOWDOWN, fit_model, model_terms, monotone, one_hot
 
 _LITTLE = 1 / 8  # of all rounds
 _CREDIBLE = 4.0  # rounds that make a cell count half in the fit
 _DOUBT = 1.5  # rounds near by that make the model and what was measured beyond it count alike
-_ODD = 0.3  # log of how far a single round may lie from the model and be believed
+_ODD = 0.3  # log of how far a single round may lie from the model and be cap_s
 _NEAR = 0.05  # octaves, or K, that are no distance
 _EVERY = 16  # rows up to which what is near by is looked at for every number of them; beyond, so many an octave
 
 
-class Grid(NamedTuple):
+class CostGrid(NamedTuple):
     """Rounds by K and rows, each [max K + 1, slots + 1]. Rows 0 read as 1."""
 
     seconds: Array
@@ -37,7 +37,7 @@ class Grid(NamedTuple):
 class CostFit(NamedTuple):
     """Of one table."""
 
-    cells: Cells
+    cells: CostCells
     model: Array
     """[10] coefficients."""
     fitted: float
@@ -46,36 +46,38 @@ class CostFit(NamedTuple):
     """[C] log(measured / model)."""
 
     @classmethod
-    def of(cls, cells: Cells, before: CostFit | None = None) -> CostFit:
+    def of(cls, cells: CostCells, before: CostFit | None = None) -> CostFit:
         """before: that of the table which this one goes on from."""
         rounds = cells.rounds
         if before is not None and before._stands(cells):
             model, fitted = before.model, before.fitted
         else:
-            model = fit(cells.relative, rounds / (rounds + _CREDIBLE), near=None if before is None else before.model)
+            model = fit_model(
+                cells.relative, rounds / (rounds + _CREDIBLE), near=None if before is None else before.model
+            )
             fitted = cells.measured
         found = cells.relative[:, :FEATURES] @ model[:FEATURES]
-        in_a_job = 1 - model[SHORTFALL] * cells.relative[:, SHORTFALL]
+        in_a_job = 1 - model[LOAD_SLOWDOWN] * cells.relative[:, LOAD_SLOWDOWN]
         residual = np.log(in_a_job / np.maximum(found, 1e-12))
         credible = _ODD * np.sqrt(rounds)  # a single round may have met anything
         return cls(cells, model, fitted, np.minimum(np.maximum(residual, -credible), credible))
 
-    def _stands(self, cells: Cells) -> bool:
+    def _stands(self, cells: CostCells) -> bool:
         """Whether so little was measured since the model was fitted that it will do: what it lacks, residuals have."""
         return len(cells) == len(self.cells) and cells.measured - self.fitted < min(MEMORY, _LITTLE * cells.measured)
 
-    def grid(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> Grid:
+    def grid(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> CostGrid:
         lattice, model = _lattice(slots), self.model[:FEATURES].copy()
         model[KV] *= context
         bare = (model @ _features(proposer, max_k, slots)).reshape(max_k + 1, len(lattice.rows))
         near, residual = self._near(proposer, max_k, lattice.rows, context)
-        seconds = rising(bare * np.exp(residual / (near + _DOUBT)))
-        return Grid(lattice.spread(seconds), lattice.spread(near / (near + 1.0)))
+        seconds = monotone(bare * np.exp(residual / (near + _DOUBT)))
+        return CostGrid(lattice.spread(seconds), lattice.spread(near / (near + 1.0)))
 
     def _near(self, proposer: ProposerName, max_k: int, rows: Array, context: float) -> tuple[Array, Array]:
         """→ [K + 1, P] each: weight of the cells near by, and with it log(measured / model)."""
         cells = self.cells
-        same = (cells.k == 0) | (cells.kind == kind_of(proposer))
+        same = (cells.k == 0) | (cells.kind == proposer_code(proposer))
         length = _nearness(0.5 * (np.log2(context + SHORT) - cells.context))
         by_k = _by_k(max_k, max(max_k, int(cells.k.max())))[:, cells.k.astype(np.intp)] * (same * cells.rounds * length)
         both = np.concatenate([by_k, by_k * self.residual]) @ _nearness(rows - cells.rows[:, None])
@@ -113,7 +115,7 @@ def _features(proposer: ProposerName, max_k: int, slots: int) -> Array:
     """→ [9, (K + 1)·P] of rounds whose rows are one token long."""
     k, n = np.meshgrid(np.arange(max_k + 1.0), 2 ** _lattice(slots).rows, indexing="ij")
     draft, ngram = (np.full_like(k, one) for one in one_hot(proposer))
-    return np.array(terms(draft, ngram, k, n, np.ones_like(k))).reshape(FEATURES, -1)
+    return np.array(model_terms(draft, ngram, k, n, np.ones_like(k))).reshape(FEATURES, -1)
 
 
 @lru_cache(maxsize=16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specpipe.core import ProposerName, SpeculationPlan
-from specpipe.speculation.policy import Situation
+from specpipe.speculation.policy import PolicyInputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +19,7 @@ class Fixed:
     def max_k(self) -> int:
         return self.k
 
-    def plan(self, situation: Situation) -> SpeculationPlan:
+    def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
         return SpeculationPlan(
-            ks=(self.k,), proposer=self.proposer, queue_depth=situation.queue_depth, reason=f"fixed: K={self.k}"
+            ks=(self.k,), proposer=self.proposer, queue_depth=inputs.queue_depth, reason=f"fixed: K={self.k}"
         )

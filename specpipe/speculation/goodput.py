@@ -11,12 +11,12 @@ from functools import lru_cache
 import numpy as np
 
 from specpipe.core import Exploration, ProposerName, SpeculationPlan
-from specpipe.speculation.cost import CostTable
-from specpipe.speculation.expected import Array, Choice, Outlook, expected_tokens, seconds_a_token
-from specpipe.speculation.exploring import EARLY_ROUNDS, EARLY_SHARE, EXPLORE_SHARE, explore, trial_tokens
-from specpipe.speculation.policy import Situation
-from specpipe.speculation.reason import say
-from specpipe.speculation.turning import turn_on
+from specpipe.speculation.activation import plan_activation
+from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.exploration import EARLY_ROUNDS, EARLY_SHARE, EXPLORE_SHARE, explore, trial_tokens
+from specpipe.speculation.plan_reason import plan_reason
+from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.throughput import Array, ProposerChoice, RemainingWork, expected_tokens, seconds_per_token
 
 HYSTERESIS = 0.02
 """What is in force is left only for something expected to be this much faster."""
@@ -45,41 +45,41 @@ class Goodput:
     def max_k(self) -> int:
         return self.k
 
-    def plan(self, situation: Situation) -> SpeculationPlan:
-        depth = situation.queue_depth
-        if situation.costs is None:
+    def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
+        depth = inputs.queue_depth
+        if inputs.costs is None:
             return SpeculationPlan(ks=(0,), proposer="none", queue_depth=depth, reason="goodput: no round is timed yet")
-        outlook = Outlook.of(situation)
-        choices = [self._choose(name, outlook, situation.costs) for name in self.proposers]
+        work = RemainingWork.of(inputs)
+        choices = [self._choose(name, work, inputs.costs) for name in self.proposers]
         best = min(choices, key=lambda choice: choice.seconds)
-        n = outlook.n
-        if _must_look(best, outlook):
-            k, catch_up = int(best.ks[n]), trial_tokens(situation)
+        n = work.n
+        if _needs_trial_first(best, work):
+            k, catch_up = int(best.ks[n]), trial_tokens(inputs)
             tries: Exploration | None = Exploration(k=k, proposer="draft", rounds=1, every=LOOK, catch_up=catch_up)
             best = best._replace(ks=np.zeros_like(best.ks))
         else:
-            share = self.explore_share if situation.rounds >= EARLY_ROUNDS else EARLY_SHARE
-            tries = explore(best, choices, outlook, situation.costs, share=share, least_gain=2 * self.hysteresis)
-        taken = 1 / best.a_token[best.ks, np.arange(len(best.ks))]
+            share = self.explore_share if inputs.rounds >= EARLY_ROUNDS else EARLY_SHARE
+            tries = explore(best, choices, work, inputs.costs, share=share, least_gain=2 * self.hysteresis)
+        taken = 1 / best.token_s[best.ks, np.arange(len(best.ks))]
         return SpeculationPlan(
             ks=tuple(best.ks.tolist()),
             proposer=best.proposer if best.ks.any() else "none",
             queue_depth=depth,
-            reason=say(best, outlook, tries),
+            reason=plan_reason(best, work, tries),
             explore=tries,
             tokens_per_s=tuple(taken.tolist()),
             least_ready=_least_ready(best, n) if best.proposer == "draft" and best.ks[n] else 0.0,
         )
 
-    def _choose(self, proposer: ProposerName, outlook: Outlook, costs: CostTable) -> Choice:
-        situation, n = outlook.situation, outlook.n
-        tokens = expected_tokens(situation.acceptance[proposer], self.k)
-        a_token = seconds_a_token(proposer, outlook, costs, tokens)
-        favoured = a_token / self._favour(proposer, situation.plan, a_token.shape[1])
+    def _choose(self, proposer: ProposerName, work: RemainingWork, costs: CostTable) -> ProposerChoice:
+        inputs, n = work.inputs, work.n
+        tokens = expected_tokens(inputs.acceptance[proposer], self.k)
+        token_s = seconds_per_token(proposer, work, costs, tokens)
+        favoured = token_s / self._favour(proposer, inputs.plan, token_s.shape[1])
         plain, drafting, ks = favoured[0], favoured[1:].min(axis=0), 1 + favoured[1:].argmin(axis=0)
         caught_up = 0.0
         if proposer == "draft":
-            turn = turn_on(plain - drafting, outlook.ahead, situation, costs.draft_prefill)
+            turn = plan_activation(plain - drafting, work.ahead, inputs, costs.draft_prefill)
             caught_up = turn.seconds
             ks[: turn.fewest] = 0
             ks[turn.most + 1 : n + 1] = 0
@@ -87,8 +87,8 @@ class Goodput:
             ks[n + 1 :] *= (drafting[n + 1 :] < plain[n + 1 :]) & (turn.most == n)
         else:
             ks *= drafting < plain
-        seconds = float(outlook.ahead @ np.where(ks > 0, drafting, plain))
-        return Choice(proposer, ks, a_token, tokens, seconds + caught_up)
+        seconds = float(work.ahead @ np.where(ks > 0, drafting, plain))
+        return ProposerChoice(proposer, ks, token_s, tokens, seconds + caught_up)
 
     def _favour(self, proposer: ProposerName, plan: SpeculationPlan | None, size: int) -> Array:
         """What seconds are divided by: what is in force, at first plain decoding, is a little better than it is."""
@@ -110,18 +110,18 @@ def _favour(ks: tuple[int, ...], going_on: bool, max_k: int, size: int, hysteres
     return favour
 
 
-def _must_look(best: Choice, outlook: Outlook) -> bool:
+def _needs_trial_first(best: ProposerChoice, work: RemainingWork) -> bool:
     """Whether to try the draft on a few rows before all are caught up: little is known of late, and much to pay."""
-    situation, n, plan = outlook.situation, outlook.n, outlook.situation.plan
+    inputs, n, plan = work.inputs, work.n, work.inputs.plan
     if best.proposer != "draft" or not best.ks[n] or (plan is not None and plan.proposer == "draft" and plan.k_for(n)):
         return False
-    reached = situation.acceptance["draft"].reached
-    return sum(reached[:1]) < LOOK_DRAFTS and n * situation.behind > LOOK_TRIALS * trial_tokens(situation)
+    reached = inputs.acceptance["draft"].reached
+    return sum(reached[:1]) < LOOK_DRAFTS and n * inputs.behind > LOOK_TRIALS * trial_tokens(inputs)
 
 
-def _least_ready(best: Choice, n: int) -> float:
+def _least_ready(best: ProposerChoice, n: int) -> float:
     """Share of n rows with a draft from which on a round with drafts makes more tokens a second than a plain one."""
     k = int(best.ks[n])
     gain = best.tokens[k] - 1
-    longer = best.tokens[k] * float(best.a_token[k, n] / best.a_token[0, n]) - 1  # a token: seconds / (n · tokens)
+    longer = best.tokens[k] * float(best.token_s[k, n] / best.token_s[0, n]) - 1  # a token: seconds / (n · tokens)
     return min(max(longer / gain, 0.0), MOST_READY) if gain > 0 else 0.0

@@ -1,4 +1,4 @@
-"""From evidence to the situation that a policy sees. The driver, the workers and the simulator all use this one."""
+"""From evidence to the inputs that a policy sees. The driver, the workers and the simulator all use this one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specpipe.core import Evidence, ProposerName, SpeculationPlan
-from specpipe.speculation.acceptance import Acceptance
-from specpipe.speculation.cost import CostTable
-from specpipe.speculation.policy import Situation
+from specpipe.speculation.acceptance_estimate import AcceptanceEstimate
+from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.policy import PolicyInputs
 
 DRIVER_HALF_LIFE = 4096.0
 WORKER_HALF_LIFE = 16.0
@@ -24,10 +24,10 @@ OF_AGE = 1.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Beliefs:
+class Priors:
     """What is known so far: small, picklable, sent to workers with every shard."""
 
-    acceptance: Mapping[ProposerName, Acceptance] = field(default_factory=dict)
+    acceptance: Mapping[ProposerName, AcceptanceEstimate] = field(default_factory=dict)
     costs: CostTable = field(default_factory=CostTable)
     running: int = 0
     """Rows of the latest round; 0: unknown, as below."""
@@ -55,25 +55,25 @@ class Observer:
         half_life: float = DRIVER_HALF_LIFE,
         output_tokens: float = 256.0,
         prefill_budget: int = 2048,
-        beliefs: Beliefs | None = None,
+        priors: Priors | None = None,
     ) -> None:
         """`proposers`: those that the worker can run, "none" aside. `half_life`: rounds after which acceptance counts
-        half. `output_tokens`: expected of a row before one has ended. `beliefs`: what is known already."""
+        half. `output_tokens`: expected of a row before one has ended. `priors`: what is known already."""
         self._slots, self._half_life, self._prefill_budget = slots, half_life, prefill_budget
         self._expected_output = output_tokens
-        self.beliefs = Beliefs(acceptance={name: Acceptance() for name in proposers if name != "none"})
-        if beliefs is not None:
-            self.lean_on(beliefs)
+        self.priors = Priors(acceptance={name: AcceptanceEstimate() for name in proposers if name != "none"})
+        if priors is not None:
+            self.use_priors(priors)
 
     def see(self, evidence: Evidence) -> None:
         """Take in what rounds and rows have shown since the last time."""
-        old = self.beliefs
+        old = self.priors
         costs = old.costs.with_points(evidence.costs) if evidence.costs else old.costs
         if evidence.draft_prefills:
             costs = costs.with_prefills(evidence.draft_prefills)
         rounds = sum(point.rounds for point in evidence.costs)
         context = sum(point.context * point.rounds for point in evidence.costs) / rounds if rounds else old.context
-        self.beliefs = Beliefs(
+        self.priors = Priors(
             acceptance={name: self._seen(name, known, evidence) for name, known in old.acceptance.items()},
             costs=costs,
             running=evidence.running or old.running,
@@ -86,10 +86,10 @@ class Observer:
             left=evidence.left if evidence.running else old.left,
         )
 
-    def _seen(self, name: ProposerName, known: Acceptance, evidence: Evidence) -> Acceptance:
+    def _seen(self, name: ProposerName, known: AcceptanceEstimate, evidence: Evidence) -> AcceptanceEstimate:
         if name not in evidence.verified:
             idle = sum(point.rounds for point in evidence.costs)
-            return known.aged(0.5 ** (idle / (STALE * self._half_life))) if idle else known
+            return known.discounted(0.5 ** (idle / (STALE * self._half_life))) if idle else known
         counts = evidence.verified[name]
         halvings = max(evidence.rounds.get(name, 0) / self._half_life, counts.drafts / (ROWS * self._half_life))
         keep = 0.5 ** min(halvings, counts.drafts / LEAST_DRAFTS)
@@ -97,36 +97,38 @@ class Observer:
         row_rounds = counts.drafts if name == "draft" else evidence.row_rounds.get(name, 0)
         return known.with_counts(counts, row_rounds=row_rounds, keep=keep)
 
-    def lean_on(self, beliefs: Beliefs) -> None:
+    def use_priors(self, priors: Priors) -> None:
         """What others know: costs and acceptance count where this one has seen little of its own."""
-        own = self.beliefs
+        own = self.priors
         acceptance = {
-            name: _leaning(known, beliefs.acceptance[name].as_prior()) if name in beliefs.acceptance else known
+            name: _leaning(known, priors.acceptance[name].as_prior()) if name in priors.acceptance else known
             for name, known in own.acceptance.items()
         }
-        self.beliefs = Beliefs(
+        self.priors = Priors(
             acceptance=acceptance,
-            costs=own.costs or beliefs.costs,
+            costs=own.costs or priors.costs,
             running=own.running,
-            context=own.context or beliefs.context,
-            input_tokens=own.input_tokens or beliefs.input_tokens,
-            output_tokens=own.output_tokens or beliefs.output_tokens,
+            context=own.context or priors.context,
+            input_tokens=own.input_tokens or priors.input_tokens,
+            output_tokens=own.output_tokens or priors.output_tokens,
             rounds=own.rounds,
             rows=own.rows,
             behind=own.behind,
             left=own.left,
         )
 
-    def rows_come(self, *, queue_depth: float) -> float:
+    def admit_rows(self, *, queue_depth: float) -> float:
         """New rows are about to take the free slots: what others have shown says less of them. → their share."""
-        known, now = self.beliefs, self.situation(queue_depth=queue_depth, plan=None)
+        known, now = self.priors, self.policy_inputs(queue_depth=queue_depth, plan=None)
         full = max(known.running, min(self._slots, round(queue_depth)))
         if not full:
             return 0.0
         new, prompt = 1 - known.running / full, now.input_tokens
-        self.beliefs = replace(
+        self.priors = replace(
             known,
-            acceptance={name: one.aged(1 - new) if one.row_rounds else one for name, one in known.acceptance.items()},
+            acceptance={
+                name: one.discounted(1 - new) if one.row_rounds else one for name, one in known.acceptance.items()
+            },
             running=full,
             context=now.context + new * (prompt + now.output_tokens / 2 - now.context),
             behind=now.behind + new * (prompt - now.behind),
@@ -134,15 +136,15 @@ class Observer:
         )
         return new
 
-    def situation(self, *, queue_depth: float, plan: SpeculationPlan | None) -> Situation:
+    def policy_inputs(self, *, queue_depth: float, plan: SpeculationPlan | None) -> PolicyInputs:
         """`plan`: the one in force."""
-        known = self.beliefs
+        known = self.priors
         output = known.output_tokens or self._expected_output
         prompt = known.input_tokens or output
         if 0 < known.rows < self._slots and known.context:  # the short rows end first; the others say how long they are
             output = max(output, OF_AGE * (known.context - prompt))
         context, behind = known.context or prompt + output / 2, prompt if known.behind is None else known.behind
-        return Situation(
+        return PolicyInputs(
             slots=self._slots,
             queue_depth=queue_depth,
             acceptance=known.acceptance,
@@ -159,7 +161,7 @@ class Observer:
         )
 
 
-def _leaning(known: Acceptance, on: Acceptance) -> Acceptance:
+def _leaning(known: AcceptanceEstimate, on: AcceptanceEstimate) -> AcceptanceEstimate:
     return replace(known, prior=on.prior, prior_coverage=on.prior_coverage)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specpipe.core import SpeculationPlan
-from specpipe.speculation.policy import Situation
+from specpipe.speculation.policy import PolicyInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,5 +14,5 @@ class Off:
 
     max_k: int = 0
 
-    def plan(self, situation: Situation) -> SpeculationPlan:
-        return SpeculationPlan(ks=(0,), proposer="none", queue_depth=situation.queue_depth, reason="off")
+    def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
+        return SpeculationPlan(ks=(0,), proposer="none", queue_depth=inputs.queue_depth, reason="off")

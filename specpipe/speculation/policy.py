@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specpipe.core import ProposerName, SpeculationPlan
-from specpipe.speculation.acceptance import Acceptance
-from specpipe.speculation.cost import CostTable
+from specpipe.speculation.acceptance_estimate import AcceptanceEstimate
+from specpipe.speculation.cost_table import CostTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Situation:
+class PolicyInputs:
     """What is known when a plan is made: when a shard is handed out, and every few rounds in the worker.
 
     Everything in it is past: a choice of K that saw the token just drawn would bias the output.
@@ -22,7 +22,7 @@ class Situation:
     """Rows that the worker generates at once."""
     queue_depth: float
     """Rows running + rows waiting in the worker + rows not yet handed out over live workers."""
-    acceptance: Mapping[ProposerName, Acceptance] = field(default_factory=dict)
+    acceptance: Mapping[ProposerName, AcceptanceEstimate] = field(default_factory=dict)
     """Decayed, of every proposer that the worker has; "none" is always there and not listed."""
     costs: CostTable | None = None
     """What rounds take on this worker; None before anything was measured."""
@@ -58,4 +58,4 @@ class Policy(Protocol):
     def max_k(self) -> int:
         """Widest round that any plan of this policy asks for: the engine reserves memory for it."""
 
-    def plan(self, situation: Situation) -> SpeculationPlan: ...
+    def plan(self, inputs: PolicyInputs) -> SpeculationPlan: ...

@@ -18,7 +18,7 @@ TOKENS_OF_A_FORWARD = 256.0
 """Tokens that take as long as reading the weights does: what a forward of one size alone is taken to be made of."""
 _MEMORY = 32.0  # forwards that the past of a cell counts for at most
 _CREDIBLE = 2.0  # forwards that make a cell count half
-_ODD = 2.0  # times what is expected that a forward is believed: it may have met a compiler
+_ODD = 2.0  # times what is expected that a forward is cap_s: it may have met a compiler
 _RIDGE = 1e-4
 
 
@@ -50,7 +50,7 @@ class PrefillCost:
         self._cells: dict[int, _Cell] = {}
         """By octave of the tokens."""
         for point in points:
-            self._add(point, believed=math.inf)
+            self._add(point, cap_s=math.inf)
 
     def with_points(self, points: Iterable[PrefillPoint]) -> PrefillCost:
         """What was known and what was measured since; the past fades."""
@@ -58,14 +58,14 @@ class PrefillCost:
         other._cells = dict(self._cells)
         for point in points:
             expected = self.price.seconds(float(point.tokens), float(point.forwards)) if self else math.inf
-            other._add(point, believed=_ODD * expected)
+            other._add(point, cap_s=_ODD * expected)
         return other
 
-    def _add(self, point: PrefillPoint, *, believed: float) -> None:
+    def _add(self, point: PrefillPoint, *, cap_s: float) -> None:
         if point.forwards < 1 or point.tokens < 1 or point.seconds <= 0:
             return
-        tokens, seconds = point.tokens / point.forwards, min(point.seconds, believed) / point.forwards
-        octave = size_of(tokens)
+        tokens, seconds = point.tokens / point.forwards, min(point.seconds, cap_s) / point.forwards
+        octave = size_octave(tokens)
         old = self._cells.get(octave, _Cell(0.0, 0.0, 0.0))
         past = min(old.forwards, _MEMORY)
         share = point.forwards / (past + point.forwards)
@@ -111,10 +111,10 @@ class PrefillCost:
             cell = _Cell(*(float(entry[name]) for name in _Cell._fields))
             if not all(np.isfinite(cell)) or min(cell) <= 0:
                 raise ValueError(f"cost of prefills {entry!r}; expected positive numbers")
-            made._cells[size_of(cell.tokens)] = cell
+            made._cells[size_octave(cell.tokens)] = cell
         return made
 
 
-def size_of(tokens: float) -> int:
+def size_octave(tokens: float) -> int:
     """Octave: forwards of one take about as long as each other."""
     return round(math.log2(max(1.0, tokens)))

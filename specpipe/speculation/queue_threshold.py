@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specpipe.core import ProposerName, SpeculationPlan
-from specpipe.speculation.policy import Situation
+from specpipe.speculation.policy import PolicyInputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,12 +20,12 @@ class QueueThreshold:
     def max_k(self) -> int:
         return self.k
 
-    def plan(self, situation: Situation) -> SpeculationPlan:
-        speculating = (self.k,) * (min(self.threshold, situation.slots) + 1)  # occupancies 0 … threshold
-        plain = (0,) if self.threshold < situation.slots else ()
+    def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
+        speculating = (self.k,) * (min(self.threshold, inputs.slots) + 1)  # occupancies 0 … threshold
+        plain = (0,) if self.threshold < inputs.slots else ()
         return SpeculationPlan(
             ks=speculating + plain,
             proposer=self.proposer,
-            queue_depth=situation.queue_depth,
+            queue_depth=inputs.queue_depth,
             reason=f"queue_threshold: K={self.k} while at most {self.threshold} rows run, else 0",
         )

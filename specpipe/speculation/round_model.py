@@ -20,7 +20,7 @@ from specpipe.core import ProposerName
 Array = npt.NDArray[np.float64]
 Number = TypeVar("Number", float, Array)
 FEATURES, ARITHMETIC, KV, DRAFT = 9, 1, 2, 3
-SHORTFALL = FEATURES
+LOAD_SLOWDOWN = FEATURES
 """The coefficient beyond those of a round: by how much more than a rested machine's rounds those of a job take."""
 _LONG = 1024.0  # tokens of context: with rows of one length KV and arithmetic look alike, and arithmetic gets the time
 _RIDGE = 192.0
@@ -35,7 +35,7 @@ def one_hot(proposer: ProposerName) -> tuple[float, float]:
     return float(proposer == "draft"), float(proposer == "ngram")
 
 
-def terms(draft: Number, ngram: Number, k: Number, n: Number, context: Number) -> tuple[Number, ...]:
+def model_terms(draft: Number, ngram: Number, k: Number, n: Number, context: Number) -> tuple[Number, ...]:
     """→ 9: what each coefficient is multiplied by, of one round or of arrays of one shape. draft, ngram: `one_hot`."""
     tokens, speculates = n * (k + 1), (k > 0) * ngram
     beyond = tokens - _RIDGE
@@ -44,14 +44,14 @@ def terms(draft: Number, ngram: Number, k: Number, n: Number, context: Number) -
     return 0 * k + 1, tokens, n * context, drafted, drafted * n, speculates, speculates * n, root, late
 
 
-def rested(k: float, n: float) -> float:
+def slowdown_share(k: float, n: float) -> float:
     """How much of the shortfall shows in a round of a rested machine: power bounds rounds of many tokens, memory those
     of few."""
     tokens = n * (k + 1)
     return tokens / (tokens + _WARM)
 
 
-def fit(rows: Array, weight: Array, *, near: Array | None = None) -> Array:
+def fit_model(rows: Array, weight: Array, *, near: Array | None = None) -> Array:
     """rows [cells, 10]: terms / seconds, and −`rested`, or 0 of rounds in a job; weight [cells]. → [10], 0 or more.
 
     Least squares of rows @ x − 1, that is of relative errors. `near`: coefficients that may be close; saves time.
@@ -59,7 +59,7 @@ def fit(rows: Array, weight: Array, *, near: Array | None = None) -> Array:
     A small ridge on each coefficient's contribution shares out what the points cannot tell apart.
     """
     scale = np.maximum(rows.max(axis=0), 1e-30)
-    scale[SHORTFALL] = 1.0
+    scale[LOAD_SLOWDOWN] = 1.0
     scale[KV] = max(scale[KV], scale[ARITHMETIC] * _LONG)
     scaled = rows / scale
     weighted = (scaled * weight[:, None]).T
@@ -101,7 +101,7 @@ def _solve(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
     return x
 
 
-def rising(seconds: Array) -> Array:
+def monotone(seconds: Array) -> Array:
     """The mean of the least rising bound above and the greatest below: rising in both axes, an outlier halved."""
     above = np.maximum.accumulate(np.maximum.accumulate(seconds, axis=0), axis=1)
     flipped = seconds[::-1, ::-1]

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from specpipe.core import Evidence, ProposerName, SpeculationPlan, StepReport
-from specpipe.speculation.evidence import EvidenceLog
-from specpipe.speculation.observer import WORKER_HALF_LIFE, Beliefs, Observer
+from specpipe.speculation.evidence_log import EvidenceLog
+from specpipe.speculation.observer import WORKER_HALF_LIFE, Observer, Priors
 from specpipe.speculation.policy import Policy
 
 REPLAN_ROUNDS = 16
@@ -53,14 +53,14 @@ class Tuner:
         self.plan: SpeculationPlan | None = None
         """The one in force."""
 
-    def order(self, plan: SpeculationPlan, beliefs: Beliefs) -> SpeculationPlan:
+    def order(self, plan: SpeculationPlan, priors: Priors) -> SpeculationPlan:
         """A shard has come, with the driver's plan and what the run has learnt → the plan that rules from now on.
 
         It is the policy's again, made here: the worker may know its rows better than the driver does.
         """
         self.queue_depth = plan.queue_depth
-        self._observer.lean_on(beliefs)
-        return self._replan(rows_come=True)
+        self._observer.use_priors(priors)
+        return self._replan(admit_rows=True)
 
     def step(self, step: StepReport) -> SpeculationPlan | None:
         """A step is over → a new plan, every few rounds, if it differs from the one in force in what it asks for."""
@@ -75,14 +75,14 @@ class Tuner:
         plan = self._replan()
         return None if before is not None and _asks(before) == _asks(plan) else plan
 
-    def _replan(self, *, rows_come: bool = False) -> SpeculationPlan:
+    def _replan(self, *, admit_rows: bool = False) -> SpeculationPlan:
         began = time.perf_counter()
         self._since = 0
         self._observer.see(self._recent.take())
         in_force = self.plan
-        if rows_come and self._observer.rows_come(queue_depth=self.queue_depth) > MOSTLY_NEW:
+        if admit_rows and self._observer.admit_rows(queue_depth=self.queue_depth) > MOSTLY_NEW:
             in_force = None
-        plan = self._policy.plan(self._observer.situation(queue_depth=self.queue_depth, plan=in_force))
+        plan = self._policy.plan(self._observer.policy_inputs(queue_depth=self.queue_depth, plan=in_force))
         now = time.perf_counter()
         self.planning_s += now - began
         self._next = now + (now - began) / _SHARE if self._rounds >= REPLAN_ROUNDS else 0.0

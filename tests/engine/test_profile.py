@@ -6,13 +6,13 @@ import torch
 from support.engines import drain, make_engine, make_requests, plan, run
 
 from specpipe.core import Profile, SamplingParams
-from specpipe.speculation.points import points_to_time
+from specpipe.speculation.profiled_rounds import rounds_to_profile
 
 
 def test_the_profile_times_few_and_many_rows_with_and_without_drafts(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft, slots=5, proposer="auto")
-    shapes = points_to_time(5, 3, engine.proposers)
+    shapes = rounds_to_profile(5, 3, engine.proposers)
     assert shapes[:6] == [
         (1, "none", 0),
         (5, "none", 0),
@@ -30,7 +30,7 @@ def test_the_profile_times_few_and_many_rows_with_and_without_drafts(small_pair)
 def test_the_profile_times_small_and_large_prefills_by_the_draft_model(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft, slots=2, prefill_budget=200)
-    found = engine.profile(SamplingParams(), points_to_time(2, 2, engine.proposers), context=40, within_s=60)
+    found = engine.profile(SamplingParams(), rounds_to_profile(2, 2, engine.proposers), context=40, within_s=60)
     assert [prefill.tokens / prefill.forwards for prefill in found.draft_prefills] == [16, 128, 200]
     assert all(prefill.seconds > 0 for prefill in found.draft_prefills)
 
@@ -42,7 +42,7 @@ def test_it_leaves_no_trace(small_pair) -> None:
     engine = make_engine(pair.target, pair.draft)
     live = {name: value.clone() for name, value in vars(engine._state).items() if isinstance(value, torch.Tensor)}
 
-    engine.profile(SamplingParams(), points_to_time(3, 2, engine.proposers), context=40, within_s=60)
+    engine.profile(SamplingParams(), rounds_to_profile(3, 2, engine.proposers), context=40, within_s=60)
 
     engine.check_integrity()
     slots = engine.config.slots
@@ -56,7 +56,8 @@ def test_time_that_does_not_suffice_gives_fewer_points(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft)
     assert (
-        engine.profile(SamplingParams(), points_to_time(3, 2, engine.proposers), context=40, within_s=0.0) == Profile()
+        engine.profile(SamplingParams(), rounds_to_profile(3, 2, engine.proposers), context=40, within_s=0.0)
+        == Profile()
     )
     engine.submit(make_requests(2, vocab_size=pair.vocab_size), plan(2))
     drain(engine)

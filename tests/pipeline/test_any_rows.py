@@ -19,9 +19,9 @@ from specpipe.pipeline.handles import ShardOrder
 from specpipe.pipeline.verify_part import PartCheck
 from specpipe.pipeline.worker import Worker
 from specpipe.speculation.off import Off
-from specpipe.speculation.policy import Situation
+from specpipe.speculation.policy import PolicyInputs
 
-PLAN = Off().plan(Situation(slots=3, queue_depth=1.0, acceptance=AcceptanceCounts()))
+PLAN = Off().plan(PolicyInputs(slots=3, queue_depth=1.0, acceptance=AcceptanceCounts()))
 
 OTHERS = [name for name in input_columns(None) if name != "prompt"]
 

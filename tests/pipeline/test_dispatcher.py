@@ -12,8 +12,8 @@ from specpipe.pipeline.dispatcher import Dispatched, Dispatcher
 from specpipe.pipeline.fleet import Fleet, Member
 from specpipe.pipeline.handles import WorkerInfo
 from specpipe.pipeline.tasks import TaskQueue
-from specpipe.speculation.learning import Learning
-from specpipe.speculation.policy import Situation
+from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.run_estimates import RunEstimates
 
 
 class Counting:
@@ -22,7 +22,7 @@ class Counting:
     def __init__(self) -> None:
         self.plans = 0
 
-    def plan(self, situation: Situation) -> SpeculationPlan:
+    def plan(self, situation: PolicyInputs) -> SpeculationPlan:
         self.plans += 1
         return SpeculationPlan(ks=(2,), proposer="draft", queue_depth=situation.queue_depth, reason="counted")
 
@@ -41,7 +41,7 @@ class Hall:
 
     def __init__(self, workers: int, tasks: TaskQueue) -> None:
         self.tasks, self.policy, self.fleet = tasks, Counting(), Fleet(FakePool(lambda worker, order: None))
-        learning = Learning(slots=4, proposers=())
+        learning = RunEstimates(slots=4, proposers=())
         self.dispatcher = Dispatcher(tasks, self.fleet, self.policy, learning, slots=4, in_flight=2, backup_s=10.0)
         self.members = [self.fleet.spawn(lane) for lane in range(workers)]
         for member in self.members:

@@ -14,8 +14,8 @@ from specpipe.pipeline.driver_contract import DriverConfig, Observers
 from specpipe.pipeline.handles import ShardOrder, WorkerInfo
 from specpipe.pipeline.progress import Progress, Speed
 from specpipe.pipeline.scoreboard import Earlier
-from specpipe.speculation.learning import Learning
-from specpipe.speculation.policy import Situation
+from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.run_estimates import RunEstimates
 
 
 class Recording:
@@ -24,9 +24,9 @@ class Recording:
     max_k = 2
 
     def __init__(self) -> None:
-        self.situations: list[Situation] = []
+        self.situations: list[PolicyInputs] = []
 
-    def plan(self, situation: Situation) -> SpeculationPlan:
+    def plan(self, situation: PolicyInputs) -> SpeculationPlan:
         self.situations.append(situation)
         return SpeculationPlan(ks=(2,), proposer="draft", queue_depth=situation.queue_depth, reason="recorded")
 
@@ -39,11 +39,11 @@ def test_queue_depth_counts_what_is_open_here_and_a_share_of_what_is_open_everyw
         return report(order, worker.name)
 
     pool.behave = behave
-    learning = Learning(slots=4, proposers=("draft",))
+    learning = RunEstimates(slots=4, proposers=("draft",))
     config = DriverConfig(workers=1, slots=4, poll_s=0.01)
     Driver(shards(4, rows=10), pool, policy, config, learning=learning).run()
     assert policy.situations[-1].acceptance["draft"].drafts == pytest.approx(2, rel=0.01)
-    assert pool.orders[-1][1].beliefs.acceptance["draft"].drafts == pytest.approx(2, rel=0.01)
+    assert pool.orders[-1][1].priors.acceptance["draft"].drafts == pytest.approx(2, rel=0.01)
     # One worker, 40 rows: nothing is done when the first two go out, 10 rows are when the third does.
     assert [round(seen.queue_depth) for seen in policy.situations] == [40, 40, 30, 20]
     assert [order.plan.queue_depth for _, order, _ in pool.orders] == [40, 40, 30, 20]

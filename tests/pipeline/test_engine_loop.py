@@ -9,7 +9,7 @@ from specpipe.core import EngineConfig, Request, SamplingParams, SpeculationPlan
 from specpipe.pipeline.engine_loop import WARM_UP_SHARD, EngineLoop
 from specpipe.pipeline.failures import EngineError
 from specpipe.speculation.fixed import Fixed
-from specpipe.speculation.observer import Beliefs
+from specpipe.speculation.observer import Priors
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.timeline import TimelineSampler
 
@@ -40,7 +40,7 @@ def test_shards_that_share_the_engine_get_their_own_rows_back() -> None:
     results: dict[int, list[tuple[int, ...]]] = {}
 
     def run(shard: int) -> None:
-        completions, _ = loop.run(shard, requests(shard, 5), PLAN, Beliefs())
+        completions, _ = loop.run(shard, requests(shard, 5), PLAN, Priors())
         results[shard] = [completion.token_ids for completion in completions]
 
     threads = [threading.Thread(target=run, args=(shard,)) for shard in (4, 5, 6)]
@@ -70,7 +70,7 @@ def test_seconds_of_all_shards_are_those_of_the_engine() -> None:
     meters = []
     threads = [
         threading.Thread(
-            target=lambda shard=shard: meters.append(loop.run(shard, requests(shard, 6), PLAN, Beliefs())[1])
+            target=lambda shard=shard: meters.append(loop.run(shard, requests(shard, 6), PLAN, Priors())[1])
         )
         for shard in (1, 2)
     ]
@@ -95,7 +95,7 @@ def test_an_engine_that_raises_fails_every_shard_that_waits_and_every_later_one(
 
     def run(shard: int) -> None:
         try:
-            loop.run(shard, requests(shard, 4, tokens=50), PLAN, Beliefs())
+            loop.run(shard, requests(shard, 4, tokens=50), PLAN, Priors())
         except EngineError as error:
             errors.append(error)
 
@@ -107,19 +107,19 @@ def test_an_engine_that_raises_fails_every_shard_that_waits_and_every_later_one(
     assert len(errors) == 2
     assert "illegal memory access" in str(errors[0])
     with pytest.raises(EngineError, match="illegal memory access"):
-        loop.run(3, requests(3, 1), PLAN, Beliefs())
+        loop.run(3, requests(3, 1), PLAN, Priors())
 
 
 def test_an_engine_that_loses_rows_is_an_error_and_not_a_hang() -> None:
     fake = engine()
     fake.step = lambda: None  # type: ignore[method-assign]
     with pytest.raises(EngineError, match=r"owes rows of shards \[1\]"):
-        loop_of(fake).run(1, requests(1, 2), PLAN, Beliefs())
+        loop_of(fake).run(1, requests(1, 2), PLAN, Priors())
 
 
 def test_a_shard_without_rows_is_done_at_once() -> None:
     loop = loop_of(engine())
-    completions, meter = loop.run(1, [], PLAN, Beliefs())
+    completions, meter = loop.run(1, [], PLAN, Priors())
     assert completions == []
     loop.close()
     assert meter is not None
@@ -129,13 +129,13 @@ def test_closing_fails_what_is_in_flight() -> None:
     loop = loop_of(engine(step_s=0.01))
     threading.Timer(0.05, loop.close).start()
     with pytest.raises(EngineError, match="stopped"):
-        loop.run(1, requests(1, 3, tokens=90), PLAN, Beliefs())
+        loop.run(1, requests(1, 3, tokens=90), PLAN, Priors())
 
 
 def test_status_counts_and_shows_a_step_that_hangs() -> None:
     fake = engine(step_s=0.4)
     loop = loop_of(fake)
-    thread = threading.Thread(target=loop.run, args=(1, requests(1, 2, tokens=3), PLAN, Beliefs()))
+    thread = threading.Thread(target=loop.run, args=(1, requests(1, 2, tokens=3), PLAN, Priors()))
     thread.start()
     wait_for(lambda: loop.status(after=0).in_step_s > 0.05)
     thread.join(20)
@@ -147,7 +147,7 @@ def test_status_counts_and_shows_a_step_that_hangs() -> None:
 
 def test_warm_up_is_in_no_figure() -> None:
     loop = loop_of(engine())
-    loop.run(WARM_UP_SHARD, requests(WARM_UP_SHARD, 4), PLAN, Beliefs())
+    loop.run(WARM_UP_SHARD, requests(WARM_UP_SHARD, 4), PLAN, Priors())
     status = loop.status(after=0, final=True)
     assert (status.rows_done, status.output_tokens, status.drafts, status.samples) == (0, 0, 0, ())
     began = time.monotonic()

@@ -17,7 +17,7 @@ from specpipe.pipeline.report import read_costs, report_of
 from specpipe.pipeline.run import execute
 from specpipe.report import render_run
 from specpipe.report.goodput_section import compare_with_fixed_k
-from specpipe.speculation.cost import CostTable
+from specpipe.speculation.cost_table import CostTable
 
 
 def costs() -> CostTable:

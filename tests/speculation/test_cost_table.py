@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from specpipe.core import CostPoint, PrefillPoint, Profile, ProposerName
-from specpipe.speculation.cost import CostTable
-from specpipe.speculation.round_model import FEATURES, rising, terms
+from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.round_model import FEATURES, model_terms, monotone
 
 
 def truth(k: int, n: int, context: float = 256.0) -> float:
@@ -109,8 +109,10 @@ def test_what_lies_between_rows_that_are_looked_at_is_what_looking_at_it_says() 
     few = table.grid(proposer="draft", max_k=2, slots=256, context=300)
     near, residual = table._fit._near("draft", 2, np.log2(every), 300)
     k, n = np.meshgrid(np.arange(3.0), every, indexing="ij")
-    model = np.tensordot(table._fit.model[:FEATURES], terms(np.ones_like(k), 0 * k, k, n, np.full_like(k, 300)), 1)
-    seconds, known = rising(model * np.exp(residual / (near + 1.5))), near / (near + 1)
+    model = np.tensordot(
+        table._fit.model[:FEATURES], model_terms(np.ones_like(k), 0 * k, k, n, np.full_like(k, 300)), 1
+    )
+    seconds, known = monotone(model * np.exp(residual / (near + 1.5))), near / (near + 1)
     assert few.seconds[:, 1:] == pytest.approx(seconds, rel=0.015)
     assert few.known[:, 1:] == pytest.approx(known, abs=0.1)
     assert few.seconds[:, 1:17] == pytest.approx(seconds[:, :16], rel=2e-3), "every number of few rows is looked at"

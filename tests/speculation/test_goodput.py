@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from specpipe.core import AcceptanceCounts, CostPoint, PrefillPoint, ProposerName, SpeculationPlan
-from specpipe.speculation.acceptance import Acceptance
-from specpipe.speculation.cost import CostTable
-from specpipe.speculation.exploring import EARLY_ROUNDS, RARELY
+from specpipe.speculation.acceptance_estimate import AcceptanceEstimate
+from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.exploration import EARLY_ROUNDS, RARELY
 from specpipe.speculation.goodput import Goodput
-from specpipe.speculation.policy import Situation
+from specpipe.speculation.policy import PolicyInputs
 
 SLOTS = 64
 
@@ -30,7 +30,7 @@ def table(*, draft_token_s: float = 1e-7) -> CostTable:
     return CostTable(points, prefills=[prefill])
 
 
-def acceptance(*rates: float, drafts: int = 100_000) -> Acceptance:
+def acceptance(*rates: float, drafts: int = 100_000) -> AcceptanceEstimate:
     reached = [float(drafts)]
     for rate in rates:
         reached.append(reached[-1] * rate)
@@ -39,16 +39,16 @@ def acceptance(*rates: float, drafts: int = 100_000) -> Acceptance:
         reached_per_position=tuple(round(r) for r in reached[:-1]),
         accepted_per_position=tuple(round(r) for r in reached[1:]),
     )
-    return Acceptance().with_counts(counts, row_rounds=drafts, keep=1.0)
+    return AcceptanceEstimate().with_counts(counts, row_rounds=drafts, keep=1.0)
 
 
 OFF = SpeculationPlan(ks=(0,), proposer="none", queue_depth=0, reason="in force")
 
 
-def situation(draft: Acceptance, **changes: object) -> Situation:
-    known: dict[ProposerName, Acceptance] = {"draft": draft}
+def inputs(draft: AcceptanceEstimate, **changes: object) -> PolicyInputs:
+    known: dict[ProposerName, AcceptanceEstimate] = {"draft": draft}
     return replace(
-        Situation(
+        PolicyInputs(
             slots=SLOTS, queue_depth=1000, acceptance=known, costs=table(), context=200, input_tokens=100,
             output_tokens=200, rounds=EARLY_ROUNDS, plan=OFF,
         ),
@@ -62,7 +62,7 @@ POLICY = Goodput(k=5, proposers=("draft",))
 
 
 def test_few_rows_draft_many_tokens_and_many_rows_few() -> None:
-    plan = POLICY.plan(situation(GOOD))
+    plan = POLICY.plan(inputs(GOOD))
     assert plan.k_for(1) == 5 and plan.k_for(64) <= 1
     for n in (1, 4, 16, 32, 64):
         best = max(range(6), key=lambda k: sum(0.9**i for i in range(k + 1)) / seconds(k, n))
@@ -70,17 +70,17 @@ def test_few_rows_draft_many_tokens_and_many_rows_few() -> None:
 
 
 def test_a_useless_draft_is_not_used() -> None:
-    plan = POLICY.plan(situation(BAD))
+    plan = POLICY.plan(inputs(BAD))
     assert (plan.ks, plan.proposer) == ((0,) * (SLOTS + 1), "none")
     assert "plain at 64 rows" in plan.reason and "draft accepted 0.01" in plan.reason
 
 
 def test_a_position_that_is_never_accepted_is_not_drafted() -> None:
-    assert POLICY.plan(situation(acceptance(0.95, 0.9, 0.0))).max_k <= 3
+    assert POLICY.plan(inputs(acceptance(0.95, 0.9, 0.0))).max_k <= 3
 
 
 def test_a_plan_says_what_it_expects() -> None:
-    plan = POLICY.plan(situation(GOOD))
+    plan = POLICY.plan(inputs(GOOD))
     expected = sum(0.9**i for i in range(6)) / seconds(5, 1)
     assert plan.tokens_per_s[1] == pytest.approx(expected, rel=0.1)
     assert len(plan.tokens_per_s) == len(plan.ks) == SLOTS + 1
@@ -88,15 +88,15 @@ def test_a_plan_says_what_it_expects() -> None:
 
 def test_a_small_advantage_changes_nothing_that_is_in_force() -> None:
     for n in (1, 16):
-        best = POLICY.plan(situation(GOOD)).k_for(n)
+        best = POLICY.plan(inputs(GOOD)).k_for(n)
         near = SpeculationPlan(ks=(best - 1,) * (SLOTS + 1), proposer="draft", queue_depth=0, reason="in force")
         stubborn = replace(POLICY, hysteresis=1.0)
-        assert stubborn.plan(situation(GOOD, plan=near)).k_for(n) == best - 1
-        assert POLICY.plan(situation(GOOD, plan=replace(near, ks=(0,)))).k_for(n) > 0
+        assert stubborn.plan(inputs(GOOD, plan=near)).k_for(n) == best - 1
+        assert POLICY.plan(inputs(GOOD, plan=replace(near, ks=(0,)))).k_for(n) > 0
 
 
 def test_catching_up_is_paid_before_the_draft_is_turned_on() -> None:
-    tail = situation(GOOD, queue_depth=3, behind=200.0)
+    tail = inputs(GOOD, queue_depth=3, behind=200.0)
     dear = replace(tail, costs=table(draft_token_s=1.0))
     assert POLICY.plan(tail).k_for(3) == 5
     assert POLICY.plan(dear).k_for(3) == 0
@@ -105,7 +105,7 @@ def test_catching_up_is_paid_before_the_draft_is_turned_on() -> None:
 
 def test_prefilling_the_draft_for_every_new_row_is_paid() -> None:
     dear = table(draft_token_s=5e-5)
-    long_prompts = situation(GOOD, occupancy=8, input_tokens=20_000, context=20_100, costs=dear)
+    long_prompts = inputs(GOOD, occupancy=8, input_tokens=20_000, context=20_100, costs=dear)
     assert POLICY.plan(long_prompts).k_for(8) == 0
     assert POLICY.plan(replace(long_prompts, input_tokens=10, context=200)).k_for(8) > 0
 
@@ -113,12 +113,12 @@ def test_prefilling_the_draft_for_every_new_row_is_paid() -> None:
 def test_the_better_proposer_is_taken() -> None:
     policy = Goodput(k=5, proposers=("draft", "ngram"))
     for draft, ngram, best in ((GOOD, BAD, "draft"), (BAD, GOOD, "ngram"), (BAD, BAD, "none")):
-        plan = policy.plan(situation(draft, acceptance={"draft": draft, "ngram": ngram}))
+        plan = policy.plan(inputs(draft, acceptance={"draft": draft, "ngram": ngram}))
         assert plan.proposer == best, plan.reason
 
 
 def test_what_was_never_tried_is_tried_within_the_budget() -> None:
-    plan = POLICY.plan(situation(acceptance(0.2), queue_depth=8, output_tokens=20_000))
+    plan = POLICY.plan(inputs(acceptance(0.2), queue_depth=8, output_tokens=20_000))
     explore = plan.explore  # the second position may be anything
     assert explore is not None and explore.k > plan.k_for(8)
     assert explore.rounds / explore.every <= 0.01
@@ -128,42 +128,42 @@ def test_what_was_never_tried_is_tried_within_the_budget() -> None:
 
 
 def test_what_is_known_well_is_not_explored() -> None:
-    assert POLICY.plan(situation(BAD)).explore is None
-    assert POLICY.plan(situation(GOOD)).explore is None
+    assert POLICY.plan(inputs(BAD)).explore is None
+    assert POLICY.plan(inputs(GOOD)).explore is None
 
 
 def test_a_try_that_the_work_left_cannot_pay_for_is_not_made() -> None:
-    tail = situation(acceptance(0.2), queue_depth=4, output_tokens=20, behind=200.0)
+    tail = inputs(acceptance(0.2), queue_depth=4, output_tokens=20, behind=200.0)
     assert POLICY.plan(tail).explore is not None
     assert POLICY.plan(replace(tail, costs=table(draft_token_s=1e-3))).explore is None
 
 
 def test_a_wrong_belief_that_keeps_the_draft_off_is_tested_now_and_then() -> None:
-    wrong = situation(GOOD, occupancy=16, behind=300.0, costs=table(draft_token_s=1e-3))
+    wrong = inputs(GOOD, occupancy=16, behind=300.0, costs=table(draft_token_s=1e-3))
     plan = POLICY.plan(wrong)
     assert plan.k_for(16) == 0 and plan.explore is not None
-    assert plan.explore.k > 0 and plan.explore.every == RARELY, "not as rarely as what it is believed to cost asks for"
+    assert plan.explore.k > 0 and plan.explore.every == RARELY, "not as rarely as what it is cap_s to cost asks for"
     assert POLICY.plan(replace(wrong, costs=table())).k_for(16) > 0
 
 
 def test_rows_of_which_nothing_is_known_are_tried_soon() -> None:
-    known = situation(acceptance(0.0, drafts=200), queue_depth=8, output_tokens=20_000, behind=400.0)
+    known = inputs(acceptance(0.0, drafts=200), queue_depth=8, output_tokens=20_000, behind=400.0)
     later, at_first = POLICY.plan(known).explore, POLICY.plan(replace(known, plan=None)).explore
     assert later is not None and at_first is not None
     assert at_first.every == 16 < later.every
 
 
 def test_a_try_catches_up_few_rows_where_the_draft_is_off_and_all_where_it_is_on() -> None:
-    off = situation(acceptance(0.0, drafts=200), queue_depth=8, output_tokens=20_000, behind=400.0, prefill_budget=8192)
+    off = inputs(acceptance(0.0, drafts=200), queue_depth=8, output_tokens=20_000, behind=400.0, prefill_budget=8192)
     for behind, limit in ((400.0, 1600), (40.0, 1024), (4000.0, 8192)):
         explore = POLICY.plan(replace(off, behind=behind)).explore
         assert explore is not None and explore.catch_up == limit
-    on = POLICY.plan(situation(acceptance(0.2), queue_depth=8, output_tokens=20_000))
+    on = POLICY.plan(inputs(acceptance(0.2), queue_depth=8, output_tokens=20_000))
     assert on.k_for(8) and on.explore is not None and on.explore.catch_up is None
 
 
 def test_before_much_is_caught_up_on_old_evidence_a_few_rows_show_whether_it_pays() -> None:
-    tail = situation(GOOD.aged(1e-5), queue_depth=32, behind=400.0)
+    tail = inputs(GOOD.discounted(1e-5), queue_depth=32, behind=400.0)
     looks = POLICY.plan(tail)
     assert looks.max_k and not any(looks.ks) and looks.proposer == "none"
     assert looks.explore is not None and (looks.explore.every, looks.explore.catch_up) == (8, 1600)
@@ -176,7 +176,7 @@ def test_before_much_is_caught_up_on_old_evidence_a_few_rows_show_whether_it_pay
 
 
 def test_tries_for_which_rows_are_caught_up_come_by_fours() -> None:
-    tail = situation(acceptance(0.0, drafts=200), queue_depth=8, output_tokens=20_000, behind=400.0)
+    tail = inputs(acceptance(0.0, drafts=200), queue_depth=8, output_tokens=20_000, behind=400.0)
     explore, nothing_behind = POLICY.plan(tail).explore, POLICY.plan(replace(tail, behind=0.0)).explore
     assert explore is not None and explore.rounds == 4 and explore.rounds / explore.every <= 0.01
     assert [explore.catch_up_at(i) for i in range(explore.every - 4, explore.every)] == [explore.catch_up, 0, 0, 0]
@@ -184,11 +184,11 @@ def test_tries_for_which_rows_are_caught_up_come_by_fours() -> None:
 
 
 def test_a_proposer_of_which_nothing_is_known_is_tried_soon() -> None:
-    dear = situation(
-        Acceptance(), queue_depth=40, rounds=0, behind=400.0, costs=table(draft_token_s=2e-5), input_tokens=10
+    dear = inputs(
+        AcceptanceEstimate(), queue_depth=40, rounds=0, behind=400.0, costs=table(draft_token_s=2e-5), input_tokens=10
     )
     explores = []
-    for known in (Acceptance(), acceptance(0.7, 0.7, drafts=20)):
+    for known in (AcceptanceEstimate(), acceptance(0.7, 0.7, drafts=20)):
         plan = POLICY.plan(replace(dear, acceptance={"draft": known}))
         assert plan.k_for(40) == 0 and plan.explore is not None
         explores.append(plan.explore.every)
@@ -196,16 +196,16 @@ def test_a_proposer_of_which_nothing_is_known_is_tried_soon() -> None:
 
 
 def test_rounds_with_drafts_wait_for_as_many_rows_as_make_them_pay() -> None:
-    few, many = POLICY.plan(situation(GOOD, queue_depth=4)), POLICY.plan(situation(GOOD, queue_depth=40))
+    few, many = POLICY.plan(inputs(GOOD, queue_depth=4)), POLICY.plan(inputs(GOOD, queue_depth=40))
     assert few.k_for(4) and many.k_for(40)
     assert 0 < few.least_ready < many.least_ready < 1
     for plan, n in ((few, 4), (many, 40)):
         k = plan.k_for(n)
         tokens = 1 + plan.least_ready * sum(0.9**i for i in range(1, k + 1))
         assert tokens / seconds(k, n) == pytest.approx(1 / seconds(0, n), rel=0.1)
-    assert POLICY.plan(situation(BAD)).least_ready == 0
+    assert POLICY.plan(inputs(BAD)).least_ready == 0
 
 
 def test_without_any_measured_round_it_decodes_plainly() -> None:
-    plan = POLICY.plan(situation(GOOD, costs=None))
+    plan = POLICY.plan(inputs(GOOD, costs=None))
     assert plan.max_k == 0 and "no round is timed" in plan.reason

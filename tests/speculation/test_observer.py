@@ -6,7 +6,7 @@ import pytest
 
 from specpipe.core import AcceptanceCounts, CostPoint, Evidence
 from specpipe.speculation.observer import WORKER_HALF_LIFE, Observer
-from specpipe.speculation.policy import Situation
+from specpipe.speculation.policy import PolicyInputs
 
 ROUNDS = Evidence(
     costs=(CostPoint(proposer="none", k=0, running=6, context=300.0, rounds=16, seconds=0.1),),
@@ -20,13 +20,13 @@ def observer(slots: int = 8) -> Observer:
     return Observer(slots=slots, proposers=("draft",), half_life=WORKER_HALF_LIFE, output_tokens=100.0)
 
 
-def seen(*evidence: Evidence, depth: float = 50, rows_come: bool = False) -> Situation:
+def seen(*evidence: Evidence, depth: float = 50, admit_rows: bool = False) -> PolicyInputs:
     known = observer()
     for one in evidence:
         known.see(one)
-    if rows_come:
-        known.rows_come(queue_depth=depth)
-    return known.situation(queue_depth=depth, plan=None)
+    if admit_rows:
+        known.admit_rows(queue_depth=depth)
+    return known.policy_inputs(queue_depth=depth, plan=None)
 
 
 def test_before_any_round_the_draft_lacks_whole_prompts() -> None:
@@ -37,31 +37,31 @@ def test_before_any_round_the_draft_lacks_whole_prompts() -> None:
 def test_the_latest_round_says_how_many_rows_run_and_how_far_the_draft_is_behind() -> None:
     found = seen(ROUNDS, Evidence())
     assert (found.running, found.behind, found.context, found.left) == (2, 40.0, 300.0, 25.0)
-    assert seen(ROUNDS, rows_come=True).left == seen().left == 100.0, "unknown: as many as rows do"
+    assert seen(ROUNDS, admit_rows=True).left == seen().left == 100.0, "unknown: as many as rows do"
 
 
 def test_rows_that_come_fill_the_slots_and_are_new() -> None:
     ended = replace(ROUNDS, rows=8, input_tokens=8 * 60, output_tokens=8 * 80)
-    found = seen(ended, rows_come=True)
+    found = seen(ended, admit_rows=True)
     assert found.running == 8
     assert found.behind == pytest.approx((2 * 40 + 6 * 60) / 8)
     assert found.context == pytest.approx((2 * 300 + 6 * (60 + 40)) / 8)
-    assert seen(ended, depth=3, rows_come=True).running == 3
+    assert seen(ended, depth=3, admit_rows=True).running == 3
 
 
 def test_what_was_accepted_of_rows_that_ended_says_less_of_those_that_come() -> None:
     counts = AcceptanceCounts(drafts=80, reached_per_position=(80, 40), accepted_per_position=(40, 10))
     before = observer()
     before.see(replace(ROUNDS, verified={"draft": counts}, rounds={"draft": 1}, row_rounds={"draft": 80}))
-    known = before.beliefs.acceptance["draft"]
-    assert before.rows_come(queue_depth=50) == 0.75
-    after = before.beliefs.acceptance["draft"]
+    known = before.priors.acceptance["draft"]
+    assert before.admit_rows(queue_depth=50) == 0.75
+    after = before.priors.acceptance["draft"]
     assert after.reached == pytest.approx([0.25 * count for count in known.reached])
     assert after.conditional(3) == pytest.approx(known.conditional(3))
-    assert observer().rows_come(queue_depth=0) == 0.0
+    assert observer().admit_rows(queue_depth=0) == 0.0
     fresh = observer()
-    fresh.rows_come(queue_depth=8)
-    assert fresh.beliefs.acceptance["draft"].unseen
+    fresh.admit_rows(queue_depth=8)
+    assert fresh.priors.acceptance["draft"].has_no_data
 
 
 def test_until_a_first_generation_has_ended_rows_that_run_tell_how_long_rows_are() -> None:
@@ -78,4 +78,4 @@ def test_acceptance_counts_half_after_so_many_rounds_or_drafts(rows: int, rounds
     known = observer()
     for _ in range(2):
         known.see(Evidence(verified={"draft": none}, rounds={"draft": rounds}, row_rounds={"draft": drafts}))
-    assert known.beliefs.acceptance["draft"].reached[0] == pytest.approx(1.5 * drafts)
+    assert known.priors.acceptance["draft"].reached[0] == pytest.approx(1.5 * drafts)

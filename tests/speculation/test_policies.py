@@ -2,36 +2,36 @@ import pytest
 
 from specpipe.speculation.fixed import Fixed
 from specpipe.speculation.off import Off
-from specpipe.speculation.policy import Situation
+from specpipe.speculation.policy import PolicyInputs
 from specpipe.speculation.queue_threshold import QueueThreshold
 
 
-def situation(slots: int = 8, queue_depth: float = 12.5) -> Situation:
-    return Situation(slots=slots, queue_depth=queue_depth, acceptance={})
+def inputs(slots: int = 8, queue_depth: float = 12.5) -> PolicyInputs:
+    return PolicyInputs(slots=slots, queue_depth=queue_depth, acceptance={})
 
 
 @pytest.mark.parametrize(("threshold", "slots"), [(0, 8), (1, 8), (7, 8), (8, 8), (9, 8), (10**9, 3)])
 def test_the_threshold_is_exact(threshold: int, slots: int) -> None:
-    plan = QueueThreshold(k=5, threshold=threshold, proposer="draft").plan(situation(slots))
+    plan = QueueThreshold(k=5, threshold=threshold, proposer="draft").plan(inputs(slots))
     for running in range(1, slots + 1):
         assert plan.k_for(running) == (5 if running <= threshold else 0), running
     assert len(plan.ks) <= slots + 2
 
 
 def test_off_never_speculates() -> None:
-    plan = Off().plan(situation())
+    plan = Off().plan(inputs())
     assert (plan.max_k, plan.proposer, Off().max_k) == (0, "none", 0)
 
 
 def test_fixed_ignores_the_load() -> None:
-    plan = Fixed(k=4, proposer="ngram").plan(situation())
+    plan = Fixed(k=4, proposer="ngram").plan(inputs())
     assert {plan.k_for(running) for running in range(100)} == {4}
     assert plan.proposer == "ngram"
 
 
 def test_every_plan_says_what_it_was_made_from() -> None:
     for policy in (Off(), Fixed(k=2, proposer="draft"), QueueThreshold(k=2, threshold=3, proposer="draft")):
-        plan = policy.plan(situation(queue_depth=7.25))
+        plan = policy.plan(inputs(queue_depth=7.25))
         assert plan.queue_depth == 7.25
         assert plan.reason
         assert plan.max_k <= policy.max_k

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specpipe.speculation.round_model import FEATURES, SHORTFALL, _least, fit, terms
+from specpipe.speculation.round_model import FEATURES, LOAD_SLOWDOWN, _least, fit_model, model_terms
 
 
 def test_the_fit_is_the_least_over_coefficients_that_are_not_negative() -> None:
@@ -23,9 +23,9 @@ def test_rounds_of_the_model_give_its_coefficients_back() -> None:
     random = np.random.default_rng(1)
     k, n = random.integers(0, 6, 300).astype(float), random.integers(1, 257, 300).astype(float)
     draft = (random.random(300) < 0.5).astype(float)
-    rows = np.stack(terms(draft, 1 - draft, k, n, random.uniform(10, 2000, 300)), axis=1)
+    rows = np.stack(model_terms(draft, 1 - draft, k, n, random.uniform(10, 2000, 300)), axis=1)
     truth = np.array([4e-3, 2e-5, 3e-8, 1e-3, 8e-6, 1e-4, 1e-6, 3e-5, 2e-5])
     seconds = rows @ truth
-    found = fit(np.column_stack([rows / seconds[:, None], np.zeros(300)]), np.ones(300))
+    found = fit_model(np.column_stack([rows / seconds[:, None], np.zeros(300)]), np.ones(300))
     assert rows @ found[:FEATURES] == pytest.approx(seconds, rel=0.01)
-    assert found[SHORTFALL] == 0
+    assert found[LOAD_SLOWDOWN] == 0

@@ -29,8 +29,8 @@ from specpipe.pipeline.driver_contract import DriverConfig, Observers
 from specpipe.pipeline.folder import RunFolder
 from specpipe.pipeline.handles import ShardOrder
 from specpipe.pipeline.ledger import read_ledger
-from specpipe.speculation.learning import Learning
-from specpipe.speculation.make import make_policy
+from specpipe.speculation.make_policy import make_policy
+from specpipe.speculation.run_estimates import RunEstimates
 from specpipe.telemetry.record import shard_schema
 from specpipe.telemetry.shard_log import ShardLog
 from specpipe.telemetry.summary import RunFacts, summarise
@@ -72,7 +72,7 @@ def drive(count: int, policy_name: str) -> dict[str, float]:
     evidence = EVIDENCE if policy_name == "goodput" else Evidence()
     policy = make_policy(policy_name, k=4, max_running=8, proposers=("draft", "ngram"))
     observers = Observers(published=lambda report: log.add(report.telemetry))
-    learning = Learning(slots=64, proposers=("draft", "ngram"))
+    learning = RunEstimates(slots=64, proposers=("draft", "ngram"))
     config = DriverConfig(workers=WORKERS, slots=64)
     driver = Driver(shards(count), pool, policy, config, observers=observers, learning=learning)
     began, used = time.perf_counter(), time.process_time()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from specpipe.benchmark.policy import Outcome
+    from specpipe.simulator.simulation import SimulationResult
 
 
 @click.command(short_help="The goodput policy against an oracle and fixed K, simulated.")
@@ -36,8 +36,8 @@ def policy(
     import json
     from itertools import islice
 
-    from specpipe.benchmark.policy import simulate_all
-    from specpipe.benchmark.policy_scenarios import families, load_scenarios
+    from specpipe.simulator.scenarios import families, load_scenarios
+    from specpipe.simulator.simulation import simulate_all
 
     chosen = list(families(load_scenarios(scenarios, seed=seed), limit=limit))
     played = simulate_all([one for _, members in chosen for one in members], warm_up=warm_up, processes=processes)
@@ -45,21 +45,21 @@ def policy(
         click.echo(f"{'family':<18} {'runs':>5} {'rounds':>9}   {'over the oracle':<25} over the best fixed K")
     everything = []
     for name, members in chosen:
-        outcomes = []
-        for outcome in islice(played, len(members)):
-            outcomes.append(outcome)
+        results = []
+        for result in islice(played, len(members)):
+            results.append(result)
             if as_json:
-                click.echo(json.dumps(dataclasses.asdict(outcomes[-1])))
+                click.echo(json.dumps(dataclasses.asdict(results[-1])))
         if not as_json:
-            click.echo(_line(name, outcomes))
-        everything += outcomes
+            click.echo(_line(name, results))
+        everything += results
     if not as_json and everything:
         click.echo(_line("all", everything))
 
 
-def _line(name: str, outcomes: Sequence[Outcome]) -> str:
-    spreads = [_spread([o.against_oracle for o in outcomes]), _spread([o.against_fixed for o in outcomes])]
-    return f"{name:<18} {len(outcomes):>5} {sum(o.rounds for o in outcomes):>9,}   {'   '.join(spreads)}"
+def _line(name: str, results: Sequence[SimulationResult]) -> str:
+    spreads = [_spread([o.against_oracle for o in results]), _spread([o.against_fixed for o in results])]
+    return f"{name:<18} {len(results):>5} {sum(o.rounds for o in results):>9,}   {'   '.join(spreads)}"
 
 
 def _spread(values: Sequence[float]) -> str:

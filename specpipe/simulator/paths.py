@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specpipe.benchmark.policy_draws import Ints
-from specpipe.benchmark.policy_queue import RowQueue
+from specpipe.simulator.draws import Ints
+from specpipe.simulator.row_queue import RowQueue
 
 Walk = Callable[[Ints, Ints, int], Ints]
 """As `Draws.walk`, with one K."""

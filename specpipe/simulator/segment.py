@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specpipe.benchmark.policy_draws import Ints, Mask
-from specpipe.benchmark.policy_paths import Paths
 from specpipe.core import ProposerName
+from specpipe.simulator.draws import Ints, Mask
+from specpipe.simulator.paths import Paths
 
 
-class Stretch(NamedTuple):
+class Segment(NamedTuple):
     """What the rounds came to."""
 
     proposer: ProposerName

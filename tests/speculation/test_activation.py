@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from specpipe.speculation.expected import Outlook
-from specpipe.speculation.policy import Situation
+from specpipe.speculation.activation import HORIZON, PREMIUM, Activation, plan_activation
+from specpipe.speculation.policy import PolicyInputs
 from specpipe.speculation.prefill_cost import PrefillPrice
-from specpipe.speculation.turning import HORIZON, PREMIUM, Turn, turn_on
+from specpipe.speculation.throughput import RemainingWork
 
 SLOTS = 64
 TOKEN_S = 1e-6
-FULL = Situation(slots=SLOTS, queue_depth=1000, context=300, output_tokens=200)
+FULL = PolicyInputs(slots=SLOTS, queue_depth=1000, context=300, output_tokens=200)
 TAIL = replace(FULL, queue_depth=20, occupancy=20)
 Array = npt.NDArray[np.float64]
 
@@ -23,12 +23,12 @@ def saved(few: float, many: float, *, above: int = 32) -> Array:
     return np.where(np.arange(SLOTS + 1) <= above, few, many)
 
 
-def turn(by_token: Array, situation: Situation, token_s: float = TOKEN_S) -> Turn:
-    return turn_on(by_token, Outlook.of(situation).ahead, situation, PrefillPrice(0.0, token_s))
+def turn(by_token: Array, inputs: PolicyInputs, token_s: float = TOKEN_S) -> Activation:
+    return plan_activation(by_token, RemainingWork.of(inputs).ahead, inputs, PrefillPrice(0.0, token_s))
 
 
 def test_what_pays_everywhere_is_on_everywhere() -> None:
-    assert turn(saved(1e-5, 1e-5), FULL) == Turn(1, SLOTS, 0.0)
+    assert turn(saved(1e-5, 1e-5), FULL) == Activation(1, SLOTS, 0.0)
 
 
 def test_what_never_pays_is_off() -> None:
@@ -53,8 +53,10 @@ def test_rows_that_may_generate_little_more_are_not_caught_up_though_others_gene
     assert turn(saved(1e-6, 1e-6), tail, token_s=1e-7).most == 20
     assert turn(saved(1e-6, 1e-6), replace(tail, left=10.0), token_s=1e-7).most == 0
     waiting = replace(tail, left=10.0, queue_depth=1000)
-    assert Outlook.of(waiting).ahead[:20] == pytest.approx(Outlook.of(replace(waiting, left=200.0)).ahead[:20])
-    assert Outlook.of(replace(tail, left=10.0)).ahead.sum() == pytest.approx(20 * 10, rel=0.1)
+    assert RemainingWork.of(waiting).ahead[:20] == pytest.approx(
+        RemainingWork.of(replace(waiting, left=200.0)).ahead[:20]
+    )
+    assert RemainingWork.of(replace(tail, left=10.0)).ahead.sum() == pytest.approx(20 * 10, rel=0.1)
 
 
 def test_a_draft_that_is_on_stays_on_where_turning_it_on_again_would_cost_more() -> None:
@@ -75,7 +77,7 @@ def test_what_is_saved_later_than_what_was_seen_holds_for_pays_for_no_catching_u
 
 def test_where_the_fewest_rows_lose_it_is_off_again() -> None:
     by_token = saved(-1e-5, 1e-5, above=4)
-    assert turn(by_token, TAIL) == Turn(5, 20, 0.0)
+    assert turn(by_token, TAIL) == Activation(5, 20, 0.0)
 
 
 def test_what_is_lost_until_the_tail_comes_is_not_outweighed_by_what_is_saved_there() -> None:

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from specpipe.benchmark.policy_machine import Array, Machine
 from specpipe.core import EngineConfig, ProposerName
 from specpipe.errors import JobError
+from specpipe.simulator.machine import Array, Machine
 
 LEAST_ROUNDS = 700
 """About as many as a scenario has even where every round drafts the most."""
-BUILT_IN = Path(__file__).with_name("policy_scenarios.yaml")
+BUILT_IN = Path(__file__).with_name("scenarios.yaml")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """A worker that only pretends: slots, shards, rounds and draft KV as the engine has them, seconds by a machine's table.
 
 What a round yields follows from the row, the position and K (policy_draws.py), so that the rounds of one K are played
-in one go, though rows end and others get their slots. Shapes: n rows that run, m rounds of a stretch, w rows in it.
+in one go, though rows end and others get their slots. Shapes: n rows that run, m rounds of a segment, w rows in it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from functools import partial
 
 import numpy as np
 
-from specpipe.benchmark.policy_draws import Draws, Ints, Mask
-from specpipe.benchmark.policy_paths import Paths, extended
-from specpipe.benchmark.policy_queue import RowQueue
-from specpipe.benchmark.policy_scenarios import Scenario
-from specpipe.benchmark.policy_stretch import Stretch, catch_up
 from specpipe.core import ProposerName
+from specpipe.simulator.draws import Draws, Ints, Mask
+from specpipe.simulator.paths import Paths, extended
+from specpipe.simulator.row_queue import RowQueue
+from specpipe.simulator.scenarios import Scenario
+from specpipe.simulator.segment import Segment, catch_up
 
 
 class SimulatedWorker:
@@ -101,11 +101,11 @@ class SimulatedWorker:
         holds: Callable[[int], bool] = lambda running: True,
         least_ready: float = 0.0,
         catch_up: int | None = None,
-    ) -> Stretch:
+    ) -> Segment:
         """So many rounds with this K, fewer where a shard comes. Call `admit` before.
 
-        holds: whether this K is right for another number of rows: where not, the stretch ends; least_ready: as in a
-        plan; catch_up: tokens that the draft catches up a step, if fewer than the budget: new rows end the stretch.
+        holds: whether this K is right for another number of rows: where not, the segment ends; least_ready: as in a
+        plan; catch_up: tokens that the draft catches up a step, if fewer than the budget: new rows end the segment.
         """
         if k and self.left == len(self.rows):  # no row has a use for a draft
             k, most = 0, 1
@@ -134,7 +134,7 @@ class SimulatedWorker:
         tokens, self.behind = catch_up(self.behind, new, budget, all_alike=limit is not None)
         return tokens, self.behind > 0 if self.behind.any() else None
 
-    def _book(self, proposer: ProposerName, k: int, paths: Paths, caught_up: int, late: Mask | None) -> Stretch:
+    def _book(self, proposer: ProposerName, k: int, paths: Paths, caught_up: int, late: Mask | None) -> Segment:
         machine = self.scenario.machine
         running, left = np.count_nonzero(paths.left, axis=1), paths.left.sum(axis=1)
         if k and (useless := running == left)[1:].any():  # a token of each row, without a draft
@@ -148,7 +148,7 @@ class SimulatedWorker:
         if forwards := np.count_nonzero(prefills):
             self.seconds += machine.prefill_s(float(prefills.sum()), float(forwards))
         self.rounds += len(left)
-        return Stretch(proposer, k, running, context, seconds, prefills, paths, late, self._keep(paths))
+        return Segment(proposer, k, running, context, seconds, prefills, paths, late, self._keep(paths))
 
     def _follow(self, proposer: ProposerName, paths: Paths, late: Mask | None) -> Ints:
         """How far the draft is behind, old rows and new → [m] tokens of prompts that it read beside the target."""

@@ -1,20 +1,20 @@
 import pytest
 
 from specpipe.core import AcceptanceCounts
-from specpipe.speculation.acceptance import PRIOR, Acceptance
+from specpipe.speculation.acceptance_estimate import PRIOR, AcceptanceEstimate
 
 
 def counts(reached: tuple[int, ...], accepted: tuple[int, ...]) -> AcceptanceCounts:
     return AcceptanceCounts(drafts=reached[0], reached_per_position=reached, accepted_per_position=accepted)
 
 
-def seen(reached: tuple[int, ...], accepted: tuple[int, ...]) -> Acceptance:
-    return Acceptance().with_counts(counts(reached, accepted), row_rounds=reached[0], keep=1.0)
+def seen(reached: tuple[int, ...], accepted: tuple[int, ...]) -> AcceptanceEstimate:
+    return AcceptanceEstimate().with_counts(counts(reached, accepted), row_rounds=reached[0], keep=1.0)
 
 
 def test_before_anything_was_seen_the_prior_counts() -> None:
-    assert Acceptance().conditional(3) == pytest.approx([PRIOR] * 3)
-    assert Acceptance().coverage == 1.0
+    assert AcceptanceEstimate().conditional(3) == pytest.approx([PRIOR] * 3)
+    assert AcceptanceEstimate().coverage == 1.0
 
 
 def test_a_position_counts_only_where_it_was_reached() -> None:
@@ -35,7 +35,7 @@ def test_the_past_fades() -> None:
 
 
 def test_rows_without_a_draft_lower_the_coverage() -> None:
-    known = Acceptance().with_counts(counts((300,), (200,)), row_rounds=1000, keep=1.0)
+    known = AcceptanceEstimate().with_counts(counts((300,), (200,)), row_rounds=1000, keep=1.0)
     assert known.coverage == pytest.approx(0.3, abs=0.01)
 
 

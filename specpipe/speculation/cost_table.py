@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from specpipe.core import CostPoint, PrefillPoint, Profile, ProposerName
-from specpipe.speculation.cost_cells import Cell, Cells, Key, key_of
-from specpipe.speculation.cost_fit import CostFit, Grid
+from specpipe.speculation.cost_cells import CellKey, CostCell, CostCells, cell_key
+from specpipe.speculation.cost_fit import CostFit, CostGrid
 from specpipe.speculation.prefill_cost import TOKENS_OF_A_FORWARD, PrefillCost, PrefillPrice
 from specpipe.speculation.round_model import DRAFT
 
@@ -22,12 +22,12 @@ class CostTable:
 
     def __init__(self, points: Iterable[CostPoint] = (), *, prefills: Iterable[PrefillPoint] = ()) -> None:
         """`prefills`: by the draft model."""
-        self._become(Cells().with_points(points), PrefillCost(prefills))
+        self._become(CostCells().with_points(points), PrefillCost(prefills))
 
-    def _become(self, cells: Cells, prefills: PrefillCost, before: CostFit | None = None) -> None:
+    def _become(self, cells: CostCells, prefills: PrefillCost, before: CostFit | None = None) -> None:
         """before: the fit of the table that this one goes on from."""
         self._cells, self._prefills, self._before = cells, prefills, before
-        self._grids: dict[tuple[ProposerName, int, int, float], Grid] = {}
+        self._grids: dict[tuple[ProposerName, int, int, float], CostGrid] = {}
 
     def with_points(self, points: Iterable[CostPoint]) -> CostTable:
         """What was known and what was measured since; the past of a cell fades."""
@@ -42,7 +42,7 @@ class CostTable:
         cells = self._cells.with_points(profile.rounds, profiled=True)
         return self._next(cells, self._prefills.with_points(profile.draft_prefills))
 
-    def _next(self, cells: Cells, prefills: PrefillCost) -> CostTable:
+    def _next(self, cells: CostCells, prefills: PrefillCost) -> CostTable:
         table = object.__new__(CostTable)
         table._become(cells, prefills, self.__dict__.get("_fit", self._before))
         return table
@@ -75,7 +75,7 @@ class CostTable:
         grid = self.grid(proposer=proposer, max_k=widest, slots=fullest, context=context)
         return float(grid.seconds[k, running])
 
-    def grid(self, *, proposer: ProposerName, max_k: int, slots: int, context: float) -> Grid:
+    def grid(self, *, proposer: ProposerName, max_k: int, slots: int, context: float) -> CostGrid:
         """Seconds of a round for every K and number of rows. Raises ValueError for a table that knows nothing."""
         if not self._cells:
             raise ValueError("the cost table is empty; expected at least one measured point")
@@ -89,7 +89,7 @@ class CostTable:
         return {"cells": list(self._cells), "prefills": self._prefills.to_json()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._become(Cells().replaced(dict(state["cells"])), PrefillCost.from_json(state["prefills"]))
+        self._become(CostCells().replaced(dict(state["cells"])), PrefillCost.from_json(state["prefills"]))
 
     def to_json(self) -> dict[str, Any]:
         """For a cache; the inverse of `from_json`."""
@@ -104,13 +104,13 @@ class CostTable:
         """Raises ValueError, KeyError or TypeError for what `to_json` did not write."""
         if data["version"] != _VERSION:
             raise ValueError(f"cost table version {data['version']!r}; expected {_VERSION}")
-        cells: dict[Key, Cell] = {}
+        cells: dict[CellKey, CostCell] = {}
         for cell in data["cells"]:
-            numbers = [float(cell[name]) for name in Cell._fields]
+            numbers = [float(cell[name]) for name in CostCell._fields]
             if not all(np.isfinite(numbers)) or numbers[0] < 1 or numbers[1] < 0 or numbers[3] <= 0:
                 raise ValueError(f"cost table cell {cell!r}; expected positive numbers")
-            key = key_of(cell["proposer"], int(cell["k"]), *numbers[:2], profiled=bool(cell["profiled"]))
-            cells[key] = Cell(*numbers)
+            key = cell_key(cell["proposer"], int(cell["k"]), *numbers[:2], profiled=bool(cell["profiled"]))
+            cells[key] = CostCell(*numbers)
         table = cls()
-        table._become(Cells().replaced(cells), PrefillCost.from_json(data["draft_prefills"]))
+        table._become(CostCells().replaced(cells), PrefillCost.from_json(data["draft_prefills"]))
         return table

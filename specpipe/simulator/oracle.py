@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from specpipe.benchmark.policy_machine import Array
-from specpipe.benchmark.policy_scenarios import Scenario
-from specpipe.benchmark.policy_worker import SimulatedWorker
 from specpipe.core import ProposerName
+from specpipe.simulator.machine import Array
+from specpipe.simulator.scenarios import Scenario
+from specpipe.simulator.simulated_worker import SimulatedWorker
 
-Choice = tuple[ProposerName, int]
+RoundChoice = tuple[ProposerName, int]
 CHOOSE_AGAIN = 16
 """Rounds after which the oracle looks again, as it does where the number of rows has changed by more than CHANGED."""
 CHANGED = 1 / 16
@@ -48,7 +48,7 @@ class Oracle:
         first made a difference."""
         parting: SimulatedWorker | None = None
         rows, until = 0, 0
-        choice: Choice = ("none", 0)
+        choice: RoundChoice = ("none", 0)
 
         def holds(running: int) -> bool:
             return abs(running - rows) <= CHANGED * rows
@@ -63,7 +63,7 @@ class Oracle:
             worker.play(*choice, until - worker.rounds, holds=holds)
         return worker.seconds, parting
 
-    def _choices(self, worker: SimulatedWorker) -> tuple[Choice, Choice]:
+    def _choices(self, worker: SimulatedWorker) -> tuple[RoundChoice, RoundChoice]:
         """→ with patience, and without."""
         scenario, rows = self._scenario, worker.rows
         n, machine = len(rows), scenario.machine
@@ -90,6 +90,6 @@ class Oracle:
         return np.asarray(bare + of_context * context)
 
 
-def _least(who: ProposerName, seconds: Array) -> tuple[float, Choice]:
+def _least(who: ProposerName, seconds: Array) -> tuple[float, RoundChoice]:
     k = int(seconds.argmin())
     return float(seconds[k]), (who, k)

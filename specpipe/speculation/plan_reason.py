@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 from specpipe.core import Exploration
-from specpipe.speculation.expected import Choice, Outlook
+from specpipe.speculation.throughput import ProposerChoice, RemainingWork
 
 
-def say(best: Choice, outlook: Outlook, explore: Exploration | None) -> str:
+def plan_reason(best: ProposerChoice, work: RemainingWork, explore: Exploration | None) -> str:
     """Of what the best proposer would do."""
-    proposer, ks, n = best.proposer, best.ks, outlook.n
-    k, rate = int(ks[n]), (1 / best.a_token[:, n]).tolist()
-    accepted = outlook.situation.acceptance[proposer].conditional(len(rate) - 1)[: min(4, max(1, int(ks.max())))]
+    proposer, ks, n = best.proposer, best.ks, work.n
+    k, rate = int(ks[n]), (1 / best.token_s[:, n]).tolist()
+    accepted = work.inputs.acceptance[proposer].conditional(len(rate) - 1)[: min(4, max(1, int(ks.max())))]
     known = f"{proposer} accepted {' '.join(f'{c:.2f}' for c in accepted)} where reached"
     plain = f"{rate[0]:,.0f} tok/s"
     if k:

@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from specpipe.benchmark.policy_scenarios import Scenario
 from specpipe.core import ProposerName
+from specpipe.simulator.scenarios import Scenario
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

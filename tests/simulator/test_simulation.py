@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from specpipe.benchmark.policy import Outcome, simulate, simulate_all
-from specpipe.benchmark.policy_course import Courses
-from specpipe.benchmark.policy_draws import Draws
-from specpipe.benchmark.policy_log import RoundLog
-from specpipe.benchmark.policy_run import PolicyRun
-from specpipe.benchmark.policy_scenarios import BUILT_IN, Scenario, families, load_scenarios
-from specpipe.benchmark.policy_worker import SimulatedWorker
 from specpipe.cli.main import main
 from specpipe.core import Evidence, ProposerName
 from specpipe.errors import JobError
+from specpipe.simulator.draws import Draws
+from specpipe.simulator.fixed_k import FixedKRuns
+from specpipe.simulator.policy_run import PolicyRun
+from specpipe.simulator.round_log import RoundLog
+from specpipe.simulator.scenarios import BUILT_IN, Scenario, families, load_scenarios
+from specpipe.simulator.simulated_worker import SimulatedWorker
+from specpipe.simulator.simulation import SimulationResult, simulate, simulate_all
 from specpipe.speculation.goodput import Goodput
 
 SCENARIOS = load_scenarios()
@@ -26,13 +26,13 @@ def scenario(family: str, index: int = 0, among: list[Scenario] = SCENARIOS) -> 
     return next(s for s in among if s.family == family and s.index == index)
 
 
-def hold(outcomes: list[Outcome]) -> None:
+def hold(results: list[SimulationResult]) -> None:
     """3 % of the oracle in the median, 6 % at the 95th percentile; 3 % of the best fixed K in 99 of 100, 4 % always."""
-    oracle = [outcome.against_oracle for outcome in outcomes]
+    oracle = [result.against_oracle for result in results]
     assert np.median(oracle) <= 0.03
     assert np.quantile(oracle, 0.95) <= 0.06
-    assert np.quantile([outcome.against_fixed for outcome in outcomes], 0.99) <= 0.03
-    worst = max(outcomes, key=lambda outcome: outcome.against_fixed)
+    assert np.quantile([result.against_fixed for result in results], 0.99) <= 0.03
+    worst = max(results, key=lambda result: result.against_fixed)
     assert worst.against_fixed <= 0.04, worst
 
 
@@ -45,18 +45,18 @@ def test_there_are_two_hundred_scenarios_and_more() -> None:
 
 def test_goodput_holds_its_goals_on_some() -> None:
     some = ("draining queue", "shifting shards", "useless draft", "draft or n-grams")
-    outcomes = [simulate(scenario(family)) for family in some]
-    hold(outcomes)
-    assert min(outcome.rounds for outcome in outcomes) >= 500
+    results = [simulate(scenario(family)) for family in some]
+    hold(results)
+    assert min(result.rounds for result in results) >= 500
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 1])
 def test_goodput_holds_its_goals_on_all(seed: int | None) -> None:
     """Seed 1: scenarios on which nothing was tuned."""
-    outcomes = list(simulate_all(load_scenarios(seed=seed)))
-    hold(outcomes)
-    assert min(outcome.rounds for outcome in outcomes) >= 500
+    results = list(simulate_all(load_scenarios(seed=seed)))
+    hold(results)
+    assert min(result.rounds for result in results) >= 500
 
 
 def test_the_same_file_gives_the_same_scenarios_and_the_same_outcome() -> None:
@@ -168,16 +168,16 @@ def test_a_course_is_what_playing_it_round_by_round_comes_to(family: str, index:
     while worker.rounds < 50 and worker.admit():
         worker.play("none", 0, 5)
     start = worker.fork().caught_up()
-    courses = Courses(start)
+    fixed_k = FixedKRuns(start)
     played: dict[tuple[ProposerName, int], float] = {}
     for choice in [("none", 0), *((who, k) for who in chosen.proposers for k in (1, 5))]:
         one = start.fork()
         while one.admit():
             one.play(*choice, 16)
         played[choice] = one.seconds
-        assert courses.seconds(choice) == pytest.approx(one.seconds, rel=2e-5)
+        assert fixed_k.seconds(choice) == pytest.approx(one.seconds, rel=2e-5)
     best = min(played, key=played.__getitem__)
-    assert courses.best(played) == (pytest.approx(played[best], rel=2e-5), best)
+    assert fixed_k.best(played) == (pytest.approx(played[best], rel=2e-5), best)
 
 
 SMALL = """

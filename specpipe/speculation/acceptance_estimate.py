@@ -15,7 +15,7 @@ PRIOR_WEIGHT = 8.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Acceptance:
+class AcceptanceEstimate:
     """Decayed counts of one proposer. Index i is the draft token at position i, from 0.
 
     A position counts only where it was reached, that is where all before it were accepted: with K varying, accepted
@@ -32,10 +32,10 @@ class Acceptance:
     """Conditional acceptance to lean on where little was seen; the last entry holds beyond."""
     prior_coverage: float = 1.0
 
-    def with_counts(self, counts: AcceptanceCounts, *, row_rounds: float, keep: float) -> Acceptance:
+    def with_counts(self, counts: AcceptanceCounts, *, row_rounds: float, keep: float) -> AcceptanceEstimate:
         """What was known, weighed with `keep` (0 to 1), and `counts`."""
         size = max(len(self.reached), len(counts.reached_per_position))
-        return Acceptance(
+        return AcceptanceEstimate(
             reached=_sum(self.reached, counts.reached_per_position, keep, size),
             accepted=_sum(self.accepted, counts.accepted_per_position, keep, size),
             row_rounds=keep * self.row_rounds + max(row_rounds, counts.drafts),
@@ -58,11 +58,11 @@ class Acceptance:
         return (self.drafts + PRIOR_WEIGHT * self.prior_coverage) / (self.row_rounds + PRIOR_WEIGHT)
 
     @property
-    def unseen(self) -> bool:
+    def has_no_data(self) -> bool:
         """Whether nobody has shown anything of this proposer."""
         return not self.row_rounds and self.prior == (PRIOR,)
 
-    def aged(self, keep: float) -> Acceptance:
+    def discounted(self, keep: float) -> AcceptanceEstimate:
         """The same estimates, which fewer observations stand for."""
         now = self.as_prior()
         reached = tuple(keep * count for count in self.reached)
@@ -74,10 +74,10 @@ class Acceptance:
             drafts=keep * self.row_rounds * self.coverage,
         )
 
-    def as_prior(self) -> Acceptance:
+    def as_prior(self) -> AcceptanceEstimate:
         """Nothing seen yet, and this as what to lean on."""
         known = max(1, len(self.reached))
-        return Acceptance(
+        return AcceptanceEstimate(
             prior=self.conditional(known),
             prior_coverage=self.coverage,
         )

@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 
-from specpipe.benchmark.policy_course import Courses
-from specpipe.benchmark.policy_draws import Draws
-from specpipe.benchmark.policy_oracle import Choice, Oracle
-from specpipe.benchmark.policy_run import PolicyRun
-from specpipe.benchmark.policy_scenarios import Scenario
-from specpipe.benchmark.policy_worker import SimulatedWorker
 from specpipe.core import ProposerName
+from specpipe.simulator.draws import Draws
+from specpipe.simulator.fixed_k import FixedKRuns
+from specpipe.simulator.oracle import Oracle, RoundChoice
+from specpipe.simulator.policy_run import PolicyRun
+from specpipe.simulator.scenarios import Scenario
+from specpipe.simulator.simulated_worker import SimulatedWorker
 from specpipe.speculation.goodput import Goodput
 from specpipe.speculation.policy import Policy
 
 WARM_UP = 50
 _WORTH_A_PROCESS = 8  # scenarios
-_PLAIN: Choice = ("none", 0)
+_PLAIN: RoundChoice = ("none", 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class SimulationResult:
     """One scenario."""
 
     family: str
@@ -55,7 +55,7 @@ class Outcome:
         return self.policy_s / self.fixed_s - 1
 
 
-def simulate(scenario: Scenario, *, policy: Policy | None = None, warm_up: int = WARM_UP) -> Outcome:
+def simulate(scenario: Scenario, *, policy: Policy | None = None, warm_up: int = WARM_UP) -> SimulationResult:
     """Plays one scenario with the policy, by default goodput, and from the end of the warm-up with all others."""
     worker = SimulatedWorker(scenario, Draws(scenario))
     run = PolicyRun(scenario, worker, policy or Goodput(k=scenario.max_k, proposers=scenario.proposers))
@@ -66,9 +66,9 @@ def simulate(scenario: Scenario, *, policy: Policy | None = None, warm_up: int =
         pass
     choices = [_PLAIN]
     choices += [(who, k) for who in scenario.proposers for k in range(1, scenario.max_k + 1)]
-    best, choice = Courses(start).best(choices)
+    best, choice = FixedKRuns(start).best(choices)
     oracle = Oracle(scenario).seconds(start, within_s=best)
-    return Outcome(
+    return SimulationResult(
         family=scenario.family,
         index=scenario.index,
         rounds=worker.rounds,
@@ -83,7 +83,7 @@ def simulate(scenario: Scenario, *, policy: Policy | None = None, warm_up: int =
 
 def simulate_all(
     scenarios: Sequence[Scenario], *, warm_up: int = WARM_UP, processes: int | None = None
-) -> Iterator[Outcome]:
+) -> Iterator[SimulationResult]:
     """In order; as many at once as there are cores, or as `processes` says."""
     play = partial(simulate, warm_up=warm_up)
     wanted = min(processes or len(os.sched_getaffinity(0)), len(scenarios) // _WORTH_A_PROCESS)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from specpipe.core import AcceptanceCounts, Completion, CostPoint, Evidence, PrefillPoint, ProposerName, StepReport
-from specpipe.speculation.prefill_cost import size_of
+from specpipe.speculation.prefill_cost import size_octave
 
 POINTS = 64
 """Cost points that one evidence carries at most: what is left stays for the next one."""
@@ -17,7 +17,7 @@ _ODD = 1.3
 _UP, _DOWN = 0.1, 0.5
 
 
-class Shape(NamedTuple):
+class RoundShape(NamedTuple):
     """Rounds that take about as long as each other."""
 
     proposer: ProposerName
@@ -27,17 +27,17 @@ class Shape(NamedTuple):
 
     @staticmethod
     @lru_cache(maxsize=4096)  # asked for every round
-    def of(proposer: ProposerName, k: int, running: int) -> Shape:
-        return Shape(proposer, k, round(_OCTAVE * math.log2(running)))
+    def of(proposer: ProposerName, k: int, running: int) -> RoundShape:
+        return RoundShape(proposer, k, round(_OCTAVE * math.log2(running)))
 
 
-class Usual:
+class TypicalRounds:
     """What rounds of a shape take as a rule. One that takes far longer met something that is not its K's fault."""
 
     def __init__(self) -> None:
-        self._seconds: dict[Shape, float] = {}
+        self._seconds: dict[RoundShape, float] = {}
 
-    def believe(self, shape: Shape, seconds: float) -> float:
+    def clip(self, shape: RoundShape, seconds: float) -> float:
         """The seconds of a round, cut where they are odd; what stays longer becomes usual within some rounds. 0 for the
         first of its shape: it pays for what the later ones find ready."""
         usual = self._seconds.get(shape)
@@ -73,7 +73,7 @@ class RoundSum:
             context=self.context + other.context,
         )
 
-    def point(self, shape: Shape) -> CostPoint:
+    def point(self, shape: RoundShape) -> CostPoint:
         return CostPoint(
             proposer=shape.proposer,
             k=shape.k,
@@ -88,8 +88,8 @@ class EvidenceLog:
     """Sums steps. One owner, no lock; its size is bounded by the shapes of rounds, whatever the number of steps."""
 
     def __init__(self) -> None:
-        self._usual = Usual()
-        self._costs: dict[Shape, RoundSum] = {}
+        self._usual = TypicalRounds()
+        self._costs: dict[RoundShape, RoundSum] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -121,15 +121,15 @@ class EvidenceLog:
         self._row_rounds[who] = self._row_rounds.get(who, 0) + step.running
 
     def _add_cost(self, step: StepReport) -> None:
-        shape = Shape.of(step.proposer, step.k, step.running)
-        if not (seconds := self._usual.believe(shape, step.round_s)):
+        shape = RoundShape.of(step.proposer, step.k, step.running)
+        if not (seconds := self._usual.clip(shape, step.round_s)):
             return
         self._costs.setdefault(shape, RoundSum()).add(seconds, step.running, step.context)
 
     def _add_prefill(self, step: StepReport) -> None:
         """A step has one forward of the draft model at most."""
         point = PrefillPoint(forwards=1, tokens=step.draft_prefill_tokens, seconds=step.draft_prefill_s)
-        size = size_of(point.tokens)
+        size = size_octave(point.tokens)
         self._prefills[size] = self._prefills[size] + point if size in self._prefills else point
 
     def _add_row(self, completion: Completion) -> None:

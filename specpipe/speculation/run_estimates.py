@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from specpipe.core import Evidence, Profile, ProposerName
-from specpipe.speculation.cost import CostTable
-from specpipe.speculation.observer import Beliefs, Observer
-from specpipe.speculation.policy import Situation
+from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.observer import Observer, Priors
+from specpipe.speculation.policy import PolicyInputs
 
 
-class Learning:
+class RunEstimates:
     """The driver's. Constant work for each report, however many workers there are."""
 
     def __init__(
@@ -53,12 +53,12 @@ class Learning:
             table = table.with_prefills(evidence.draft_prefills)
         self.tables[hardware] = table
 
-    def beliefs(self, worker: str) -> Beliefs:
+    def priors(self, worker: str) -> Priors:
         """For a worker that is ready."""
-        return dataclasses.replace(self._observer.beliefs, costs=self._table(worker))
+        return dataclasses.replace(self._observer.priors, costs=self._table(worker))
 
-    def situation(self, worker: str, *, queue_depth: float) -> Situation:
-        found = self._observer.situation(queue_depth=queue_depth, plan=None)
+    def policy_inputs(self, worker: str, *, queue_depth: float) -> PolicyInputs:
+        found = self._observer.policy_inputs(queue_depth=queue_depth, plan=None)
         return dataclasses.replace(found, costs=self._table(worker) or None)
 
     def hardware(self, worker: str) -> str:

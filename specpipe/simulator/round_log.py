@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from specpipe.benchmark.policy_draws import Draws, Ints
-from specpipe.benchmark.policy_scenarios import Scenario
-from specpipe.benchmark.policy_stretch import Stretch
 from specpipe.core import AcceptanceCounts, Evidence, PrefillPoint, ProposerName
-from specpipe.speculation.evidence import RoundSum, Shape
-from specpipe.speculation.prefill_cost import size_of
+from specpipe.simulator.draws import Draws, Ints
+from specpipe.simulator.scenarios import Scenario
+from specpipe.simulator.segment import Segment
+from specpipe.speculation.evidence_log import RoundShape, RoundSum
+from specpipe.speculation.prefill_cost import size_octave
 
 
 class RoundLog:
@@ -25,21 +25,21 @@ class RoundLog:
         self._rounds: Counter[ProposerName] = Counter()
         """With drafts, as the next."""
         self._row_rounds: Counter[ProposerName] = Counter()
-        self._costs: dict[Shape, RoundSum] = {}
+        self._costs: dict[RoundShape, RoundSum] = {}
         self._rows = self._input_tokens = self._output_tokens = self._running = 0
         self._prefills: dict[int, PrefillPoint] = {}
         """By size."""
 
-    def add(self, stretch: Stretch, seconds: Sequence[float], prefills: Sequence[PrefillPoint] = ()) -> None:
+    def add(self, segment: Segment, seconds: Sequence[float], prefills: Sequence[PrefillPoint] = ()) -> None:
         """As measured: `seconds` [m], 0 for those that say nothing, and what the draft caught up."""
-        running, scenario, ended = stretch.running.tolist(), self._scenario, stretch.ended
-        if stretch.k:
-            self._drafts[stretch.proposer] = self._drafts.get(stretch.proposer, 0) + self._counted(stretch)
-            self._rounds[stretch.proposer] += stretch.rounds
-            self._row_rounds[stretch.proposer] += sum(running)
-        for took, rows, context in zip(seconds, running, stretch.context.tolist(), strict=True):
+        running, scenario, ended = segment.running.tolist(), self._scenario, segment.ended
+        if segment.k:
+            self._drafts[segment.proposer] = self._drafts.get(segment.proposer, 0) + self._counted(segment)
+            self._rounds[segment.proposer] += segment.rounds
+            self._row_rounds[segment.proposer] += sum(running)
+        for took, rows, context in zip(seconds, running, segment.context.tolist(), strict=True):
             if took:
-                shape = Shape.of(stretch.proposer, stretch.k, rows)
+                shape = RoundShape.of(segment.proposer, segment.k, rows)
                 self._costs.setdefault(shape, RoundSum()).add(took, rows, context)
         self._add_prefills(prefills)
         self._running = running[-1]
@@ -50,16 +50,16 @@ class RoundLog:
 
     def _add_prefills(self, prefills: Iterable[PrefillPoint]) -> None:
         for point in prefills:
-            size = size_of(point.tokens / point.forwards)
+            size = size_octave(point.tokens / point.forwards)
             self._prefills[size] = point + self._prefills[size] if size in self._prefills else point
 
-    def _counted(self, stretch: Stretch) -> Ints:
-        paths, size = stretch.paths, self._scenario.max_k + 2
-        most = np.minimum(paths.left, stretch.k + 1)
-        if stretch.late is not None:
-            most[:, stretch.late] = 1
-        if stretch.proposer != "draft":
-            most[~self._draws.found(stretch.proposer, paths.at[:-1]) & (most > 0)] = 1
+    def _counted(self, segment: Segment) -> Ints:
+        paths, size = segment.paths, self._scenario.max_k + 2
+        most = np.minimum(paths.left, segment.k + 1)
+        if segment.late is not None:
+            most[:, segment.late] = 1
+        if segment.proposer != "draft":
+            most[~self._draws.found(segment.proposer, paths.at[:-1]) & (most > 0)] = 1
         kinds = most * size + np.diff(paths.at, axis=0)
         return np.bincount(kinds.ravel(), minlength=size**2).reshape(size, size)
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from specpipe.core import AcceptanceCounts, Completion, PrefillPoint, Request, SamplingParams, ShardRound, StepReport
-from specpipe.speculation.evidence import POINTS, EvidenceLog, Shape, Usual
+from specpipe.speculation.evidence_log import POINTS, EvidenceLog, RoundShape, TypicalRounds
 
 COUNTS = AcceptanceCounts(
     drafts=2, draft_tokens=4, accepted_tokens=1, reached_per_position=(2, 1), accepted_per_position=(1, 0)
@@ -41,13 +41,13 @@ def test_rounds_are_summed_by_their_shape_without_the_first_of_each() -> None:
 
 
 def test_an_odd_round_is_cut_and_what_lasts_becomes_usual() -> None:
-    usual, shape = Usual(), Shape.of("draft", 2, 16)
-    assert usual.believe(shape, 9.0) == 0.0, "the first of its shape says nothing"
-    assert [usual.believe(shape, 0.01) for _ in range(20)] == [0.01] * 20
-    assert usual.believe(shape, 1.0) == pytest.approx(0.013, rel=0.01)
-    later = [usual.believe(shape, 0.04) for _ in range(60)]
+    usual, shape = TypicalRounds(), RoundShape.of("draft", 2, 16)
+    assert usual.clip(shape, 9.0) == 0.0, "the first of its shape says nothing"
+    assert [usual.clip(shape, 0.01) for _ in range(20)] == [0.01] * 20
+    assert usual.clip(shape, 1.0) == pytest.approx(0.013, rel=0.01)
+    later = [usual.clip(shape, 0.04) for _ in range(60)]
     assert later[0] < 0.02 and later[-1] == 0.04
-    assert usual.believe(Shape.of("draft", 3, 16), 0.01) == 0.0
+    assert usual.clip(RoundShape.of("draft", 3, 16), 0.01) == 0.0
 
 
 def test_rounds_that_say_nothing_of_their_price_are_left_out() -> None:

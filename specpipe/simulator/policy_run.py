@@ -7,18 +7,18 @@ from functools import partial
 
 import numpy as np
 
-from specpipe.benchmark.policy_log import RoundLog
-from specpipe.benchmark.policy_machine import Array
-from specpipe.benchmark.policy_oracle import Choice
-from specpipe.benchmark.policy_scenarios import Scenario
-from specpipe.benchmark.policy_stretch import Stretch
-from specpipe.benchmark.policy_worker import SimulatedWorker
 from specpipe.core import CostPoint, PrefillPoint, Profile
-from specpipe.speculation.cost import CostTable
-from specpipe.speculation.evidence import Shape, Usual
-from specpipe.speculation.observer import WORKER_HALF_LIFE, Beliefs, Observer
-from specpipe.speculation.points import PROFILED_CONTEXT, points_to_time
+from specpipe.simulator.machine import Array
+from specpipe.simulator.oracle import RoundChoice
+from specpipe.simulator.round_log import RoundLog
+from specpipe.simulator.scenarios import Scenario
+from specpipe.simulator.segment import Segment
+from specpipe.simulator.simulated_worker import SimulatedWorker
+from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.evidence_log import RoundShape, TypicalRounds
+from specpipe.speculation.observer import WORKER_HALF_LIFE, Observer, Priors
 from specpipe.speculation.policy import Policy
+from specpipe.speculation.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 from specpipe.speculation.tuner import MOSTLY_NEW, REPLAN_ROUNDS, rounds_to_plan
 
 _NOISE = 0.03  # of a measured round's seconds, log-normal
@@ -59,19 +59,19 @@ class PolicyRun:
             prefill_budget=scenario.prefill_budget,
         )
         self._driver, self._observer = observer(), observer(half_life=WORKER_HALF_LIFE)
-        self._observer.lean_on(Beliefs(costs=CostTable().with_profile(self._profile())))
+        self._observer.use_priors(Priors(costs=CostTable().with_profile(self._profile())))
         self._recent, self._shard_log = RoundLog(scenario, worker.draws), RoundLog(scenario, worker.draws)
-        self._usual = Usual()
-        self.chosen: Counter[Choice] = Counter()
+        self._typical = TypicalRounds()
+        self.chosen: Counter[RoundChoice] = Counter()
         """Rounds by proposer and K."""
         self._shards_in = 0
         self._since = 0
-        self.plan = policy.plan(self._observer.situation(queue_depth=worker.queue_depth, plan=None))
+        self.plan = policy.plan(self._observer.policy_inputs(queue_depth=worker.queue_depth, plan=None))
 
     def _profile(self) -> Profile:
         """What a worker times at its start: few rounds, each point with an error of its own."""
         scenario, machine, context = self._scenario, self._scenario.machine, float(PROFILED_CONTEXT)
-        shapes = points_to_time(scenario.slots, scenario.max_k, scenario.proposers)
+        shapes = rounds_to_profile(scenario.slots, scenario.max_k, scenario.proposers)
         timed = self._off(np.array([machine.profiled(who, k, rows, context) for rows, who, k in shapes]))
         prefills = self._off(np.array([machine.prefill_s(tokens, 1.0) for tokens in _PROFILED_PREFILLS]))
         return Profile(
@@ -97,21 +97,21 @@ class PolicyRun:
             return 0
         if worker.queue.shards_in != self._shards_in:  # the driver hands shards out with what it knows
             self._shards_in = worker.queue.shards_in
-            self._replan(rows_come=True)
+            self._replan(admit_rows=True)
         elif self._left() < 1:
             self._replan()
         played = self._play(min(most, self._left()))
         self.chosen[played.proposer, played.k] += played.rounds
         noisy = self._noise.of(played.seconds).tolist()
         measured = [
-            self._usual.believe(Shape.of(played.proposer, played.k, running), seconds)
+            self._typical.clip(RoundShape.of(played.proposer, played.k, running), seconds)
             for running, seconds in zip(played.running.tolist(), noisy, strict=True)
         ]
         self._recent.add(played, measured, self._prefills(played))
         self._since += played.rounds
         return played.rounds
 
-    def _play(self, most: int) -> Stretch:
+    def _play(self, most: int) -> Segment:
         """Rounds for which the plan says the same."""
         worker, plan = self.worker, self.plan
         choice = plan.choice(len(worker.rows), worker.rounds)
@@ -121,7 +121,7 @@ class PolicyRun:
             return worker.play(*choice, most, catch_up=explore.catch_up_at(worker.rounds))
         return worker.play(*choice, most, holds=lambda n: plan.k_for(n) == choice[1], least_ready=plan.least_ready)
 
-    def _prefills(self, played: Stretch) -> list[PrefillPoint]:
+    def _prefills(self, played: Segment) -> list[PrefillPoint]:
         """Each as measured."""
         tokens = played.prefills[played.prefills > 0]
         if not len(tokens):
@@ -136,17 +136,17 @@ class PolicyRun:
         """Rounds until the next plan."""
         return rounds_to_plan(self.worker.rounds - self._since) - self._since
 
-    def _replan(self, *, rows_come: bool = False) -> None:
+    def _replan(self, *, admit_rows: bool = False) -> None:
         self._since = 0
         recent, self._recent = self._recent, RoundLog(self._scenario, self.worker.draws)
         self._shard_log.merge(recent)
         depth, in_force, new = self.worker.queue_depth, self.plan, 0.0
-        if rows_come:
+        if admit_rows:
             self._driver.see(self._shard_log.evidence())
             self._shard_log = RoundLog(self._scenario, self.worker.draws)
-            self._observer.lean_on(self._driver.beliefs)
+            self._observer.use_priors(self._driver.priors)
         self._observer.see(recent.evidence(self.worker.mean_behind, self.worker.mean_left))
-        if rows_come:
-            new = self._observer.rows_come(queue_depth=depth)
-        seen = self._observer.situation(queue_depth=depth, plan=None if new > MOSTLY_NEW else in_force)
+        if admit_rows:
+            new = self._observer.admit_rows(queue_depth=depth)
+        seen = self._observer.policy_inputs(queue_depth=depth, plan=None if new > MOSTLY_NEW else in_force)
         self.plan = self._policy.plan(seen)

@@ -11,7 +11,7 @@ PROFILED_CONTEXT = 256
 plain decoding than of speculation: without it the two could not be compared."""
 
 
-def points_to_time(slots: int, k: int, proposers: Iterable[ProposerName]) -> list[tuple[int, ProposerName, int]]:
+def rounds_to_profile(slots: int, k: int, proposers: Iterable[ProposerName]) -> list[tuple[int, ProposerName, int]]:
     """→ (rows, proposer, K) of the rounds worth timing before the first row, the most telling first.
 
     One row, all slots, and their geometric mean, plain and with two draft tokens (fewer if K is less): with all slots

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from specpipe.benchmark.policy_draws import Ints
-from specpipe.benchmark.policy_scenarios import Scenario
 from specpipe.core import rows_at_once
+from specpipe.simulator.draws import Ints
+from specpipe.simulator.scenarios import Scenario
 
 
 class RowQueue:

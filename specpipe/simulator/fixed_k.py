@@ -14,15 +14,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specpipe.benchmark.policy_draws import Ints
-from specpipe.benchmark.policy_oracle import Choice
-from specpipe.benchmark.policy_worker import SimulatedWorker
 from specpipe.core import rows_at_once
+from specpipe.simulator.draws import Ints
+from specpipe.simulator.oracle import RoundChoice
+from specpipe.simulator.simulated_worker import SimulatedWorker
 
 _NEAR = 1.05  # times the least estimate: what may be the best for all that an estimate is worth
 
 
-class _Course(NamedTuple):
+class _RowRounds(NamedTuple):
     """Of every row, [R]."""
 
     rounds: Ints
@@ -32,7 +32,7 @@ class _Course(NamedTuple):
     """1 where its last round finds one token left, to be generated without a draft; else 0."""
 
 
-class Courses:
+class FixedKRuns:
     """Runs that go on from one place, each with a K of its own."""
 
     def __init__(self, worker: SimulatedWorker) -> None:
@@ -44,18 +44,18 @@ class Courses:
         """[R]: added to a place, the tokens of the row."""
         self._new = self._rows[self._running :]
 
-    def best(self, choices: Iterable[Choice]) -> tuple[float, Choice]:
+    def best(self, choices: Iterable[RoundChoice]) -> tuple[float, RoundChoice]:
         """→ the seconds at the end of the fastest, and which it is. Only those that come near it are followed row by
         row; the others are estimated."""
         estimates = {choice: self._seconds(choice, self._expected(choice)) for choice in choices}
         near = _NEAR * min(estimates.values())
         return min((self.seconds(choice), choice) for choice, seconds in estimates.items() if seconds <= near)
 
-    def seconds(self, choice: Choice) -> float:
+    def seconds(self, choice: RoundChoice) -> float:
         """At the end."""
         return self._worker.seconds + self._seconds(choice, self._followed(choice))
 
-    def _seconds(self, choice: Choice, course: _Course) -> float:
+    def _seconds(self, choice: RoundChoice, course: _RowRounds) -> float:
         """From here on."""
         scenario, (proposer, k) = self._worker.scenario, choice
         machine = scenario.machine
@@ -103,7 +103,7 @@ class Courses:
             return [len(shards)]
         return [self._arrived, *np.unique(shards[self._arrived :], return_counts=True)[1].tolist()]
 
-    def _followed(self, choice: Choice) -> _Course:
+    def _followed(self, choice: RoundChoice) -> _RowRounds:
         if not choice[1]:
             return self._expected(choice)
         following = self._worker.draws.following(*choice)
@@ -123,16 +123,16 @@ class Courses:
             at = reached
             if not len(at):
                 break
-        return _Course(rounds, read + rounds * self._read, alone)
+        return _RowRounds(rounds, read + rounds * self._read, alone)
 
-    def _expected(self, choice: Choice) -> _Course:
+    def _expected(self, choice: RoundChoice) -> _RowRounds:
         """Exact without drafts."""
         left = self._end - self._at
         rounds = np.ceil(left / self._tokens(choice)).astype(np.int64)
         read = rounds * (self._at + self._read + 0.5 * (left - left / rounds))
-        return _Course(rounds, read, np.zeros(len(left), dtype=np.int64))
+        return _RowRounds(rounds, read, np.zeros(len(left), dtype=np.int64))
 
-    def _tokens(self, choice: Choice) -> npt.NDArray[np.float64]:
+    def _tokens(self, choice: RoundChoice) -> npt.NDArray[np.float64]:
         """→ [R] of a round, expected."""
         scenario, (proposer, k) = self._worker.scenario, choice
         if not k:
