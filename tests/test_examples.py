@@ -18,7 +18,7 @@ from specpipe.engine.attention import register
 from specpipe.engine.engine import Engine
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
-from specpipe.pipeline.run import execute
+from specpipe.pipeline.run.run import execute
 from specpipe.speculation.policy import Policy, PolicyInputs
 
 EXAMPLES = Path(__file__).parents[1] / "docs/examples"

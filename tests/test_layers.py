@@ -27,6 +27,8 @@ ALLOWED = {
     "specpipe.pipeline": VOCABULARY
     | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.speculation"}
     | {"specpipe.report", "specpipe.telemetry", "specpipe_kernels"},
+    "specpipe.doctor": VOCABULARY
+    | {"specpipe.data", "specpipe.job", "specpipe.models", "specpipe.pipeline", "specpipe_kernels"},
     "specpipe.benchmark": VOCABULARY
     | {"specpipe.engine", "specpipe.models", "specpipe.speculation", "specpipe_kernels"},
     "specpipe.evaluation": VOCABULARY
@@ -34,9 +36,18 @@ ALLOWED = {
     | {"specpipe.report", "specpipe.telemetry"},
     "specpipe.api": VOCABULARY | {"specpipe.data", "specpipe.job", "specpipe.pipeline"},
     "specpipe.cli": VOCABULARY
-    | {"specpipe.benchmark", "specpipe.data", "specpipe.evaluation", "specpipe.job", "specpipe.pipeline"}
-    | {"specpipe.simulator"},
+    | {"specpipe.benchmark", "specpipe.data", "specpipe.doctor", "specpipe.evaluation", "specpipe.job"}
+    | {"specpipe.pipeline", "specpipe.simulator"},
     "specpipe_kernels": set(),
+}
+# Packages of the pipeline, and the others that each may import; the modules messages, failures, logs, interrupts
+# and tuning serve all of them.
+PIPELINE = {
+    "store": {"driver.progress"},
+    "driver": set(),
+    "worker": {"store"},
+    "cluster": {"driver.progress", "worker"},
+    "run": {"cluster", "driver", "store", "worker"},
 }
 FOLDERS = {part: ROOT / ("kernels" if part == "specpipe_kernels" else "") / part.replace(".", "/") for part in ALLOWED}
 
@@ -63,6 +74,15 @@ def test_a_part_imports_only_what_lies_below_it(part: str) -> None:
     ours = [(path, name) for path in files for name in imports(path) if name.startswith(("specpipe", "jobs."))]
     wrong = [f"{path.relative_to(ROOT)}: {name}" for path, name in ours if not is_within(name, ALLOWED[part] | {part})]
     assert not wrong
+
+
+@pytest.mark.parametrize("package", PIPELINE)
+def test_a_package_of_the_pipeline_imports_only_what_lies_below_it(package: str) -> None:
+    below = {f"specpipe.pipeline.{name}" for name in PIPELINE[package] | {package}}
+    packages = {f"specpipe.pipeline.{name}" for name in PIPELINE}
+    files = sorted((FOLDERS["specpipe.pipeline"] / package).rglob("*.py"))
+    names = [(path, name) for path in files for name in imports(path) if is_within(name, packages)]
+    assert not [f"{path.relative_to(ROOT)}: {name}" for path, name in names if not is_within(name, below)]
 
 
 def test_no_part_is_forgotten() -> None:

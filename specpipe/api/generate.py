@@ -17,10 +17,10 @@ from specpipe.data.locations import locate
 from specpipe.errors import JobError, SpecpipeError
 from specpipe.job import JobSpec
 from specpipe.job.short_job import short_job
-from specpipe.pipeline.folder import PRIVATE, RunFolder
-from specpipe.pipeline.manifest import read_manifest
-from specpipe.pipeline.progress import Progress
-from specpipe.pipeline.run import RunResult, Viewer, execute
+from specpipe.pipeline.driver.progress import Progress
+from specpipe.pipeline.run.run import RunResult, Viewer, execute
+from specpipe.pipeline.store.folder import PRIVATE, RunFolder
+from specpipe.pipeline.store.manifest import read_manifest
 
 if TYPE_CHECKING:
     from ray.data import Dataset

@@ -18,9 +18,9 @@ def doctor(ctx: click.Context, job: str | None, overrides: tuple[str, ...]) -> N
     from rich.text import Text
 
     from specpipe.cli.log_setup import quiet
+    from specpipe.doctor import examine
     from specpipe.errors import EXIT_FAILED
     from specpipe.job import load_job
-    from specpipe.pipeline.doctor import examine
 
     quiet(verbose=False)
     spec = None if job is None else load_job(job, overrides)

@@ -105,8 +105,8 @@ def run(
     from specpipe.evaluation.eval_job import load_eval_job
     from specpipe.evaluation.scheduled import run_evaluation
     from specpipe.job import JobSpec
-    from specpipe.pipeline.cluster import RayBackend
-    from specpipe.pipeline.run import RunResult, Viewer, execute
+    from specpipe.pipeline.cluster.backend import RayBackend
+    from specpipe.pipeline.run.run import RunResult, Viewer, execute
 
     def execute_shown(spec: JobSpec) -> RunResult:
         with display_for(spec.name, as_json=log_json) as display:

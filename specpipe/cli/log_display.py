@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Protocol
 
 from specpipe.cli.run_display import RunDisplay
+from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.logs import with_fields
-from specpipe.pipeline.progress import Progress
-from specpipe.pipeline.run import RunResult
+from specpipe.pipeline.run.run import RunResult
 
 log = logging.getLogger(__name__)
 _EVERY_S = 5.0

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specpipe.pipeline.plan import RunPlan
+from specpipe.pipeline.run.dry_run import RunPlan
 
 _WIDTH = 80
 

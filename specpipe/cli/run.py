@@ -55,14 +55,14 @@ def run(
     spec = short_job(job, (*overrides, *limits), model=model, draft=draft, data=data, out=out)
     if dry_run:
         from specpipe.cli.plan_table import print_plan
-        from specpipe.pipeline.plan import plan_run
+        from specpipe.pipeline.run.dry_run import plan_run
 
         print_plan(spec.name, plan_run(spec))
         return
     from specpipe.cli.log_display import display_for, log_result
     from specpipe.cli.summary_table import print_result
-    from specpipe.pipeline.cluster import RayBackend
-    from specpipe.pipeline.run import Viewer, execute
+    from specpipe.pipeline.cluster.backend import RayBackend
+    from specpipe.pipeline.run.run import Viewer, execute
 
     with display_for(spec.name, as_json=log_json) as display:
         viewer = Viewer(announce=display.announce, progress=display.show)

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from specpipe.pipeline.progress import Progress
+from specpipe.pipeline.driver.progress import Progress
 
 _LINE_EVERY_S = 5.0
 _PLACING_S = 5.0  # where there is room Ray takes less to give a worker its place

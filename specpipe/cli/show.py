@@ -58,7 +58,7 @@ def _follow(run: str, *, as_json: bool) -> tuple[int, str | None]:
 
     from specpipe.cli.run_display import RunDisplay
     from specpipe.errors import EXIT_INTERRUPTED
-    from specpipe.pipeline.follow import DIED, follow
+    from specpipe.pipeline.run.follow import DIED, follow
 
     try:
         with RunDisplay(run.rstrip("/").rpartition("/")[2], ours=False) as display:
@@ -76,7 +76,7 @@ def _write_page(run: str, page: str) -> None:
     from pathlib import Path
 
     from specpipe.errors import OutputError
-    from specpipe.pipeline.report import report_of
+    from specpipe.pipeline.run.report_page import report_of
 
     path = Path(page or f"{run.rstrip('/').rpartition('/')[2] or 'run'}.html")
     html = report_of(run)
@@ -92,9 +92,9 @@ def _print(run: str, state: str | None, *, as_json: bool) -> None:
     import json
 
     from specpipe.cli.summary_table import print_summary
-    from specpipe.pipeline.inspect import inspect
+    from specpipe.pipeline.run.inspection import inspect_run
 
-    summary = inspect(run)
+    summary = inspect_run(run)
     summary["state"] = state or summary["state"]
     if as_json:
         click.echo(json.dumps(summary, indent=1, ensure_ascii=False))

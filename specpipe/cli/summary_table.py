@@ -13,7 +13,7 @@ from rich.text import Text
 from specpipe.cli.run_display import duration
 
 if TYPE_CHECKING:
-    from specpipe.pipeline.run import RunResult
+    from specpipe.pipeline.run.run import RunResult
 
 _WIDTH = 80
 

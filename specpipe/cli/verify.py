@@ -25,7 +25,7 @@ def verify(ctx: click.Context, run: str, fast: bool, as_json: bool) -> None:
     """
     import json
 
-    from specpipe.pipeline.verify import verify as prove
+    from specpipe.pipeline.store.verify import verify as prove
 
     found = prove(run, fast=fast)
     if as_json:

@@ -5,6 +5,7 @@ a test or a notebook can use it for nothing.
 """
 
 from specpipe.core.acceptance import AcceptanceCounts
+from specpipe.core.devices import DTYPE_BYTES, DeviceName, DtypeName, dtype_on
 from specpipe.core.engine_config import IN_FLIGHT, MOST_IN_FLIGHT, ROWS_AHEAD, EngineConfig, rows_at_once
 from specpipe.core.evidence import CostPoint, Evidence, PrefillPoint, Profile
 from specpipe.core.names import MAX_DRAFT_TOKENS, PHASES, FinishReason, Method, Phase, ProposerChoice, ProposerName
@@ -14,6 +15,7 @@ from specpipe.core.rows import Completion, Logprobs, Request, RowTiming, Shard
 from specpipe.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
 
 __all__ = [
+    "DTYPE_BYTES",
     "IN_FLIGHT",
     "MAX_DRAFT_TOKENS",
     "MAX_TOP_LOGPROBS",
@@ -23,6 +25,8 @@ __all__ = [
     "AcceptanceCounts",
     "Completion",
     "CostPoint",
+    "DeviceName",
+    "DtypeName",
     "EngineConfig",
     "Evidence",
     "Exploration",
@@ -42,5 +46,6 @@ __all__ = [
     "ShardRound",
     "SpeculationPlan",
     "StepReport",
+    "dtype_on",
     "rows_at_once",
 ]

@@ -11,8 +11,7 @@ from specpipe.errors import OutputError
 from specpipe.evaluation.outputs import RunOutputs
 from specpipe.evaluation.texts import Divergence
 from specpipe.job import JobSpec, parse_job
-from specpipe.pipeline.assemble import make_builder
-from specpipe.pipeline.prepare import find_model
+from specpipe.pipeline.worker.build import find_model, make_builder
 
 LOOKED_AT = 20
 """Divergences that logits are computed for: each costs a forward pass over its row."""

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 
 from specpipe.data.locations import locate
 from specpipe.errors import OutputError
-from specpipe.pipeline.folder import RunFolder
-from specpipe.pipeline.manifest import Manifest, read_manifest
+from specpipe.pipeline.store.folder import RunFolder
+from specpipe.pipeline.store.manifest import Manifest, read_manifest
 
 _BATCH_ROWS = 1024
 

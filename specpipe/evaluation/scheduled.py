@@ -21,8 +21,8 @@ from specpipe.evaluation.replay import RESULTS, replay
 from specpipe.evaluation.report_html import report_html
 from specpipe.evaluation.samples import find_samples
 from specpipe.job import JobSpec
-from specpipe.pipeline.folder import require_lasting
-from specpipe.pipeline.run import RunResult
+from specpipe.pipeline.run.run import RunResult
+from specpipe.pipeline.store.folder import require_lasting
 
 Execute = Callable[[JobSpec], RunResult]
 

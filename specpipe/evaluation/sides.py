@@ -11,9 +11,9 @@ from specpipe.errors import DataError
 from specpipe.evaluation.outputs import RunOutputs
 from specpipe.evaluation.replay import RESULTS
 from specpipe.evaluation.samples import find_samples
-from specpipe.pipeline.folder import RunFolder
-from specpipe.pipeline.inspect import inspect
-from specpipe.pipeline.manifest import read_manifest
+from specpipe.pipeline.run.inspection import inspect_run
+from specpipe.pipeline.store.folder import RunFolder
+from specpipe.pipeline.store.manifest import read_manifest
 
 _FACTS = (
     "spec_decode_acceptance_rate",
@@ -62,7 +62,7 @@ def open_side(path: str, results: str | None = None) -> Side:
     if not Path(path).is_file() and read_manifest(RunFolder.at(path)) is not None:
         run = RunOutputs.open(path)
         below = Path(results or run.folder.file(RESULTS))
-        summary = inspect(path)
+        summary = inspect_run(path)
         told = {**run.manifest.identity, **run.manifest.tuning}
         return Side(
             name=path.rstrip("/"),

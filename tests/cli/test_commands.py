@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from support.fake_workers import InProcessBackend, make_job
 
 from specpipe.cli.main import main
-from specpipe.pipeline.lock import RunLock
-from specpipe.pipeline.run import execute
+from specpipe.pipeline.run.run import execute
+from specpipe.pipeline.store.lock import RunLock
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import re
 from rich.console import Console
 
 from specpipe.cli.run_display import RunDisplay, duration
-from specpipe.pipeline.progress import Progress
+from specpipe.pipeline.driver.progress import Progress
 
 BASE = Progress(
     elapsed_s=61.0, total_rows=2000, done_rows=500, failed_rows=0, total_shards=10, published_shards=2,

@@ -17,8 +17,8 @@ from support.fake_workers import InProcessBackend
 import specpipe.engine.round
 from jobs.tiny_pair.problems import problems
 from specpipe.job import parse_job
-from specpipe.pipeline.assemble import assemble
-from specpipe.pipeline.run import RunResult, execute
+from specpipe.pipeline.run.run import RunResult, execute
+from specpipe.pipeline.worker.build import build_parts
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -45,7 +45,7 @@ def tiny_run(tmp_path: Path) -> Callable[..., RunResult]:
         }
         for section, values in sections.items():
             job[section] = job[section] | values
-        return execute(parse_job(job, overrides, source="test"), backend=InProcessBackend(assemble=assemble))
+        return execute(parse_job(job, overrides, source="test"), backend=InProcessBackend(build_parts=build_parts))
 
     return run
 

@@ -19,7 +19,7 @@ from specpipe.evaluation.compare_paths import compare_paths
 from specpipe.evaluation.logits import Gap
 from specpipe.evaluation.report_html import report_html
 from specpipe.evaluation.texts import compare_outputs, first_difference
-from specpipe.pipeline.run import RunResult
+from specpipe.pipeline.run.run import RunResult
 
 TinyRun = Callable[..., RunResult]
 STAMP = "2026-01-31T10-11-12.131415"

@@ -17,7 +17,7 @@ from specpipe.data.convert import convert_chats
 from specpipe.errors import DataError, JobError, OutputError
 from specpipe.evaluation.export import export
 from specpipe.evaluation.requests import SCHEMA
-from specpipe.pipeline.run import RunResult
+from specpipe.pipeline.run.run import RunResult
 
 TinyRun = Callable[..., RunResult]
 SHORT = ("speculation.policy=off", "sampling.max_new_tokens=3", "output.max_failed_rows=9")

@@ -17,8 +17,8 @@ from specpipe.evaluation.recording import read_recording, record
 from specpipe.evaluation.replay import replay
 from specpipe.evaluation.scheduled import run_evaluation
 from specpipe.job import JobSpec
-from specpipe.pipeline.assemble import assemble
-from specpipe.pipeline.run import RunResult, execute
+from specpipe.pipeline.run.run import RunResult, execute
+from specpipe.pipeline.worker.build import build_parts
 
 pytestmark = pytest.mark.usefixtures("among_the_tasks")
 ROOT = Path(__file__).parents[2]
@@ -136,7 +136,7 @@ def test_an_evaluation_in_one_command_goes_on_where_it_ended(tmp_path: Path, mon
     told: list[str] = []
 
     def here(spec: JobSpec) -> RunResult:
-        return execute(spec, backend=InProcessBackend(assemble=assemble))
+        return execute(spec, backend=InProcessBackend(build_parts=build_parts))
 
     first = run_evaluation(job, here, told.append)
     assert first.exit_code == 0 and first.comparison is not None and not first.comparison.differs

@@ -16,8 +16,8 @@ from specpipe.evaluation.recording import record
 from specpipe.evaluation.replay import replay
 from specpipe.job import parse_job
 from specpipe.models.tiny import TARGET
-from specpipe.pipeline.assemble import assemble
-from specpipe.pipeline.run import execute
+from specpipe.pipeline.run.run import execute
+from specpipe.pipeline.worker.build import build_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("among_the_tasks")]
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def run(folder: Path, name: str, data: Path, *overrides: str, workers: int = 1, 
             "workers": {"slots": 8, "shard_tokens": 1500},
             "output": {"path": str(folder / name)},
         }
-        backend = InProcessBackend(assemble=assemble, workers=workers)
+        backend = InProcessBackend(build_parts=build_parts, workers=workers)
         assert execute(parse_job(job, overrides, source="test"), backend=backend).exit_code == 0
         replay(str(folder / name))
     return folder / name

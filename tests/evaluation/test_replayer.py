@@ -17,7 +17,7 @@ from specpipe.evaluation.replay import replay
 from specpipe.evaluation.requests import SCHEMA, PromptCutter, request_rows
 from specpipe.models.source import resolve
 from specpipe.models.tokenizer import load_tokenizer
-from specpipe.pipeline.run import RunResult
+from specpipe.pipeline.run.run import RunResult
 
 TinyRun = Callable[..., RunResult]
 SAMPLED = {"do_sample": True, "temperature": 2.0, "max_gen_toks": 6}

@@ -13,17 +13,18 @@ from support.fake_workers import outputs
 from support.ray_workers import RayWorkers
 
 from specpipe.job import parse_job
-from specpipe.pipeline.assemble import Assembly, WorkerConfig, assemble
-from specpipe.pipeline.progress import Progress
-from specpipe.pipeline.run import RunResult, Viewer, execute
-from specpipe.pipeline.verify import verify
+from specpipe.pipeline.driver.progress import Progress
+from specpipe.pipeline.run.run import RunResult, Viewer, execute
+from specpipe.pipeline.store.verify import verify
+from specpipe.pipeline.worker.build import build_parts
+from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
 
-def assemble_and_say_so(config: WorkerConfig, *, pids: Path) -> Assembly:
+def build_parts_and_note_pid(config: WorkerConfig, *, pids: Path) -> WorkerParts:
     (pids / str(os.getpid())).touch()
-    return assemble(config)
+    return build_parts(config)
 
 
 def run_job(folder: Path, device: str, rows: int, out: str, **workers: object) -> tuple[RunResult, int]:
@@ -47,7 +48,7 @@ def run_job(folder: Path, device: str, rows: int, out: str, **workers: object) -
             os.kill(killed[0], signal.SIGKILL)
 
     watch = Viewer(progress=kill) if workers["count"] == 2 else None
-    known = RayWorkers(partial(assemble_and_say_so, pids=pids))
+    known = RayWorkers(partial(build_parts_and_note_pid, pids=pids))
     result = execute(parse_job(values, source="test"), backend=known, viewer=watch)
     return result, len(killed)
 

@@ -9,13 +9,13 @@ from support.faults import FaultyBackend
 
 from specpipe.core import Shard
 from specpipe.job import JobSpec
-from specpipe.pipeline.assemble import WorkerConfig
-from specpipe.pipeline.cluster import Placement
+from specpipe.pipeline.cluster.placement import Placement
+from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.failures import StaleRunError
-from specpipe.pipeline.handles import Pool, ShardOrder
-from specpipe.pipeline.progress import Progress
-from specpipe.pipeline.run import Viewer, execute
-from specpipe.pipeline.verify import verify
+from specpipe.pipeline.messages import Pool, ShardOrder
+from specpipe.pipeline.run.run import Viewer, execute
+from specpipe.pipeline.store.verify import verify
+from specpipe.pipeline.worker.config import WorkerConfig
 from specpipe.speculation.off import Off
 from specpipe.speculation.policy import PolicyInputs
 

@@ -11,7 +11,7 @@ import pytest
 from specpipe import generate
 from specpipe.data import output_schema
 from specpipe.errors import JobError, OutputError
-from specpipe.pipeline.progress import Progress
+from specpipe.pipeline.driver.progress import Progress
 
 PAIR: dict[str, Any] = {"model": "builtin:tiny", "draft": "builtin:tiny"}
 SHORT: dict[str, Any] = {"sampling": {"max_new_tokens": 8}, "workers": {"shard_tokens": 40}}

@@ -12,8 +12,8 @@ from support.fake_workers import InProcessBackend, outputs, wait_for
 
 from specpipe.errors import OutputError
 from specpipe.job import load_job
-from specpipe.pipeline.assemble import assemble
-from specpipe.pipeline.run import RunResult, execute
+from specpipe.pipeline.run.run import RunResult, execute
+from specpipe.pipeline.worker.build import build_parts
 
 WriteJob = Callable[..., Path]
 LONG = {"max_new_tokens": 150, "ignore_eos": True}
@@ -33,7 +33,7 @@ def start(job: Path) -> subprocess.Popen[str]:
 
 def run_here(job: Path, *overrides: str) -> RunResult:
     """The real engine in this process: torch is imported here already."""
-    return execute(load_job(job, overrides), backend=InProcessBackend(assemble=assemble))
+    return execute(load_job(job, overrides), backend=InProcessBackend(build_parts=build_parts))
 
 
 def parts(folder: Path) -> list[Path]:

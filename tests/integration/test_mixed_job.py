@@ -8,7 +8,7 @@ import pytest
 from support.mixed_job import measure
 
 from specpipe.benchmark.synthetic_engine import EngineBench
-from specpipe.pipeline.verify import verify
+from specpipe.pipeline.store.verify import verify
 
 SMALL = EngineBench(
     target="small", draft="small", device="cpu", dtype="float32", batches=(8,), ks=(0,), max_model_len=96

@@ -15,8 +15,8 @@ from support.fake_workers import InProcessBackend, outputs
 from specpipe.cli.main import main
 from specpipe.errors import OutputError
 from specpipe.job import load_job
-from specpipe.pipeline.assemble import assemble
-from specpipe.pipeline.run import execute
+from specpipe.pipeline.run.run import execute
+from specpipe.pipeline.worker.build import build_parts
 
 ROWS = (
     {},
@@ -30,7 +30,7 @@ ROWS = (
 
 def go(path: Path, *overrides: str) -> list[dict[str, Any]]:
     job = load_job(path, [*overrides, "output.max_failed_rows=1"])
-    result = execute(job, backend=InProcessBackend(assemble=assemble, workers=2))
+    result = execute(job, backend=InProcessBackend(build_parts=build_parts, workers=2))
     assert (result.state, result.exit_code) == ("complete", 0)
     rows: list[dict[str, Any]] = outputs(Path(job.output.path)).to_pylist()
     return rows

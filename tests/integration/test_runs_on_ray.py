@@ -11,11 +11,12 @@ from support.fake_workers import InProcessBackend, outputs
 from support.ray_workers import RayWorkers
 
 from specpipe.job import load_job
-from specpipe.pipeline.assemble import WorkerConfig, assemble
-from specpipe.pipeline.cluster import Placement
-from specpipe.pipeline.handles import Pool, ShardOrder, WorkerHandle, WorkerInfo
-from specpipe.pipeline.progress import Progress
-from specpipe.pipeline.run import Viewer, execute
+from specpipe.pipeline.cluster.placement import Placement
+from specpipe.pipeline.driver.progress import Progress
+from specpipe.pipeline.messages import Pool, ShardOrder, WorkerHandle, WorkerInfo
+from specpipe.pipeline.run.run import Viewer, execute
+from specpipe.pipeline.worker.build import build_parts
+from specpipe.pipeline.worker.config import WorkerConfig
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 WriteJob = Callable[..., Path]
@@ -37,7 +38,7 @@ def test_two_workers_with_speculation_write_what_one_without_it_writes(write_job
     assert summary["total_output_tokens"] == sum(map(len, tokens(tmp_path / "out")))
     assert sum(worker["shards"] for worker in summary["workers"].values()) == summary["total_shards"]
     plain = [f"output.path={tmp_path / 'plain'}", "speculation.policy=off", "workers.slots=7"]
-    here = InProcessBackend(assemble=assemble)
+    here = InProcessBackend(build_parts=build_parts)
     again = execute(load_job(path, [*plain, "workers.shard_tokens=400"]), backend=here)
     assert again.summary["spec_decode_num_drafts"] == 0
     assert tokens(tmp_path / "plain") == tokens(tmp_path / "out")
@@ -47,7 +48,7 @@ class Recording(RayWorkers):
     """Remembers which process each one is."""
 
     def __init__(self) -> None:
-        super().__init__(assemble)
+        super().__init__(build_parts)
         self.pids: list[int] = []
 
     def pool(self, config: WorkerConfig, placement: Placement) -> Pool:

@@ -14,9 +14,9 @@ from support.fake_workers import InProcessBackend, outputs
 
 from specpipe.job import load_job
 from specpipe.models.tiny import TARGET
-from specpipe.pipeline.assemble import assemble
-from specpipe.pipeline.cluster import RayBackend
-from specpipe.pipeline.run import Backend, execute
+from specpipe.pipeline.cluster.backend import Backend, RayBackend
+from specpipe.pipeline.run.run import execute
+from specpipe.pipeline.worker.build import build_parts
 
 ROOT = Path(__file__).parents[2]
 FEW = 4
@@ -63,7 +63,7 @@ def run_sample(out: Path, *overrides: str, backend: Backend | None = None) -> To
     path = ROOT / "jobs/data/sharegpt_sample.parquet"
     where = [f"data.path={path}", "data.warmup_rows=0", f"output.path={out}"]
     job = load_job(ROOT / "jobs/sharegpt.yaml", [*where, *overrides])
-    result = execute(job, backend=backend or InProcessBackend(assemble=assemble))
+    result = execute(job, backend=backend or InProcessBackend(build_parts=build_parts))
     assert (result.state, result.exit_code) == ("complete", 0)
     if job.speculation.policy == "fixed" and job.speculation.proposer != "none":
         assert result.summary["spec_decode_accepted_tokens"] > 0
@@ -81,7 +81,7 @@ def test_greedy_rows_of_the_sample_job(
     speculation: str, workers: int, slots: int, shard_tokens: int, reference: Reference, tmp_path: Path
 ) -> None:
     tuning = [f"data.limit={FEW}", f"workers.slots={slots}", f"workers.shard_tokens={shard_tokens}"]
-    here = InProcessBackend(assemble=assemble, workers=workers)
+    here = InProcessBackend(build_parts=build_parts, workers=workers)
     assert run_sample(tmp_path / "out", *SPECULATION[speculation], *tuning, backend=here) == reference(FEW)
 
 
@@ -96,7 +96,7 @@ def test_invariant_draws_are_the_same_whatever_drafts(tmp_path: Path) -> None:
             *SPECULATION[speculation],
             f"workers.slots={slots}",
             f"workers.shard_tokens={shard_tokens}",
-            backend=InProcessBackend(assemble=assemble, workers=workers),
+            backend=InProcessBackend(build_parts=build_parts, workers=workers),
         )
         for speculation, workers, slots, shard_tokens in [
             ("plain", 1, 16, 32768),

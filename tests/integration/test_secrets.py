@@ -14,8 +14,8 @@ _RUN = """
 import sys
 import ray
 from specpipe.job import load_job
-from specpipe.pipeline.cluster import RayBackend
-from specpipe.pipeline.run import execute
+from specpipe.pipeline.cluster.backend import RayBackend
+from specpipe.pipeline.run.run import execute
 
 told = []
 

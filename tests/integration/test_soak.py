@@ -13,8 +13,8 @@ import pytest
 from support.fake_workers import InProcessBackend, outputs
 from support.soak import soak_job
 
-from specpipe.pipeline.run import execute
-from specpipe.pipeline.verify import verify
+from specpipe.pipeline.run.run import execute
+from specpipe.pipeline.store.verify import verify
 
 KILLS = int(os.environ.get("SPECPIPE_SOAK_KILLS", "100"))
 ROWS = 160 * KILLS

@@ -19,9 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specpipe.job import load_job
 from specpipe.models.tiny import TARGET
-from specpipe.pipeline.assemble import assemble
-from specpipe.pipeline.run import RunResult, execute
-from specpipe.pipeline.verify import verify
+from specpipe.pipeline.run.run import RunResult, execute
+from specpipe.pipeline.store.verify import verify
+from specpipe.pipeline.worker.build import build_parts
 
 ROOT = Path(__file__).parents[2]
 TUNED = ("speculation.policy=goodput", "speculation.num_speculative_tokens=3")
@@ -40,7 +40,7 @@ def run_tiny(out: Path, *overrides: str, workers: int = 1, rows: int = 12) -> Ru
         *overrides,
     ]
     job = load_job(ROOT / "jobs/sharegpt.yaml", settings)
-    return execute(job, backend=InProcessBackend(assemble=assemble, workers=workers))
+    return execute(job, backend=InProcessBackend(build_parts=build_parts, workers=workers))
 
 
 def tokens(folder: Path) -> list[list[int]]:

@@ -9,8 +9,8 @@ import pytest
 from support.fake_workers import InProcessBackend, outputs
 from support.two_nodes import two_node_job
 
-from specpipe.pipeline.run import execute
-from specpipe.pipeline.verify import verify
+from specpipe.pipeline.run.run import execute
+from specpipe.pipeline.store.verify import verify
 
 TESTS, ROWS = str(Path(__file__).parents[1]), 2400
 

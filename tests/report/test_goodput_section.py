@@ -12,9 +12,9 @@ from support.fake_workers import InProcessBackend, make_job
 from support.reports import Page, run_source, timeline
 
 from specpipe.core import CostPoint
-from specpipe.pipeline.folder import RunFolder
-from specpipe.pipeline.report import read_costs, report_of
-from specpipe.pipeline.run import execute
+from specpipe.pipeline.run.report_page import read_costs, report_of
+from specpipe.pipeline.run.run import execute
+from specpipe.pipeline.store.folder import RunFolder
 from specpipe.report import render_run
 from specpipe.report.goodput_section import compare_with_fixed_k
 from specpipe.speculation.cost_table import CostTable

@@ -13,8 +13,8 @@ from support.fake_workers import InProcessBackend, make_job, outputs, write_rows
 from support.records import shard_table
 from support.reports import Page, run_source, shard_record, timeline
 
-from specpipe.pipeline.report import report_of
-from specpipe.pipeline.run import execute
+from specpipe.pipeline.run.report_page import report_of
+from specpipe.pipeline.run.run import execute
 from specpipe.report import ErrorExample, render_run
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> </td>&amp; \N{BELL} {{ 7*7 }}"
@@ -116,7 +116,7 @@ def test_a_run_that_fails_leaves_it_too(tmp_path: Path, monkeypatch: pytest.Monk
     def broken(self: object) -> None:
         raise RuntimeError("a fault of the driver's")
 
-    monkeypatch.setattr("specpipe.pipeline.driver.Driver._poll", broken)
+    monkeypatch.setattr("specpipe.pipeline.driver.driver.Driver._poll", broken)
     with pytest.raises(RuntimeError, match="fault"):
         execute(make_job(tmp_path), backend=InProcessBackend())
     assert "job failed" in Page((tmp_path / "out/report.html").read_text(encoding="utf-8")).text
@@ -136,7 +136,7 @@ def test_a_plot_that_cannot_be_drawn_leaves_its_table(
 def test_a_report_never_fails_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("specpipe.pipeline.report.render_run", lambda source: 1 / 0)
+    monkeypatch.setattr("specpipe.pipeline.run.report_page.render_run", lambda source: 1 / 0)
     with caplog.at_level(logging.WARNING):
         assert execute(make_job(tmp_path), backend=InProcessBackend()).exit_code == 0
     assert "report.html could not be written: ZeroDivisionError" in caplog.text

@@ -1,7 +1,7 @@
 """What a run has learnt: acceptance of all workers in one place, costs by hardware, earlier starts included."""
 
 from specpipe.core import AcceptanceCounts, CostPoint, Evidence, Profile
-from specpipe.pipeline.handles import WorkerInfo
+from specpipe.pipeline.messages import WorkerInfo
 from specpipe.speculation.cost_table import CostTable
 from specpipe.speculation.run_estimates import RunEstimates
 

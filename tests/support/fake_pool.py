@@ -9,12 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from specpipe.core import AcceptanceCounts, Evidence, Shard, ShardReport
-from specpipe.pipeline.driver import Driver
-from specpipe.pipeline.driver_contract import Observers
-from specpipe.pipeline.handles import ShardOrder, WorkerInfo
-from specpipe.pipeline.loop_status import LoopStatus
+from specpipe.pipeline.driver.config import Observers
+from specpipe.pipeline.driver.driver import Driver
+from specpipe.pipeline.messages import ShardOrder, WorkerInfo, WorkerStatus
 
-IDLE = LoopStatus(
+IDLE = WorkerStatus(
     running=0, waiting=0, k=0, rows_done=0, output_tokens=0, drafts=0, accepted_tokens=0, in_step_s=0.0, samples=()
 )  # fmt: skip
 
@@ -70,8 +69,8 @@ class FakeWorker:
         finally:
             self.in_flight.remove(order.shard.index)
 
-    def status(self, after: int, final: bool) -> Future[LoopStatus]:
-        future: Future[LoopStatus] = Future()
+    def status(self, after: int, final: bool) -> Future[WorkerStatus]:
+        future: Future[WorkerStatus] = Future()
         if (status := self._pool.on_status(self)) is not None:
             future.set_result(status)
         return future
@@ -86,7 +85,7 @@ class FakePool:
         behave: Callable[[FakeWorker, ShardOrder], ShardReport] = lambda worker, order: report(order, worker.name),
         *,
         on_start: Callable[[FakeWorker], WorkerInfo] = lambda worker: WorkerInfo(facts={}),
-        on_status: Callable[[FakeWorker], LoopStatus | None] = lambda worker: IDLE,
+        on_status: Callable[[FakeWorker], WorkerStatus | None] = lambda worker: IDLE,
         on_place: Callable[[FakeWorker], Future[None]] = lambda worker: at_once(),
         threads: int = 1,
     ) -> None:

@@ -19,13 +19,13 @@ from specpipe.core import EngineConfig, ShardReport
 from specpipe.data import list_files
 from specpipe.job import JobSpec, parse_job
 from specpipe.models.source import ModelSource
-from specpipe.pipeline.assemble import Assembly, WorkerConfig, make_builder
-from specpipe.pipeline.cluster import Placement
-from specpipe.pipeline.folder import RunFolder
-from specpipe.pipeline.handles import ShardOrder, WorkerInfo
-from specpipe.pipeline.loop_status import LoopStatus
-from specpipe.pipeline.progress import Progress
-from specpipe.pipeline.worker import Worker
+from specpipe.pipeline.cluster.placement import Placement
+from specpipe.pipeline.driver.progress import Progress
+from specpipe.pipeline.messages import ShardOrder, WorkerInfo, WorkerStatus
+from specpipe.pipeline.store.folder import RunFolder
+from specpipe.pipeline.worker.build import make_builder
+from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
+from specpipe.pipeline.worker.worker import Worker
 
 
 def write_rows(path: Path, count: int, **changes: Any) -> Path:
@@ -59,11 +59,11 @@ def make_job(folder: Path, *overrides: str, rows: int = 24) -> JobSpec:
 SOURCE = ModelSource(path="", name="fake", revision="0" * 16)
 
 
-def fake_assembly(config: WorkerConfig, **engine: Any) -> Assembly:
+def fake_parts(config: WorkerConfig, **engine: Any) -> WorkerParts:
     job = config.job
     engine_config: EngineConfig = job.engine_config(200)
     builder = make_builder(job, ByteEncoder(), max_model_len=200, vocab_size=1000)
-    return Assembly(engine=FakeEngine(engine_config, **engine), builder=builder, facts={"device": "fake"})
+    return WorkerParts(engine=FakeEngine(engine_config, **engine), builder=builder, facts={"device": "fake"})
 
 
 def worker_config(job: JobSpec, **changes: Any) -> WorkerConfig:
@@ -81,7 +81,7 @@ def worker_config(job: JobSpec, **changes: Any) -> WorkerConfig:
         "draft": None,
         "device": "cpu",
         "threads": 1,
-        "assemble": fake_assembly,
+        "build_parts": fake_parts,
     }
     return WorkerConfig(**(values | changes))
 
@@ -103,7 +103,7 @@ class InProcessWorker:
     def run_shard(self, order: ShardOrder) -> Future[ShardReport]:
         return self._threads.submit(self.worker.run_shard, order)
 
-    def status(self, after: int, final: bool) -> Future[LoopStatus]:
+    def status(self, after: int, final: bool) -> Future[WorkerStatus]:
         return self._threads.submit(self.worker.status, after, final)
 
     def stop(self) -> None:
@@ -112,9 +112,9 @@ class InProcessWorker:
 
 @dataclass
 class InProcessBackend:
-    """Runs workers here. `assemble(config)` builds each one's parts; `workers` counts them."""
+    """Runs workers here. `build_parts(config)` builds each one's parts; `workers` counts them."""
 
-    assemble: Callable[[WorkerConfig], Assembly] = fake_assembly
+    build_parts: Callable[[WorkerConfig], WorkerParts] = fake_parts
     workers: int = 1
     device: Literal["cpu", "cuda"] = "cpu"
     logs: str = ""
@@ -129,7 +129,7 @@ class InProcessBackend:
     def pool(self, config: WorkerConfig, placement: Placement) -> InProcessBackend:
         import dataclasses
 
-        self.config = dataclasses.replace(config, assemble=self.assemble)
+        self.config = dataclasses.replace(config, build_parts=self.build_parts)
         return self
 
     def watcher(self, config: WorkerConfig) -> Callable[[Progress], None]:

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from support.fake_engine import FakeEngine
-from support.fake_workers import fake_assembly
+from support.fake_workers import fake_parts
 from support.ray_workers import RayWorkers
 
 from specpipe.core import StepReport
-from specpipe.pipeline.assemble import Assembly, WorkerConfig
+from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 
 
 class OutOfMemoryError(RuntimeError):
@@ -51,17 +51,19 @@ class FaultyEngine(FakeEngine):
         return super().step()
 
 
-def faulty_assembly(config: WorkerConfig, *, orders: str, step_s: float) -> Assembly:
-    parts = fake_assembly(config)
+def faulty_parts(config: WorkerConfig, *, orders: str, step_s: float) -> WorkerParts:
+    parts = fake_parts(config)
     (Path(orders).parent / "pids" / str(os.getpid())).touch()
-    return Assembly(engine=FaultyEngine(parts.engine, Path(orders), step_s), builder=parts.builder, facts=parts.facts)
+    return WorkerParts(
+        engine=FaultyEngine(parts.engine, Path(orders), step_s), builder=parts.builder, facts=parts.facts
+    )
 
 
 class FaultyBackend(RayWorkers):
     """Ray's workers over faulty engines. `order("kill")` strikes whichever worker steps next."""
 
     def __init__(self, folder: Path, *, step_s: float = 0.02) -> None:
-        super().__init__(partial(faulty_assembly, orders=str(folder / "orders"), step_s=step_s))
+        super().__init__(partial(faulty_parts, orders=str(folder / "orders"), step_s=step_s))
         self._folder, self._count = folder, 0
         for name in ("orders", "pids"):
             (folder / name).mkdir(exist_ok=True)

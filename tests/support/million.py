@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from support.fake_workers import make_job
 from support.faults import FaultyBackend
 
-from specpipe.pipeline.progress import Progress
-from specpipe.pipeline.run import Viewer, execute
+from specpipe.pipeline.driver.progress import Progress
+from specpipe.pipeline.run.run import Viewer, execute
 
 
 def write_rows(path: Path, rows: int) -> None:

@@ -23,8 +23,9 @@ from specpipe.core import SamplingParams
 from specpipe.job import parse_job
 from specpipe.models.source import resolve
 from specpipe.models.tokenizer import PromptEncoder, load_tokenizer
-from specpipe.pipeline.assemble import Assembly, WorkerConfig, make_builder
-from specpipe.pipeline.run import execute
+from specpipe.pipeline.run.run import execute
+from specpipe.pipeline.worker.build import make_builder
+from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 
 ROWS, SHORTEST, LONGEST = 768, 32, 511
 _PATIENCE_S = 120.0
@@ -40,7 +41,7 @@ class RandomPair:
     meeting: Path
     """Folder in which workers leave a file when they are ready."""
 
-    def __call__(self, config: WorkerConfig) -> Assembly:
+    def __call__(self, config: WorkerConfig) -> WorkerParts:
         began = time.perf_counter()
         engine = build_synthetic_engine(self.bench)
         sampling, vocab = SamplingParams(), engine.target.vocab_size
@@ -52,7 +53,7 @@ class RandomPair:
         encoder = PromptEncoder(tokenizer, system_prompt=None, template_kwargs={}, name="random")
         builder = make_builder(config.job, encoder, max_model_len=engine.config.max_model_len, vocab_size=vocab)
         facts = {"device": str(engine.target.device), "model_load_s": time.perf_counter() - began}
-        return Assembly(engine=engine, builder=builder, facts=facts)
+        return WorkerParts(engine=engine, builder=builder, facts=facts)
 
     def _meet(self, name: str) -> None:
         limit = time.monotonic() + _PATIENCE_S

@@ -24,11 +24,11 @@ from support.records import a_record
 from specpipe.core import CostPoint, Evidence, Shard, ShardReport
 from specpipe.data import output_schema, publish_part
 from specpipe.data.part import seal
-from specpipe.pipeline.driver import Driver
-from specpipe.pipeline.driver_contract import DriverConfig, Observers
-from specpipe.pipeline.folder import RunFolder
-from specpipe.pipeline.handles import ShardOrder
-from specpipe.pipeline.ledger import read_ledger
+from specpipe.pipeline.driver.config import DriverConfig, Observers
+from specpipe.pipeline.driver.driver import Driver
+from specpipe.pipeline.messages import ShardOrder
+from specpipe.pipeline.store.folder import RunFolder
+from specpipe.pipeline.store.ledger import read_ledger
 from specpipe.speculation.make_policy import make_policy
 from specpipe.speculation.run_estimates import RunEstimates
 from specpipe.telemetry.record import shard_schema

@@ -8,7 +8,7 @@ from support.fake_workers import make_job
 from support.faults import FaultyBackend
 
 from specpipe.job import JobSpec
-from specpipe.pipeline.run import execute
+from specpipe.pipeline.run.run import execute
 
 
 def soak_job(folder: Path, rows: int, *overrides: str) -> JobSpec:

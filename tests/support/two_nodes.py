@@ -12,7 +12,7 @@ from support.fake_workers import make_job, wait_for
 from support.faults import FaultyBackend
 
 from specpipe.job import JobSpec
-from specpipe.pipeline.run import execute
+from specpipe.pipeline.run.run import execute
 
 
 def two_node_job(folder: Path, rows: int, *overrides: str) -> JobSpec:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.records import shard_table
 
-from specpipe.pipeline.progress import Progress
+from specpipe.pipeline.driver.progress import Progress
 from specpipe.telemetry.metrics import METRICS
 from specpipe.telemetry.record import ShardRecord
 from specpipe.telemetry.summary import RunFacts, summarise

@@ -1,0 +1,146 @@
+"""What a run would do: rows, shards, workers and memory, without starting anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specpipe.core import DTYPE_BYTES, DeviceName, DtypeName, EngineConfig, SamplingParams, dtype_on
+from specpipe.errors import ModelError
+from specpipe.job import JobSpec
+from specpipe.models.generation import generation_defaults
+from specpipe.models.source import ModelSource
+from specpipe.models.tokenizer import eos_token_ids
+from specpipe.pipeline.cluster.gpus import visible_gpus
+from specpipe.pipeline.cluster.placement import place
+from specpipe.pipeline.run.prepare import Prepared, prepare
+from specpipe.pipeline.store.folder import RunFolder
+from specpipe.pipeline.store.ledger import read_ledger
+from specpipe.pipeline.store.manifest import check_resumable, read_manifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlan:
+    """A dry run's findings."""
+
+    files: int
+    rows: int
+    """Of the output: samples of every input row."""
+    samples: int
+    shards: int
+    done_shards: int
+    """Published by earlier starts."""
+    workers: int
+    device: DeviceName
+    cpus_per_worker: float
+    slots: int
+    dtype: DtypeName
+    policy: str
+    k: int
+    target: str
+    draft: str | None
+    sampling: SamplingParams
+    """For rows that bring no values of their own."""
+    recommended: Mapping[str, float | int]
+    """What the target's generation_config.json says instead; empty where it says the same, nothing, or what is not
+    served."""
+    eos_token_ids: tuple[int, ...]
+    """Of the target's configuration; empty where the tokenizer alone knows."""
+    max_model_len: int
+    weight_bytes: int
+    """Of all model files, in `dtype`."""
+    kv_bytes: int
+    """Of a worker's KV pages with every slot at max_model_len; a worker takes less where memory is short."""
+    output: str
+
+
+def plan_run(job: JobSpec) -> RunPlan:
+    """Look at inputs, models and the output folder. Raises what a run would raise before it starts Ray."""
+    folder = RunFolder.at(job.output.path)
+    folder.claim()
+    prepared = prepare(job)
+    gpus = 0 if job.model.device == "cpu" else visible_gpus()
+    elastic = "RAY_ADDRESS" in os.environ
+    placement = place(job, cpus=len(os.sched_getaffinity(0)), gpus=gpus, elastic=elastic)
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        check_resumable(manifest, prepared.identity, folder)
+        shards = manifest.shards
+        done = len(read_ledger(folder, shards, manifest.run_id))
+    else:
+        shards = prepared.shards(workers=placement.workers, device=placement.device)
+        done = 0
+    dtype = dtype_on(placement.device, job.model.dtype)
+    return RunPlan(
+        files=len(prepared.files),
+        rows=sum(shard.rows for shard in shards),
+        samples=job.sampling.n,
+        shards=len(shards),
+        done_shards=done,
+        workers=placement.workers,
+        device=placement.device,
+        cpus_per_worker=placement.cpus,
+        slots=job.workers.slots,
+        dtype=dtype,
+        policy=job.speculation.policy,
+        k=job.speculation.max_k,
+        target=job.model.target,
+        draft=job.draft_model,
+        sampling=prepared.job.sampling_params(),
+        recommended=_recommended(prepared),
+        eos_token_ids=eos_token_ids(prepared.target),
+        output=folder.path,
+        **_memory(prepared, dtype),
+    )
+
+
+def _recommended(prepared: Prepared) -> dict[str, float | int]:
+    try:
+        values = generation_defaults(prepared.target)
+    except ModelError:
+        return {}
+    sampling = prepared.job.sampling_params()
+    if not values["temperature"]:  # no recommendation: transformers writes such a file for every model
+        return {}
+    return {name: value for name, value in values.items() if value != getattr(sampling, name)}
+
+
+def _memory(prepared: Prepared, dtype: DtypeName) -> dict[str, int]:
+    job = prepared.job
+    sources = [prepared.target, *([prepared.draft] if prepared.draft else [])]
+    configs = [json.loads((Path(source.path) / "config.json").read_text(encoding="utf-8")) for source in sources]
+    lengths = [_first(config, "max_position_embeddings", "n_positions") for config in configs]
+    max_model_len = job.model.max_model_len or min((length for length in lengths if length), default=2048)
+    engine: EngineConfig = job.engine_config(max_model_len)
+    tokens = engine.slots * engine.pages_per_row * engine.page_size
+    return {
+        "max_model_len": max_model_len,
+        "weight_bytes": sum(
+            _weight_bytes(source, config, dtype) for source, config in zip(sources, configs, strict=True)
+        ),
+        "kv_bytes": sum(tokens * _kv_bytes_per_token(config) * DTYPE_BYTES[dtype] for config in configs),
+    }
+
+
+def _first(config: Mapping[str, Any], *names: str) -> int:
+    return next((int(config[name]) for name in names if config.get(name)), 0)
+
+
+def _weight_bytes(source: ModelSource, config: Mapping[str, Any], dtype: DtypeName) -> int:
+    folder = Path(source.path)
+    files = [*folder.glob("*.safetensors")] or [*folder.glob("pytorch_model*.bin")]
+    stored = sum(path.stat().st_size for path in files)
+    stored_type = config.get("dtype") or config.get("torch_dtype") or "float32"
+    return stored * DTYPE_BYTES[dtype] // DTYPE_BYTES.get(stored_type, 4)
+
+
+def _kv_bytes_per_token(config: Mapping[str, Any]) -> int:
+    """Numbers that one token adds to the K and V of all layers."""
+    heads = _first(config, "num_attention_heads", "n_head")
+    head_dim = _first(config, "head_dim") or _first(config, "hidden_size", "n_embd") // max(1, heads)
+    kv_heads = _first(config, "num_key_value_heads") or heads
+    return 2 * _first(config, "num_hidden_layers", "n_layer") * kv_heads * head_dim

@@ -1,0 +1,84 @@
+"""report.html: what a run leaves for people. It is read from the run's own files, so anybody can make it again."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from specpipe.data.locations import locate
+from specpipe.pipeline.run.inspection import view_run
+from specpipe.pipeline.store.folder import COSTS, REPORT, RunFolder
+from specpipe.pipeline.store.manifest import Manifest
+from specpipe.pipeline.store.timeline_file import read_timelines
+from specpipe.report import ErrorExample, RunSource, render_run
+from specpipe.speculation.cost_table import CostTable
+
+log = logging.getLogger(__name__)
+_PARTS, _EXAMPLES = 4, 12  # parts that are read for examples of failed rows, and how many of these are shown
+
+
+def report_of(path: str) -> str:
+    """The report of a run's folder, live or finished, as HTML. Writes nothing; raises OutputError."""
+    seen = view_run(path)
+    return render_run(_source(seen.folder, seen.manifest, seen.shards, seen.summary, str(seen.summary["state"])))
+
+
+def write_report(
+    folder: RunFolder, manifest: Manifest, shards: pa.Table, summary: Mapping[str, Any], state: str
+) -> None:
+    """Publish report.html. A report that cannot be made or written is a warning: it never fails a run."""
+    try:
+        page = render_run(_source(folder, manifest, shards, summary, state))
+        folder.publish(REPORT, page.encode("utf-8", "replace"))
+    except Exception as error:
+        log.warning("%s could not be written: %s: %s", folder.file(REPORT), type(error).__name__, error)
+
+
+def _source(
+    folder: RunFolder, manifest: Manifest, shards: pa.Table, summary: Mapping[str, Any], state: str
+) -> RunSource:
+    return RunSource(
+        folder=folder.path,
+        state=state,
+        summary=summary,
+        identity=manifest.identity,
+        tuning=manifest.tuning,
+        created_at=manifest.created_at,
+        shards=shards,
+        timelines=read_timelines(folder),
+        costs=read_costs(folder),
+        errors=_examples(folder, shards.filter(pc.greater(shards["failed_rows"], 0))["shard"].to_pylist()),
+    )
+
+
+def read_costs(folder: RunFolder) -> CostTable | None:
+    """Of the hardware that ran most rounds. None where there is no table that can be read."""
+    try:
+        known = json.loads(folder.read(COSTS) or b"{}").values()
+        most = max(known, key=lambda table: sum(cell["rounds"] for cell in table["cells"]), default=None)
+        return most and CostTable.from_json(most)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        log.warning("%s is no table of costs, and is passed over: %s", folder.file(COSTS), error)
+        return None
+
+
+def _examples(folder: RunFolder, shards: Sequence[int]) -> list[ErrorExample]:
+    """Failed rows of the first parts that have some."""
+    found: list[ErrorExample] = []
+    for shard in sorted(shards)[:_PARTS]:
+        location = locate(folder.file(folder.part_name(shard)))
+        try:
+            with location.filesystem.open_input_file(location.path) as source:
+                table = pq.read_table(source, columns=["request_id", "error", "prompt"])
+        except (OSError, pa.ArrowException) as error:
+            log.warning("the failed rows of %s could not be read: %s", location.text(), error)
+            continue
+        failed = table.filter(pc.not_equal(table["error"], "")).slice(0, _EXAMPLES - len(found))
+        found += [ErrorExample(**row) for row in failed.to_pylist()]
+    return found

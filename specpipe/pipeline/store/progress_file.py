@@ -1,0 +1,81 @@
+"""telemetry/progress.json: a start's latest snapshot, for whoever follows the run from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specpipe.errors import OutputError
+from specpipe.pipeline.driver.progress import Progress
+from specpipe.pipeline.store.folder import PROGRESS, RunFolder
+
+log = logging.getLogger(__name__)
+EVERY_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beat:
+    """What the file says."""
+
+    epoch: int
+    """Which start of the run wrote it, from 1."""
+    beat: int
+    """Rises with every write of a start: a reader knows by it that the driver lives, whatever the clocks say."""
+    state: str
+    """running, or how it ended: complete, incomplete, interrupted or failed."""
+    exit_code: int | None
+    """None while it runs."""
+    progress: Progress | None
+    """None for a start that ended before there was any."""
+
+
+class ProgressLog:
+    """Writes the file whole, at most every few seconds. Where it cannot, its readers miss something, not the run."""
+
+    def __init__(self, folder: RunFolder, epoch: int, every_s: float = EVERY_S) -> None:
+        self._folder, self._epoch, self._every_s = folder, epoch, every_s
+        self._beat = 0
+        self._last: Progress | None = None
+        self._next = 0.0
+
+    def add(self, progress: Progress) -> None:
+        self._last = progress
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + self._every_s
+            self._write("running", None)
+
+    def end(self, state: str, exit_code: int) -> None:
+        """The last word of this start."""
+        self._write(state, exit_code)
+
+    def _write(self, state: str, exit_code: int | None) -> None:
+        self._beat += 1
+        values = {"epoch": self._epoch, "beat": self._beat, "state": state, "exit_code": exit_code}
+        snapshot = None if self._last is None else self._last.to_dict()
+        try:
+            self._folder.publish(PROGRESS, json.dumps({**values, "progress": snapshot}).encode())
+        except OutputError as error:
+            log.info("followers see no progress: %s", error)
+
+
+def read_beat(folder: RunFolder) -> Beat | None:
+    """None where no start has written one, or one that cannot be read."""
+    try:
+        values = json.loads(folder.read(PROGRESS) or b"null")
+        snapshot = values.pop("progress")
+        return Beat(**values, progress=None if snapshot is None else Progress.from_dict(snapshot))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def tell_all(*watchers: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    """One watcher of several."""
+
+    def tell(progress: Progress) -> None:
+        for watcher in watchers:
+            watcher(progress)
+
+    return tell

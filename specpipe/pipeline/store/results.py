@@ -1,0 +1,84 @@
+"""What a run leaves beside its parts: telemetry/shards.parquet and summary.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specpipe.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INCOMPLETE, EXIT_INTERRUPTED, SpecpipeError
+from specpipe.pipeline.store.folder import COSTS, SHARDS, SUMMARY, RunFolder
+from specpipe.pipeline.store.manifest import Manifest
+from specpipe.pipeline.store.timeline_file import parquet_bytes, peak_of
+from specpipe.speculation.cost_table import CostTable
+from specpipe.telemetry.summary import RunFacts, summarise
+
+
+def build_summary(
+    folder: RunFolder,
+    manifest: Manifest,
+    shards: pa.Table,
+    *,
+    failed_shards: Mapping[int, str],
+    workers: Mapping[str, Mapping[str, Any]],
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """The summary of all published parts, as they are now."""
+    facts = RunFacts(
+        total_rows=manifest.rows,
+        total_shards=len(manifest.shards),
+        failed_shards=failed_shards,
+        starts=folder.epoch(),
+        synthetic=manifest.synthetic,
+        peak_output_throughput=peak_of(folder),
+        workers=workers,
+        versions=versions,
+    )
+    return {"name": manifest.tuning.get("name", "job"), "run_id": manifest.run_id, **summarise(shards, facts)}
+
+
+def read_summary(folder: RunFolder) -> dict[str, Any]:
+    """The latest summary; empty where there is none that can be read: the parts say it all again."""
+    try:
+        summary = json.loads(folder.read(SUMMARY) or b"{}")
+    except ValueError:
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def has_results(folder: RunFolder, shards: int) -> bool:
+    """Whether the results of all `shards` parts are there; a start that was killed after the last part wrote none."""
+    try:
+        there = pq.read_metadata(pa.BufferReader(folder.read(SHARDS) or b"")).num_rows
+    except (pa.ArrowException, OSError):
+        return False
+    return there == shards and bool(read_summary(folder).get("complete"))
+
+
+def publish_results(folder: RunFolder, shards: pa.Table, summary: Mapping[str, Any]) -> None:
+    """The shard table, then the summary: whoever sees it sees the telemetry too."""
+    folder.publish(SHARDS, parquet_bytes(shards))
+    folder.publish(SUMMARY, (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def publish_costs(folder: RunFolder, tables: Mapping[str, CostTable]) -> None:
+    """What rounds took, by hardware: what a report weighs one K against another with."""
+    known = {hardware: table.to_json() for hardware, table in sorted(tables.items()) if table}
+    if known:
+        folder.publish(COSTS, (json.dumps(known, indent=1) + "\n").encode())
+
+
+def exit_code_of(summary: Mapping[str, Any], max_failed_rows: int) -> int:
+    """Of a run that went to its end."""
+    fine = summary["complete"] and summary["failed"] <= max_failed_rows
+    return EXIT_COMPLETE if fine else EXIT_INCOMPLETE
+
+
+def exit_code_of_error(error: BaseException) -> int:
+    """Of a run that an exception ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    return error.exit_code if isinstance(error, SpecpipeError) else EXIT_FAILED

@@ -1,0 +1,159 @@
+"""The worker's engine: built, stepped, and built again for smaller batches when the device's memory runs out."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specpipe.core import Completion, Evidence, Profile, Request, SpeculationPlan
+from specpipe.data import RequestBuilder
+from specpipe.errors import SpecpipeError
+from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
+from specpipe.pipeline.messages import EngineGauges, WorkerStatus
+from specpipe.pipeline.tuning import tuner_of
+from specpipe.pipeline.worker.build import build_parts
+from specpipe.pipeline.worker.config import WorkerConfig
+from specpipe.pipeline.worker.engine_loop import EngineLoop
+from specpipe.speculation.observer import Priors
+from specpipe.telemetry.meter import ShardMeter
+from specpipe.telemetry.timeline import TimelineSampler
+from specpipe.telemetry.totals import EngineTotals
+
+log = logging.getLogger(__name__)
+_LEAST_PREFILL = 64
+
+
+class EngineHost:
+    """Owns the engine and its thread. `run` and `status` may be called from any thread."""
+
+    def __init__(self, config: WorkerConfig, sampler: TimelineSampler) -> None:
+        """Builds the engine. Raises ModelError, MachineError, and EngineError where not even one slot fits."""
+        self._config, self._sampler = config, sampler
+        self._lock = threading.Lock()
+        self._notes: list[str] = []
+        self._finished_rows = 0
+        self._last: WorkerStatus | None = None
+        self.builder: RequestBuilder
+        self.facts: Mapping[str, Any]
+        self.profile: Profile
+        self._loop: EngineLoop | None = self._build()
+
+    def _build(self) -> EngineLoop:
+        while True:
+            try:
+                parts = (self._config.build_parts or build_parts)(self._config)
+            except SpecpipeError:
+                raise
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = str(error)
+            else:
+                self.builder, self.facts, self.profile = parts.builder, parts.facts, parts.profile
+                return EngineLoop(parts.engine, self._sampler, tuner_of(self._config.job))
+            self._halve(reason)
+            _give_memory_back()
+
+    def _halve(self, reason: str) -> None:
+        """Half the slots and half the prefill budget from now on: tuning, which changes no token."""
+        workers = self._config.job.workers
+        if workers.slots == 1:
+            raise EngineError(f"the device's memory does not hold one row beside the models: {reason}")
+        smaller = {"slots": workers.slots // 2, "prefill_budget": max(_LEAST_PREFILL, workers.prefill_budget // 2)}
+        job = self._config.job.model_copy(update={"workers": workers.model_copy(update=smaller)})
+        self._config = dataclasses.replace(self._config, job=job)
+        self._note(
+            f"out of memory with {workers.slots} slots: it goes on with {job.workers.slots} and runs its shards again. "
+            f"Set workers.slots or workers.prefill_budget lower, or model.max_model_len ({reason.splitlines()[0]})"
+        )
+
+    def _note(self, text: str) -> None:
+        log.warning("%s", text)
+        self._notes.append(text)
+
+    def run(
+        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, priors: Priors
+    ) -> tuple[list[Completion], ShardMeter]:
+        """Run one shard's rows to their end; blocks. Begins again in smaller batches when memory runs out.
+
+        Raises EngineError when the engine has died, before or meanwhile.
+        """
+        while True:
+            with self._lock:
+                loop = self._loop
+            if loop is None:
+                raise EngineError("the engine could not be built again")
+            try:
+                completions, meter = loop.run(shard, requests, plan, priors)
+            except MemoryFailure as failure:
+                self._rebuild(loop, str(failure))
+                continue
+            with self._lock:
+                self._finished_rows += len(completions)
+            return completions, meter
+
+    def _rebuild(self, loop: EngineLoop, reason: str) -> None:
+        """Replace `loop` by one of a smaller engine; the first of its shards does it for all of them."""
+        with self._lock:
+            if self._loop is not loop:
+                return
+            idle = dataclasses.replace(loop.status(after=0), running=0, waiting=0, in_step_s=0.0, samples=())
+            self._last = dataclasses.replace(idle, rows_done=self._finished_rows)
+            loop.close()
+            self._loop = None
+            del loop
+            self._halve(reason)
+            _give_memory_back()
+            self._loop = self._build()
+
+    def status(self, *, after: int, final: bool) -> WorkerStatus:
+        """Counters so far, over all engines, and what the driver should log."""
+        loop, base = self._loop, self._last
+        if loop is None:
+            assert base is not None
+            status = base
+        else:
+            status = loop.status(after=after, final=final)
+            if base is not None:
+                status = dataclasses.replace(status, rows_done=status.rows_done + base.rows_done)
+        notes, self._notes = tuple(self._notes), []
+        if status.in_step_s > self._config.stall_s:
+            notes = (*notes, f"one engine step takes {status.in_step_s:.0f} s:\n{stacks()}")
+        return dataclasses.replace(status, notes=notes)
+
+    def measured(self) -> tuple[EngineTotals, EngineGauges] | None:
+        """What the present engine has done, and how it stands; None while it is being built again."""
+        loop = self._loop
+        return None if loop is None else (loop.totals(), loop.gauges())
+
+    def evidence(self) -> Evidence:
+        """What rounds have shown the policy since somebody asked last, here or for the status."""
+        loop = self._loop
+        return Evidence() if loop is None else loop.evidence()
+
+    def close(self) -> None:
+        """Stop the engine's thread; shards in flight fail."""
+        if (loop := self._loop) is not None:
+            loop.close()
+
+
+def stacks() -> str:
+    """What every thread of this process is doing."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )
+
+
+def _give_memory_back() -> None:
+    """What the engine that is gone has left in torch's cache."""
+    gc.collect()
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

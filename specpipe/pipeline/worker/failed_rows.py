@@ -1,0 +1,139 @@
+"""The rows of a published part that have an error: run again alone, and published with the others as one part."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from specpipe.core import Completion, Request, Shard
+from specpipe.data import output_schema, read_part_footer, sums_of, to_table
+from specpipe.data.locations import locate
+from specpipe.pipeline.failures import ShardError
+from specpipe.pipeline.store.folder import RunFolder
+from specpipe.pipeline.store.ledger import done_record
+from specpipe.telemetry.histogram import LogHistogram
+from specpipe.telemetry.record import ShardRecord
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRows:
+    """A part as it was published, and which of its rows failed."""
+
+    table: Any  # pyarrow.Table
+    record: ShardRecord
+    shard_hash: str
+    rows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, folder: RunFolder, shard: Shard, run_id: str) -> FailedRows | None:
+        """None where there is no whole part of this shard: then all of its rows have to run."""
+        path = folder.file(folder.part_name(shard.index))
+        record, footer = done_record(folder, shard, run_id), read_part_footer(path)
+        if record is None or footer is None:
+            return None
+        location = locate(path)
+        try:
+            with location.filesystem.open_input_file(location.path) as source:
+                table = pq.ParquetFile(source, page_checksum_verification=True).read()
+        except (OSError, ValueError, pa.ArrowException):
+            return None
+        failed = pc.indices_nonzero(pc.not_equal(table["error"], "")).to_pylist()
+        return cls(table, record, footer.shard_hash, tuple(failed))
+
+    def select(
+        self, requests: Sequence[Request], refused: Sequence[Completion], shard_hash: str
+    ) -> tuple[list[Request], list[Completion]]:
+        """Those of the shard's rows that failed. Raises ShardError when the input is no longer the part's."""
+        if shard_hash != self.shard_hash:
+            raise ShardError(
+                f"shard {self.record.shard}: its input rows are not those that its part was made from; "
+                "put the old file back, or start a new run"
+            )
+        wanted = set(self.rows)
+        return (
+            [request for request in requests if request.row in wanted],
+            [completion for completion in refused if completion.request.row in wanted],
+        )
+
+    def merge(self, completions: Sequence[Completion], retry: ShardRecord) -> tuple[Any, ShardRecord]:
+        """The part with these rows in place of the failed ones, and the record of both attempts together."""
+        table = self._merged_rows(completions)
+        return table, self._merged_record(table, retry)
+
+    def _merged_rows(self, completions: Sequence[Completion]) -> Any:
+        ordered = sorted(completions, key=lambda completion: completion.request.row)
+        assert tuple(completion.request.row for completion in ordered) == self.rows
+        renumbered = [
+            dataclasses.replace(completion, request=dataclasses.replace(completion.request, row=i))
+            for i, completion in enumerate(ordered)
+        ]
+        there = self.table.select(output_schema().names).cast(output_schema())
+        both = pa.concat_tables([there, to_table(renumbered, len(renumbered))])
+        place = list(range(there.num_rows))
+        for i, row in enumerate(self.rows):
+            place[row] = there.num_rows + i
+        merged = both.take(place)
+        for name in self.table.column_names[len(there.column_names) :]:
+            merged = merged.append_column(self.table.schema.field(name), self.table[name])
+        return merged
+
+    def _merged_record(self, table: Any, retry: ShardRecord) -> ShardRecord:
+        """Work is the sum of both attempts; rows and tokens are those of the part; the rest is the retry's.
+
+        The shard's time is that of its first making, longer by what the retry took.
+        """
+        before = self.record
+        values = {field.name: getattr(retry, field.name) for field in dataclasses.fields(ShardRecord)}
+        for name in _SUMS:
+            values[name] = getattr(before, name) + getattr(retry, name)
+        for name in ("ttft", "tpot", "itl"):
+            values[name] = _merged(getattr(before, name), getattr(retry, name))
+        verified = before.verified + retry.verified
+        for field in dataclasses.fields(verified):
+            values[field.name] = getattr(verified, field.name)
+        for name in ("k_histogram", "ngram_reached_per_position", "ngram_accepted_per_position"):
+            pairs = zip_longest(getattr(before, name), getattr(retry, name), fillvalue=0)
+            values[name] = tuple(a + b for a, b in pairs)
+        weights = [(one, one.round_ms * one.rounds) for one in (before, retry)]
+        weight = sum(ms for _, ms in weights)
+        rows = sums_of(table)
+        return ShardRecord(
+            **values
+            | rows
+            | {
+                "started_at": before.started_at,
+                "finished_at": before.finished_at + retry.finished_at - retry.started_at,
+                "round_ms": weight / values["rounds"] if values["rounds"] else 0.0,
+                "mean_occupancy": sum(one.mean_occupancy * ms for one, ms in weights) / weight if weight else 0.0,
+                "tokens_per_s": rows["output_tokens"] / values["busy_s"] if values["busy_s"] else 0.0,
+            }
+        )
+
+
+_SUMS = (
+    "emitted_accepted_tokens",
+    "preemptions",
+    "ngram_row_rounds",
+    "ngram_drafts",
+    "rounds",
+    "busy_s",
+    "load_s",
+    "prefill_s",
+    "draft_s",
+    "verify_s",
+    "sample_s",
+    "host_s",
+)
+
+
+def _merged(before: LogHistogram, retry: LogHistogram) -> LogHistogram:
+    both = LogHistogram.from_dict(before.to_dict())
+    both.merge(retry)
+    return both

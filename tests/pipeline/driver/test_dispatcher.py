@@ -1,0 +1,105 @@
+"""Which worker gets which shard, by a clock that stands still until it is moved."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from support.fake_pool import FakePool, shards
+
+from specpipe.core import SpeculationPlan
+from specpipe.pipeline.driver.dispatcher import Dispatched, Dispatcher
+from specpipe.pipeline.driver.fleet import Fleet, Member
+from specpipe.pipeline.driver.tasks import TaskQueue
+from specpipe.pipeline.messages import WorkerInfo
+from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.run_estimates import RunEstimates
+
+
+class Counting:
+    max_k = 2
+
+    def __init__(self) -> None:
+        self.plans = 0
+
+    def plan(self, situation: PolicyInputs) -> SpeculationPlan:
+        self.plans += 1
+        return SpeculationPlan(ks=(2,), proposer="draft", queue_depth=situation.queue_depth, reason="counted")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=1000.0)
+    clock.monotonic = lambda: clock.now
+    for module in ("dispatcher", "fleet"):
+        monkeypatch.setattr(f"specpipe.pipeline.driver.{module}.time", clock)
+    return clock
+
+
+class Hall:
+    """Ready workers whose shards never end by themselves."""
+
+    def __init__(self, workers: int, tasks: TaskQueue) -> None:
+        self.tasks, self.policy, self.fleet = tasks, Counting(), Fleet(FakePool(lambda worker, order: None))
+        learning = RunEstimates(slots=4, proposers=())
+        self.dispatcher = Dispatcher(tasks, self.fleet, self.policy, learning, slots=4, in_flight=2, backup_s=10.0)
+        self.members = [self.fleet.spawn(lane) for lane in range(workers)]
+        for member in self.members:
+            self.fleet.admit(member, WorkerInfo(facts={}))
+            self.dispatcher.offer(member)
+
+    def feed(self) -> list[tuple[str, int]]:
+        return [(sent.member.name, sent.task.shard.index) for sent in self.dispatcher.feed()]
+
+    def finish(self, member: Member) -> None:
+        """All that it holds."""
+        for task in list(member.tasks.values()):
+            self.fleet.take_back(member, task, finished=True)
+            self.dispatcher.finished(member, task)
+        self.dispatcher.offer(member)
+
+
+def test_plans_of_a_moment_are_shared(clock: SimpleNamespace) -> None:
+    hall = Hall(1, TaskQueue(shards(3)))
+    for _ in range(100):
+        hall.dispatcher.plan(hall.members[0])
+    assert hall.policy.plans == 20
+    clock.now += 0.2
+    hall.dispatcher.plan(hall.members[0])
+    assert hall.policy.plans == 21, "a moment later it looks again"
+
+
+def test_a_suspect_empties_one_worker_and_the_others_go_on(clock: SimpleNamespace) -> None:
+    hall = Hall(3, TaskQueue(shards(20)))
+    hall.feed()
+    first, second, third = hall.members
+    (suspect, *_) = second.tasks.values()
+    hall.fleet.take_back(second, suspect, finished=False)
+    hall.tasks.retry(suspect, worker=second.name, suspect=True)
+    for member in hall.members:
+        for task in list(member.tasks.values())[1:]:
+            hall.fleet.take_back(member, task, finished=True)
+        hall.dispatcher.offer(member)
+
+    sent = hall.feed()
+
+    assert [name for name, _ in sent] == [second.name, third.name], "the first waits for the suspect"
+    hall.finish(first)
+    assert hall.feed() == [(first.name, suspect.shard.index)] and first.alone
+
+
+def test_a_backup_waits_for_as_long_as_a_shard_takes(clock: SimpleNamespace) -> None:
+    hall = Hall(2, TaskQueue(shards(3)))
+    slow, quick = hall.members
+    assert hall.feed() == [(slow.name, 0), (slow.name, 1), (quick.name, 2)]
+    clock.now += 100
+    hall.finish(quick)  # the mean is 100 s now
+
+    def copies() -> list[Dispatched]:
+        return list(hall.dispatcher.back_up())
+
+    assert not copies(), "both have been running for no longer than that"
+    clock.now += 1
+    (copy,) = copies()
+    assert (copy.member, copy.task.shard.index, copy.task.attempt) == (quick, 0, 2)
+    assert hall.dispatcher.contested == {0}

@@ -1,0 +1,161 @@
+"""How the driver hands out work, and what it costs."""
+
+import dataclasses
+import threading
+import time
+from collections import Counter
+
+import pytest
+from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, report, shards
+
+from specpipe.core import ShardReport, SpeculationPlan
+from specpipe.pipeline.driver.config import DriverConfig, Observers
+from specpipe.pipeline.driver.driver import Driver
+from specpipe.pipeline.driver.progress import Progress, Speed
+from specpipe.pipeline.driver.progress_tracker import Earlier
+from specpipe.pipeline.messages import ShardOrder, WorkerInfo
+from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.run_estimates import RunEstimates
+
+
+class Recording:
+    """A policy that remembers what it was shown."""
+
+    max_k = 2
+
+    def __init__(self) -> None:
+        self.situations: list[PolicyInputs] = []
+
+    def plan(self, situation: PolicyInputs) -> SpeculationPlan:
+        self.situations.append(situation)
+        return SpeculationPlan(ks=(2,), proposer="draft", queue_depth=situation.queue_depth, reason="recorded")
+
+
+def test_queue_depth_counts_what_is_open_here_and_a_share_of_what_is_open_everywhere() -> None:
+    pool, policy = FakePool(), Recording()
+
+    def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
+        pool.gate.wait(0.05)
+        return report(order, worker.name)
+
+    pool.behave = behave
+    learning = RunEstimates(slots=4, proposers=("draft",))
+    config = DriverConfig(workers=1, slots=4, poll_s=0.01)
+    Driver(shards(4, rows=10), pool, policy, config, learning=learning).run()
+    assert policy.situations[-1].acceptance["draft"].drafts == pytest.approx(2, rel=0.01)
+    assert pool.orders[-1][1].priors.acceptance["draft"].drafts == pytest.approx(2, rel=0.01)
+    # One worker, 40 rows: nothing is done when the first two go out, 10 rows are when the third does.
+    assert [round(seen.queue_depth) for seen in policy.situations] == [40, 40, 30, 20]
+    assert [order.plan.queue_depth for _, order, _ in pool.orders] == [40, 40, 30, 20]
+
+
+def test_rows_finished_inside_a_running_shard_lower_the_queue_depth() -> None:
+    pool, policy = FakePool(threads=2), Recording()
+
+    def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
+        time.sleep(0.15 if order.shard.index else 0.3)
+        return report(order, worker.name)
+
+    pool.behave = behave
+    pool.on_status = lambda worker: dataclasses.replace(IDLE, rows_done=17)
+    Driver(shards(3, rows=10), pool, policy, DriverConfig(workers=1, slots=4, poll_s=0.01)).run()
+    assert policy.situations[-1].queue_depth == 30 - 17
+
+
+def test_two_shards_are_in_flight_a_worker() -> None:
+    pool = FakePool(lambda worker, order: (time.sleep(0.002), report(order, worker.name))[1])
+    Driver(shards(40), pool, Recording(), DriverConfig(workers=3, slots=4)).run()
+    assert max(len(held) for _, _, held in pool.orders) == 2
+    assert sorted(order.shard.index for _, order, _ in pool.orders) == list(range(40))
+
+
+def held_at_most(slots: int) -> int:
+    """Shards of ten rows that one worker holds, none of which ends before the driver gives it no more."""
+    pool = FakePool(threads=20)
+    pool.behave = lambda worker, order: (pool.gate.wait(0.1), report(order, worker.name))[1]
+    Driver(shards(18), pool, Recording(), DriverConfig(workers=1, slots=slots, poll_s=0.01)).run()
+    return max(len(held) for _, _, held in pool.orders)
+
+
+@pytest.mark.parametrize(("slots", "held"), [(8, 2), (32, 5), (1000, 16)])
+def test_small_shards_fill_the_slots(slots: int, held: int) -> None:
+    assert held_at_most(slots) == held
+
+
+def test_a_worker_that_is_still_starting_finds_its_share_of_small_shards() -> None:
+    pool = FakePool(threads=20)
+    all_out = threading.Barrier(12, timeout=20)
+
+    def on_start(worker: FakeWorker) -> WorkerInfo:
+        if worker.name == "worker-1":
+            pool.gate.wait(0.3)
+        return WorkerInfo(facts={})
+
+    def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
+        all_out.wait()
+        return report(order, worker.name)
+
+    pool.on_start, pool.behave = on_start, behave
+    Driver(shards(12), pool, Recording(), DriverConfig(workers=2, slots=64, poll_s=0.01)).run()
+    assert Counter(name for name, _, _ in pool.orders) == {"worker-0": 6, "worker-1": 6}
+
+
+def test_there_are_no_more_workers_than_shards() -> None:
+    pool = FakePool()
+    Driver(shards(2), pool, Recording(), DriverConfig(workers=9, slots=4)).run()
+    assert len(pool.workers) == 2
+
+
+def test_warm_up_runs_on_the_next_shard() -> None:
+    pool = FakePool()
+    Driver(shards(5)[2:], pool, Recording(), DriverConfig(workers=1, slots=4, warm_up=True)).run()
+    (warm_up,) = pool.warm_ups
+    assert warm_up is not None
+    assert warm_up.shard.index == 2
+
+
+def test_progress_counts_earlier_starts_and_ends_full() -> None:
+    seen: list[Progress] = []
+    earlier = Earlier(shards=3, rows=30, failed_rows=2)
+    config = DriverConfig(workers=2, slots=4)
+    Driver(
+        shards(5)[3:], FakePool(), Recording(), config, earlier=earlier, observers=Observers(progress=seen.append)
+    ).run()
+    assert (seen[0].done_rows, seen[0].total_rows) == (30, 50)
+    assert (seen[-1].done_rows, seen[-1].published_shards, seen[-1].failed_rows) == (50, 5, 2)
+
+
+def test_nothing_to_do_starts_no_worker() -> None:
+    pool = FakePool()
+    Driver([], pool, Recording(), DriverConfig(workers=2, slots=4)).run()
+    assert pool.workers == []
+
+
+def test_speed_forgets_the_past() -> None:
+    speed = Speed(window_s=10)
+    assert speed.per_second == 0.0
+    for second in range(100):
+        speed.add(second, 5 * min(second, 50))
+    assert speed.per_second == 0.0
+    speed.add(100, 250 + 110)
+    assert speed.per_second == pytest.approx(110 / 10, rel=0.2)
+
+
+def cost_per_shard(workers: int, count: int) -> float:
+    pool, work = FakePool(), shards(count)
+    driver = RecordingDriver(work, pool, Recording(), DriverConfig(workers=workers, slots=64))
+    began = time.process_time()
+    driver.run()
+    assert len(driver.published) == count
+    return (time.process_time() - began) / count
+
+
+def test_a_shard_costs_the_driver_less_than_a_millisecond_with_a_thousand_workers() -> None:
+    assert cost_per_shard(1000, 4000) < 1e-3
+
+
+@pytest.mark.slow
+def test_ten_thousand_workers_cost_a_shard_no_more_than_a_hundred() -> None:
+    few, many = cost_per_shard(100, 40_000), cost_per_shard(10_000, 40_000)
+    assert many < 5e-4
+    assert many < 4 * few

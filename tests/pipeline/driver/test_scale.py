@@ -1,0 +1,44 @@
+"""What the driver can carry: 100,000 shards, 1,000 workers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = str(Path(__file__).parents[2])
+
+
+def measure(*arguments: object) -> dict[str, float]:
+    path = os.pathsep.join([TESTS, *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "support.scale", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    print(*arguments, done.stdout.strip())
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_shards_fit_into_a_gigabyte_and_two_thousand_a_second_go_out() -> None:
+    small, medium, large = (measure("drive", count, "queue_threshold") for count in (1_000, 10_000, 100_000))
+    assert large["peak_mib"] < 1000
+    assert large["running_mib"] - medium["running_mib"] < 250
+    assert large["per_cpu_s"] > 2000
+    assert large["per_cpu_s"] > 0.5 * small["per_cpu_s"]  # constant work a shard
+
+
+@pytest.mark.slow
+def test_plans_of_goodput_do_not_hold_up_a_thousand_workers() -> None:
+    assert measure("drive", 10_000, "goodput")["per_cpu_s"] > 1000
+
+
+@pytest.mark.slow
+def test_the_ledger_of_a_hundred_thousand_parts_is_read_in_seconds(tmp_path: Path) -> None:
+    _, medium, large = (measure("scan", count, tmp_path / str(count)) for count in (1_000, 10_000, 100_000))
+    assert large["peak_mib"] < 1000
+    assert large["cpu_s"] < 20
+    assert large["cpu_s"] < 20 * medium["cpu_s"]

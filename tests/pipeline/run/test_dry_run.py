@@ -1,0 +1,79 @@
+"""The plan shows how tokens will be drawn and what will end a row, before anything is started."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.fake_workers import make_job
+
+from specpipe.cli.plan_table import describe_endings, describe_sampling, print_plan
+from specpipe.errors import ModelError
+from specpipe.pipeline.run.dry_run import RunPlan, plan_run
+from specpipe.pipeline.run.prepare import prepare
+
+AUTHORS = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [7, 9]}
+
+
+def plan(folder: Path, *overrides: str, generation: object = AUTHORS) -> RunPlan:
+    job = make_job(folder, *overrides)
+    (folder / "target/generation_config.json").write_text(json.dumps(generation))
+    return plan_run(job)
+
+
+def test_what_the_authors_recommend_is_shown_and_not_taken(tmp_path: Path) -> None:
+    found = plan(tmp_path)
+    assert found.sampling.greedy and found.eos_token_ids == (7, 9)
+    assert describe_sampling(found) == (
+        "greedy, up to 10 new tokens; the model's authors recommend temperature 0.6, top_k 50, top_p 0.9 "
+        "(sampling.defaults: model)"
+    )
+    assert describe_endings(found) == "token 7, 9"
+
+
+def test_the_job_takes_it_where_it_says_so_and_sets_nothing_itself(tmp_path: Path) -> None:
+    found = plan(tmp_path, "sampling.defaults=model", "sampling.top_k=0")
+    assert describe_sampling(found) == (
+        "temperature 0.6, top_k 0, top_p 0.9, min_p 0, up to 10 new tokens; "
+        "the model's authors recommend top_k 50 (sampling.defaults: model)"
+    )
+
+
+def test_penalties_and_logprobs_are_shown(tmp_path: Path) -> None:
+    model = {"do_sample": False, "repetition_penalty": 1.1}
+    found = plan(tmp_path, "sampling.defaults=model", "sampling.logprobs=2", generation=model)
+    assert describe_sampling(found) == "greedy, repetition_penalty 1.1, logprobs 2, up to 10 new tokens"
+
+
+def test_a_change_of_what_the_model_recommends_is_another_run(tmp_path: Path) -> None:
+    plan(tmp_path)
+    job = make_job(tmp_path, "sampling.defaults=model")
+    before = prepare(job).identity
+    (tmp_path / "target/generation_config.json").write_text(json.dumps({**AUTHORS, "temperature": 0.7}))
+    after = prepare(job).identity
+    assert (before["sampling.temperature"], after["sampling.temperature"]) == (0.6, 0.7)
+
+
+def test_what_ends_a_row_can_be_replaced(tmp_path: Path) -> None:
+    assert describe_endings(plan(tmp_path, "sampling.stop_token_ids=3", "sampling.stop=END")) == "token 7, 9, 3; 'END'"
+    replaced = plan(tmp_path, "sampling.ignore_eos=true", "sampling.stop_token_ids=[3]")
+    assert describe_endings(replaced) == "token 3"
+    assert describe_endings(plan(tmp_path, "sampling.ignore_eos=true")) == "max_new_tokens alone"
+    assert describe_endings(plan(tmp_path, generation={})) == "the tokenizer's end of sequence"
+
+
+def test_recommendations_that_are_not_served_stop_only_a_job_that_asks_for_them(tmp_path: Path) -> None:
+    generation = {"do_sample": True, "no_repeat_ngram_size": 3}
+    assert plan(tmp_path, generation=generation).recommended == {}
+    with pytest.raises(ModelError, match="sets no_repeat_ngram_size to 3"):
+        plan(tmp_path, "sampling.defaults=model", generation=generation)
+
+
+def test_samples_and_a_least_length_are_shown(tmp_path: Path) -> None:
+    found = plan(tmp_path, "sampling.n=3", "sampling.min_tokens=2", "sampling.defaults=specpipe", generation={})
+    assert (found.rows, found.samples) == (72, 3)
+    assert describe_sampling(found) == "greedy, 2 to 10 new tokens"
+    console = Console(width=80, file=io.StringIO())
+    print_plan("job", found, console)
+    assert "72, 3 samples of each prompt, in 1 file(s)" in console.file.getvalue()

@@ -1,0 +1,218 @@
+"""Workers join and leave; the last shards have two chances."""
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, at_once, report, shards
+from support.fake_workers import InProcessBackend, fake_parts, make_job, outputs
+
+from specpipe.core import ShardReport
+from specpipe.errors import MachineError
+from specpipe.pipeline.cluster.placement import place
+from specpipe.pipeline.driver.config import DriverConfig, Observers
+from specpipe.pipeline.driver.progress import Progress
+from specpipe.pipeline.failures import EngineError, ShardError
+from specpipe.pipeline.messages import ShardOrder, WorkerInfo
+from specpipe.pipeline.run.run import execute
+from specpipe.pipeline.store.verify import verify
+from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
+from specpipe.speculation.off import Off
+
+
+def drive(pool: FakePool, count: int, *, observers: Observers | None = None, **config: object) -> RecordingDriver:
+    settings = {"workers": 2, "slots": 4, "poll_s": 0.01, **config}
+    return RecordingDriver(shards(count), pool, Off(), DriverConfig(**settings), observers=observers)
+
+
+# workers that the cluster has no room for
+
+
+def test_a_worker_without_a_place_is_shown_as_waiting_and_joins_when_there_is_room(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specpipe.pipeline.driver.driver._ROOM_S", 0.05)
+    pool, room, seen = FakePool(threads=3), Future[None](), []
+
+    def on_start(worker: FakeWorker) -> WorkerInfo:
+        room.result(20)  # Ray starts nothing before it has a place for it
+        return WorkerInfo(facts={})
+
+    def watch(progress: Progress) -> None:
+        seen.append((progress.workers, progress.starting, progress.unplaced))
+        if len(seen) == 20:
+            room.set_result(None)
+
+    pool.on_start, pool.on_place = on_start, lambda worker: room
+    with caplog.at_level(logging.WARNING):
+        driver = drive(pool, 6, observers=Observers(progress=watch))
+        driver.run()
+    assert seen[0] == (0, 0, 2)
+    assert seen[-1][2] == 0
+    assert driver.published == list(range(6))
+    assert "no worker has found room in the cluster" in caplog.text
+
+
+def test_a_worker_that_joins_late_takes_its_share() -> None:
+    pool, room = FakePool(threads=3), Future[None]()
+
+    def on_start(worker: FakeWorker) -> WorkerInfo:
+        if worker.name == "worker-1":
+            room.result(20)
+        return WorkerInfo(facts={})
+
+    def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
+        time.sleep(0.005)
+        if order.shard.index == 20:
+            room.set_result(None)
+        return report(order, worker.name)
+
+    pool.behave, pool.on_start = behave, on_start
+    pool.on_place = lambda worker: room if worker.name == "worker-1" else at_once()
+    driver = drive(pool, 60)
+    driver.run()
+    assert driver.published == list(range(60))
+    assert 5 < sum(name == "worker-1" for name, _, _ in pool.orders) < 40
+
+
+def test_workers_that_leave_again_and_again_cost_no_shard() -> None:
+    """A spot cluster: every tenth shard takes its worker with it."""
+    gone: set[int] = set()
+
+    def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
+        if order.shard.index % 10 == 3 and order.shard.index not in gone:
+            gone.add(order.shard.index)
+            raise EngineError("the node was taken away")
+        return report(order, worker.name)
+
+    pool = FakePool(behave, threads=2)
+    driver = drive(pool, 200, workers=3)
+    assert not driver.run().failed
+    assert driver.published == list(range(200))
+    assert len(pool.workers) > 15
+
+
+# the last shards
+
+
+def slow_first_attempt(pool: FakePool, shard: int) -> Callable[[FakeWorker, ShardOrder], ShardReport]:
+    """The first attempt at one shard takes until the others are long done."""
+
+    def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
+        if order.shard.index == shard and order.attempt == 1:
+            pool.gate.wait(0.4)
+        return report(order, worker.name)
+
+    return behave
+
+
+def test_a_slow_last_shard_is_given_to_an_idle_worker_too_and_the_first_report_counts() -> None:
+    pool = FakePool(threads=4)
+    pool.behave = slow_first_attempt(pool, 3)
+    driver = drive(pool, 4, backup_s=0.05)
+    began = time.monotonic()
+    outcome = driver.run()
+    assert time.monotonic() - began < 0.35
+    pool.gate.set()
+    assert driver.published == [0, 1, 2, 3]
+    assert outcome.contested == {3}
+    (slow, copy) = [(name, order.attempt) for name, order, _ in pool.orders if order.shard.index == 3]
+    assert slow[0] != copy[0]
+    assert (slow[1], copy[1]) == (1, 2)
+
+
+@pytest.mark.parametrize("error", [ShardError("disk full"), EngineError("killed")])
+def test_a_copy_that_goes_on_makes_up_for_an_attempt_that_fails(error: Exception) -> None:
+    pool = FakePool(threads=4)
+
+    def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
+        if order.shard.index == 1:
+            pool.gate.wait(0.15 if order.attempt == 1 else 0.3)
+            if order.attempt == 1:
+                raise error
+        return report(order, worker.name)
+
+    pool.behave = behave
+    driver = drive(pool, 2, backup_s=0.02, max_attempts=2)
+    assert not driver.run().failed
+    assert driver.published == [0, 1]
+    assert [order.attempt for _, order, _ in pool.orders if order.shard.index == 1] == [1, 2]
+
+
+def test_there_is_one_copy_and_none_while_shards_are_left() -> None:
+    pool = FakePool(threads=6)
+    pool.behave = slow_first_attempt(pool, 0)
+    driver = drive(pool, 30, workers=4, backup_s=0.05)
+    driver.run()
+    pool.gate.set()
+    tried = [order.shard.index for _, order, _ in pool.orders]
+    assert tried.count(0) == 2
+    assert tried.index(0) == 0 and tried[-1] == 0
+
+
+def test_the_first_whole_part_stays_whoever_was_slow(tmp_path: Path) -> None:
+    built: list[int] = []
+
+    def build_parts(config: WorkerConfig) -> WorkerParts:
+        built.append(1)
+        return fake_parts(config, step_s=0.2 if len(built) == 1 else 0.001)
+
+    job = make_job(tmp_path, rows=8)
+    execute(make_job(tmp_path, f"output.path={tmp_path / 'calm'}"), backend=InProcessBackend())
+    backend = InProcessBackend(build_parts=build_parts, workers=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specpipe.pipeline.run.start.BACKUP_S", 0.1)
+        result = execute(job, backend=backend)
+    assert result.state == "complete"
+    assert verify(str(tmp_path / "out")).complete  # the telemetry is that of the parts that are there
+    assert outputs(tmp_path / "out")["generated_token_ids"] == outputs(tmp_path / "calm")["generated_token_ids"]
+
+
+# how many
+
+
+@pytest.mark.parametrize(
+    ("count", "cpus", "gpus", "elastic", "expected"),
+    [
+        ("{max: 8}", 64, 4, False, 4),
+        ("{min: 2, max: 3}", 64, 4, False, 3),
+        ("{min: 2, max: 8}", 64, 4, True, 8),
+        ("{min: 4, max: 8}", 64, 4, False, 4),
+        ("{max: 3}", 8, 0, False, 3),
+        ("{max: 30}", 8, 0, False, 8),
+    ],
+)
+def test_a_range_takes_what_there_is(tmp_path: Path, count, cpus, gpus, elastic, expected) -> None:
+    job = make_job(tmp_path, f"workers.count={count}")
+    assert place(job, cpus=cpus, gpus=gpus, elastic=elastic).workers == expected
+
+
+@pytest.mark.parametrize(("gpus", "elastic"), [(2, False), (2, True), (0, True)])
+def test_room_for_fewer_than_the_least_is_refused(tmp_path: Path, gpus: int, elastic: bool) -> None:
+    job = make_job(tmp_path, "workers.count={min: 3, max: 8}", "model.device=cuda")
+    with pytest.raises(MachineError, match=rf"workers\.count\.min is 3 and there is room for {gpus} GPU"):
+        place(job, cpus=64, gpus=gpus, elastic=elastic)
+
+
+def test_a_hung_workers_notes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    import dataclasses
+
+    pool = FakePool(threads=4)
+
+    def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
+        if worker.name == "worker-0":
+            pool.gate.wait(20)
+        return report(order, worker.name)
+
+    hung = dataclasses.replace(IDLE, in_step_s=9.0, notes=("one engine step takes 9 s:\nthread engine: round.py",))
+    pool.behave, pool.on_status = behave, lambda worker: hung if worker.name == "worker-0" else IDLE
+    with caplog.at_level(logging.WARNING):
+        driver = drive(pool, 4, stall_s=5.0)
+        driver.run()
+    pool.gate.set()
+    assert driver.published == [0, 1, 2, 3]
+    assert "worker-0: one engine step takes 9 s:\nthread engine: round.py" in caplog.text
+    assert "worker-0 is lost: one engine step has taken 9 s" in caplog.text

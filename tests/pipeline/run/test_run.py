@@ -1,0 +1,190 @@
+"""Whole runs without Ray: the real driver, workers and folder; engines that need no model."""
+
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from support.fake_workers import InProcessBackend, fake_parts, make_job, outputs, write_rows
+
+from specpipe.errors import OutputError
+from specpipe.pipeline.run.inspection import inspect_run
+from specpipe.pipeline.run.run import Viewer, execute
+from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
+from specpipe.telemetry.record import shard_schema
+from specpipe.telemetry.timeline import timeline_schema
+
+
+def test_a_run_leaves_every_row_and_all_telemetry(tmp_path: Path) -> None:
+    result = execute(make_job(tmp_path, "output.keep_columns=[tag]"), backend=InProcessBackend(workers=2))
+    assert (result.state, result.exit_code) == ("complete", 0)
+    table = outputs(tmp_path / "out")
+    assert table["request_id"].to_pylist() == [str(i) for i in range(24)]
+    assert table["tag"].to_pylist() == [f"t{i}" for i in range(24)]
+    shards = pq.read_table(tmp_path / "out/telemetry/shards.parquet")
+    assert shards.schema.equals(shard_schema())
+    assert sum(shards["rows"].to_pylist()) == 24
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary == dict(result.summary)
+    assert summary["total_output_tokens"] == sum(map(len, table["generated_token_ids"].to_pylist()))
+    assert summary["spec_decode_accepted_tokens"] == sum(table["accepted_tokens"].to_pylist())
+    timeline = pq.read_table(tmp_path / "out/telemetry/timeline-00001.parquet")
+    assert timeline.schema.equals(timeline_schema())
+    assert sum(timeline["output_tokens"].to_pylist()) == summary["total_output_tokens"]
+    assert summary["peak_output_throughput"] > 0
+
+
+def test_samples_of_a_prompt_stand_side_by_side_and_depend_on_nothing_else(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.parquet", 11, r4=None)
+    job = make_job(tmp_path, "sampling.n=3", "output.keep_columns=[tag]", "output.max_failed_rows=3")
+    result = execute(job, backend=InProcessBackend())
+    assert (result.exit_code, result.summary["total_rows"], result.summary["failed"]) == (0, 33, 3)
+    table = outputs(tmp_path / "out")
+    assert table["sample"].to_pylist() == [0, 1, 2] * 11
+    assert table["tag"].to_pylist() == [f"t{i}" for i in range(11) for _ in range(3)]
+    assert len(set(table["seed"].to_pylist())) == 33
+    assert execute(job, backend=InProcessBackend()).state == "already complete"
+
+    execute(make_job(tmp_path, f"output.path={tmp_path}/once"), backend=InProcessBackend())
+    assert (
+        outputs(tmp_path / "once")["generated_token_ids"].to_pylist() == table["generated_token_ids"][::3].to_pylist()
+    )
+
+
+def test_a_complete_run_says_so_and_starts_nothing(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    execute(job, backend=InProcessBackend())
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.parquet")}
+    backend = InProcessBackend()
+    result = execute(job, backend=backend)
+    assert (result.state, result.exit_code, backend.spawned) == ("already complete", 0, [])
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.parquet")} == before
+
+
+def test_what_is_missing_or_broken_is_run_again_and_nothing_else(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    execute(job, backend=InProcessBackend())
+    whole = outputs(tmp_path / "out")
+    parts = sorted((tmp_path / "out/outputs").glob("*.parquet"))
+    parts[0].unlink()
+    parts[2].write_bytes(parts[2].read_bytes()[:-200])
+    (tmp_path / "out/outputs/.attempt-1-part-00000.parquet").write_bytes(b"what a crash left")
+    kept = parts[1].stat().st_mtime_ns
+    # Tuning may change: other slots, other K, other shard size.
+    again = make_job(tmp_path, "workers.slots=5", "speculation.policy=off", "workers.shard_tokens=500")
+    result = execute(again, backend=InProcessBackend())
+    assert (result.state, result.summary["starts"]) == ("complete", 2)
+    assert parts[1].stat().st_mtime_ns == kept
+    assert outputs(tmp_path / "out")["generated_token_ids"] == whole["generated_token_ids"]
+    assert sorted(path.name for path in (tmp_path / "out/outputs").iterdir()) == [part.name for part in parts]
+    attempts = pq.read_table(tmp_path / "out/telemetry/shards.parquet")["epoch"].to_pylist()
+    assert [i for i, epoch in enumerate(attempts) if epoch == 2] == [0, 2]
+
+
+def test_other_sampling_is_refused_by_name_and_nothing_is_touched(tmp_path: Path) -> None:
+    execute(make_job(tmp_path), backend=InProcessBackend())
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    with pytest.raises(OutputError, match=r"sampling\.temperature was 0\.0 and is 0\.7"):
+        execute(make_job(tmp_path, "sampling.temperature=0.7"), backend=InProcessBackend())
+    after = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert {path: data for path, data in after.items() if path.name != "lock"} == {
+        path: data for path, data in before.items() if path.name != "lock"
+    }
+
+
+def test_inputs_that_changed_are_refused_by_name(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    execute(job, backend=InProcessBackend())
+    write_rows(tmp_path / "rows.parquet", 25)
+    with pytest.raises(OutputError, match=r"rows\.parquet has changed \(size .*rows 24 → 25"):
+        execute(job, backend=InProcessBackend())
+
+
+def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    job = make_job(tmp_path, rows=60)
+    sent = []
+
+    def interrupt(progress) -> None:
+        if progress.workers and not sent:
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    slow = InProcessBackend(build_parts=partial(fake_parts, step_s=0.03))
+    result = execute(job, backend=slow, viewer=Viewer(progress=interrupt))
+    assert (result.state, result.exit_code) == ("interrupted", 130)
+    assert 0 < result.summary["published_shards"] < result.summary["total_shards"]
+    assert inspect_run(str(tmp_path / "out"))["state"] == "incomplete"
+    again = execute(job, backend=InProcessBackend())
+    assert (again.state, again.summary["starts"]) == ("complete", 2)
+    assert outputs(tmp_path / "out")["request_id"].to_pylist() == [str(i) for i in range(60)]
+
+
+def test_a_worker_that_dies_costs_no_row(tmp_path: Path) -> None:
+    built: list[int] = []
+
+    def build_parts(config: WorkerConfig) -> WorkerParts:
+        built.append(1)
+        return fake_parts(config, fail_at_step=9 if len(built) == 1 else None)
+
+    backend = InProcessBackend(build_parts=build_parts)
+    result = execute(make_job(tmp_path), backend=backend)
+    assert (result.state, len(backend.spawned)) == ("complete", 2)
+    assert outputs(tmp_path / "out")["request_id"].to_pylist() == [str(i) for i in range(24)]
+
+
+def test_a_shard_that_always_fails_ends_in_exit_code_3_and_is_tried_again_next_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = make_job(tmp_path)
+    blocked = tmp_path / "out/outputs/part-00001.parquet"
+    blocked.mkdir(parents=True)
+    (tmp_path / "out/.specpipe").mkdir()
+    result = execute(job, backend=InProcessBackend(logs="/tmp/ray/logs"))
+    assert (result.state, result.exit_code) == ("incomplete", 3)
+    assert "what the workers said is in /tmp/ray/logs" in caplog.messages[-1]
+    assert "IsADirectoryError" in result.summary["failed_shards"]["1"]
+    assert inspect_run(str(tmp_path / "out"))["failed_shards"].keys() == {"1"}
+    blocked.rmdir()
+    caplog.clear()
+    assert execute(job, backend=InProcessBackend(logs="/tmp/ray/logs")).exit_code == 0
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(("allowed", "code"), [(0, 3), (1, 3), (2, 0)])
+def test_failed_rows_decide_the_exit_code(tmp_path: Path, allowed: int, code: int) -> None:
+    write_rows(tmp_path / "rows.parquet", 8, r2=None, r7="BAD")
+    job = make_job(tmp_path, f"output.max_failed_rows={allowed}")
+    result = execute(job, backend=InProcessBackend())
+    assert (result.state, result.summary["failed"], result.exit_code) == ("complete", 2, code)
+    assert execute(job, backend=InProcessBackend()).exit_code == code
+
+
+def test_synthetic_acceptance_is_stamped_everywhere(tmp_path: Path) -> None:
+    job = make_job(tmp_path, "speculation.method=synthetic", "speculation.synthetic_rates=[0.9, 0.5, 0.1]")
+    result = execute(job, backend=InProcessBackend())
+    assert result.summary["synthetic"] is True
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["synthetic"] is True
+    assert set(pq.read_table(tmp_path / "out/telemetry/shards.parquet")["synthetic"].to_pylist()) == {True}
+
+
+def test_warm_up_rows_are_in_no_figure(tmp_path: Path) -> None:
+    result = execute(make_job(tmp_path, "data.warmup_rows=3"), backend=InProcessBackend())
+    assert (result.summary["completed"], result.summary["total_output_tokens"]) == (24, 240)
+
+
+def test_the_queue_threshold_switches_off_exactly_above_it(tmp_path: Path) -> None:
+    engines = []
+
+    def build_parts(config: WorkerConfig) -> WorkerParts:
+        parts = fake_parts(config)
+        engines.append(parts.engine)
+        return parts
+
+    job = make_job(tmp_path, "speculation.policy=queue_threshold", "speculation.max_running=2")
+    execute(job, backend=InProcessBackend(build_parts=build_parts))
+    seen = set(engines[0].seen_ks)
+    assert {(running, k) for running, k in seen if running <= 2} <= {(1, 3), (2, 3)}
+    assert {(running, k) for running, k in seen if running > 2} == {(3, 0)}

@@ -1,0 +1,155 @@
+import threading
+import time
+
+import pytest
+from support.fake_engine import FakeEngine, token_at
+from support.fake_workers import wait_for
+
+from specpipe.core import EngineConfig, Request, SamplingParams, SpeculationPlan, StepReport
+from specpipe.pipeline.failures import EngineError
+from specpipe.pipeline.worker.engine_loop import WARM_UP_SHARD, EngineLoop
+from specpipe.speculation.fixed import Fixed
+from specpipe.speculation.observer import Priors
+from specpipe.speculation.tuner import Tuner
+from specpipe.telemetry.timeline import TimelineSampler
+
+PLAN = SpeculationPlan(ks=(2,), proposer="draft", queue_depth=3.0, reason="test")
+
+
+def requests(shard: int, count: int, tokens: int = 7) -> list[Request]:
+    return [
+        Request(
+            request_id=str(row), shard=shard, row=row, prompt="p", prompt_token_ids=(1, 2, 3),
+            sampling=SamplingParams(max_new_tokens=tokens), seed=100 * shard + row,
+        )
+        for row in range(count)
+    ]  # fmt: skip
+
+
+def loop_of(engine: FakeEngine) -> EngineLoop:
+    tuner = Tuner(Fixed(k=2, proposer="draft"), slots=3, proposers=("draft",))
+    return EngineLoop(engine, TimelineSampler(worker="w", epoch=1), tuner)
+
+
+def engine(slots: int = 3, **settings: object) -> FakeEngine:
+    return FakeEngine(EngineConfig(slots=slots, max_model_len=100, max_k=4, proposer="draft"), **settings)
+
+
+def test_shards_that_share_the_engine_get_their_own_rows_back() -> None:
+    loop = loop_of(engine(step_s=0.001))
+    results: dict[int, list[tuple[int, ...]]] = {}
+
+    def run(shard: int) -> None:
+        completions, _ = loop.run(shard, requests(shard, 5), PLAN, Priors())
+        results[shard] = [completion.token_ids for completion in completions]
+
+    threads = [threading.Thread(target=run, args=(shard,)) for shard in (4, 5, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    loop.close()
+    for shard in (4, 5, 6):
+        expected = [tuple(token_at(100 * shard + row, i) for i in range(7)) for row in range(5)]
+        assert results[shard] == expected
+
+
+def test_seconds_of_all_shards_are_those_of_the_engine() -> None:
+    fake = engine()
+    reported: list[float] = []
+    original = fake.step
+
+    def step() -> StepReport | None:
+        report = original()
+        if report is not None:
+            reported.append(report.seconds)
+        return report
+
+    fake.step = step  # type: ignore[method-assign]
+    loop = loop_of(fake)
+    meters = []
+    threads = [
+        threading.Thread(
+            target=lambda shard=shard: meters.append(loop.run(shard, requests(shard, 6), PLAN, Priors())[1])
+        )
+        for shard in (1, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    loop.close()
+    busy = [
+        meter.record(
+            run_id="r", shard=1, attempt=1, epoch=1, worker="w", plan=PLAN, synthetic=False, started_at=0,
+            finished_at=1, load_s=0,
+        ).busy_s
+        for meter in meters
+    ]  # fmt: skip
+    assert sum(busy) == pytest.approx(sum(reported))
+
+
+def test_an_engine_that_raises_fails_every_shard_that_waits_and_every_later_one() -> None:
+    loop = loop_of(engine(fail_at_step=3))
+    errors: list[BaseException] = []
+
+    def run(shard: int) -> None:
+        try:
+            loop.run(shard, requests(shard, 4, tokens=50), PLAN, Priors())
+        except EngineError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(shard,)) for shard in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(errors) == 2
+    assert "illegal memory access" in str(errors[0])
+    with pytest.raises(EngineError, match="illegal memory access"):
+        loop.run(3, requests(3, 1), PLAN, Priors())
+
+
+def test_an_engine_that_loses_rows_is_an_error_and_not_a_hang() -> None:
+    fake = engine()
+    fake.step = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match=r"owes rows of shards \[1\]"):
+        loop_of(fake).run(1, requests(1, 2), PLAN, Priors())
+
+
+def test_a_shard_without_rows_is_done_at_once() -> None:
+    loop = loop_of(engine())
+    completions, meter = loop.run(1, [], PLAN, Priors())
+    assert completions == []
+    loop.close()
+    assert meter is not None
+
+
+def test_closing_fails_what_is_in_flight() -> None:
+    loop = loop_of(engine(step_s=0.01))
+    threading.Timer(0.05, loop.close).start()
+    with pytest.raises(EngineError, match="stopped"):
+        loop.run(1, requests(1, 3, tokens=90), PLAN, Priors())
+
+
+def test_status_counts_and_shows_a_step_that_hangs() -> None:
+    fake = engine(step_s=0.4)
+    loop = loop_of(fake)
+    thread = threading.Thread(target=loop.run, args=(1, requests(1, 2, tokens=3), PLAN, Priors()))
+    thread.start()
+    wait_for(lambda: loop.status(after=0).in_step_s > 0.05)
+    thread.join(20)
+    status = loop.status(after=0, final=True)
+    loop.close()
+    assert (status.rows_done, status.output_tokens, status.running) == (2, 6, 0)
+    assert sum(sample.output_tokens for sample in status.samples) == 6
+
+
+def test_warm_up_is_in_no_figure() -> None:
+    loop = loop_of(engine())
+    loop.run(WARM_UP_SHARD, requests(WARM_UP_SHARD, 4), PLAN, Priors())
+    status = loop.status(after=0, final=True)
+    assert (status.rows_done, status.output_tokens, status.drafts, status.samples) == (0, 0, 0, ())
+    began = time.monotonic()
+    loop.close()
+    assert time.monotonic() - began < 2
