@@ -14,8 +14,8 @@ from support.small_models import make_small_model
 
 from specpipe.core import SpeculationPlan
 from specpipe.data import files, list_files, read_rows, tables
-from specpipe.engine.attention import register
 from specpipe.engine.engine import Engine
+from specpipe.engine.forward.attention_interface import register
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
 from specpipe.pipeline.run.run import execute
@@ -56,7 +56,7 @@ def test_a_proposer_of_ones_own_is_asked_and_loses_nothing(
     model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = tokens(make_engine(model, proposer="none"), plan(0, proposer="none"))
-    monkeypatch.setattr("specpipe.engine.proposers.NGramProposer", example("proposer").Repeat)
+    monkeypatch.setattr("specpipe.engine.proposers.make_proposers.NGramProposer", example("proposer").Repeat)
     engine = make_engine(model, proposer="ngram")
     engine.submit(make_requests(5, vocab_size=engine.target.vocab_size), plan(3, proposer="ngram"))
     completions = drain(engine)

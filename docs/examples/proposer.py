@@ -3,9 +3,9 @@
 import torch
 
 from specpipe.core import EngineConfig
-from specpipe.engine.forward import RoundRows
-from specpipe.engine.proposers import Proposal
-from specpipe.engine.slots import NO_TOKEN, SlotState
+from specpipe.engine.forward.round_rows import RoundRows
+from specpipe.engine.proposers.proposer import Proposal
+from specpipe.engine.state.slot_state import NO_TOKEN, SlotState
 
 
 class Repeat:

@@ -13,11 +13,11 @@ import torch
 
 from specpipe.benchmark.model_shapes import config_of, random_model
 from specpipe.core import EngineConfig, ProposerName, Request, SamplingParams, SpeculationPlan, StepReport
-from specpipe.engine.ahead import KernelsAhead
-from specpipe.engine.attention import register
 from specpipe.engine.build import sized_engine
+from specpipe.engine.compile_ahead import EngineCompileAhead
 from specpipe.engine.engine import Engine
-from specpipe.engine.runner import ModelRunner
+from specpipe.engine.forward.attention_interface import register
+from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.models.loader import outline_of
 
 
@@ -81,11 +81,11 @@ def build_synthetic_engine(bench: EngineBench) -> Engine:
     return sized_engine(runners, config, _NoText(), ())
 
 
-def _kernels_ahead(bench: EngineBench, config: EngineConfig, dtype: torch.dtype) -> KernelsAhead:
+def _kernels_ahead(bench: EngineBench, config: EngineConfig, dtype: torch.dtype) -> EngineCompileAhead:
     def outlines() -> list[ModelRunner]:
         return [_runner(outline_of(config_of(shape), dtype), config, fp8=fp8) for shape, fp8 in bench.pair]
 
-    return KernelsAhead(outlines, config, _NoText(), (), sampling=SamplingParams(), choices=bench.choices)
+    return EngineCompileAhead(outlines, config, _NoText(), (), sampling=SamplingParams(), choices=bench.choices)
 
 
 def _runner(model: Any, config: EngineConfig, *, fp8: bool) -> ModelRunner:

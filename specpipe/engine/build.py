@@ -11,12 +11,11 @@ from typing import Any, Literal
 import torch
 
 from specpipe.core import EngineConfig, ProposerName, SamplingParams
-from specpipe.engine.ahead import KernelsAhead
-from specpipe.engine.attention import register
-from specpipe.engine.decoder import TokenizerDecoder
+from specpipe.engine.compile_ahead import EngineCompileAhead
 from specpipe.engine.engine import Engine
-from specpipe.engine.rows import TextDecoder
-from specpipe.engine.runner import ModelRunner
+from specpipe.engine.forward.attention_interface import register
+from specpipe.engine.forward.model_runner import ModelRunner
+from specpipe.engine.state.text_decoder import TextDecoder, TokenizerDecoder
 from specpipe.errors import MachineError
 from specpipe.models.loader import load_config, load_model, outline_of
 from specpipe.models.source import ModelSource
@@ -77,13 +76,13 @@ def build_engine(spec: EngineSpec) -> Engine:
 
 def _kernels_ahead(
     spec: EngineSpec, config: EngineConfig, decoder: TextDecoder, eos_ids: Sequence[int]
-) -> KernelsAhead:
+) -> EngineCompileAhead:
     def outline(source: ModelSource) -> ModelRunner:
         trust, dtype = spec.trust_remote_code, getattr(torch, spec.dtype)
         model = outline_of(load_config(source, trust_remote_code=trust), dtype, trust_remote_code=trust)
         return _runner(model, source, spec, config)
 
-    return KernelsAhead(
+    return EngineCompileAhead(
         lambda: [outline(source) for source in spec.sources], config, decoder, eos_ids,
         sampling=spec.sampling, choices=spec.choices,
     )  # fmt: skip
@@ -147,8 +146,8 @@ def _gpu_budget(engine: Engine) -> int:
 
     Graphs keep the memory of the widest round and of short prefills to themselves, so it adds to that of a prefill.
     """
-    target, config, rehearsal = engine.target, engine.config, engine.rehearsal
-    works = (rehearsal.widest_round, rehearsal.widest_graphed_prefill, rehearsal.widest_prefill)
+    target, config, warm_up = engine.target, engine.config, engine.warm_up
+    works = (warm_up.widest_round, warm_up.widest_graphed_prefill, warm_up.widest_prefill)
     activations = sum(_peak_bytes(work, target.device) for work in works)
     # Rows that sample keep the draft's logits until verification; those of a step may be there twice.
     logits = (config.max_k + 1) * config.slots * target.vocab_size * target.dtype.itemsize

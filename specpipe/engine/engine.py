@@ -26,24 +26,25 @@ from specpipe.core import (
     StepReport,
 )
 from specpipe.engine.accounting import ShardTally
-from specpipe.engine.chooser import Chooser
-from specpipe.engine.collect import Collector
-from specpipe.engine.graphs import EagerRounds, GraphedRounds, Rounds
-from specpipe.engine.in_flight import Flight, InFlight, Launch, read_later
-from specpipe.engine.pages import TRASH_PAGE, PageAllocator
-from specpipe.engine.prefill import Chunk, cut_chunks, total_tokens
-from specpipe.engine.profile import Point, Profiler
-from specpipe.engine.proposers import make_proposers
-from specpipe.engine.recorder import Recorder
-from specpipe.engine.rehearsal import Rehearsal
-from specpipe.engine.round import Round
-from specpipe.engine.round_key import RoundKey, keys_of
-from specpipe.engine.rows import Row, TextDecoder
-from specpipe.engine.runner import ModelRunner
-from specpipe.engine.scheduler import Scheduler
-from specpipe.engine.short_prefill import EagerPrefills, GraphedPrefills, Prefills
-from specpipe.engine.slots import SlotState
-from specpipe.engine.timing import DeviceClock, Mark, StampReader, StepTimes
+from specpipe.engine.collector import Collector
+from specpipe.engine.device.device_clock import DeviceClock, Mark, StampReader, StepTimes
+from specpipe.engine.device.graph_capture import GraphCapture
+from specpipe.engine.forward.graphed_prefill import EagerPrefills, GraphedPrefills, Prefills
+from specpipe.engine.forward.model_runner import ModelRunner
+from specpipe.engine.proposers.make_proposers import make_proposers
+from specpipe.engine.rounds.graphed_rounds import EagerRounds, GraphedRounds, Rounds
+from specpipe.engine.rounds.profiler import Point, Profiler
+from specpipe.engine.rounds.round import Round
+from specpipe.engine.rounds.round_key import RoundKey, keys_of
+from specpipe.engine.rounds.warm_up import WarmUp
+from specpipe.engine.state.chunks import Chunk, cut_chunks, total_tokens
+from specpipe.engine.state.in_flight import Flight, InFlight, Launch, read_later
+from specpipe.engine.state.page_allocator import TRASH_PAGE, PageAllocator
+from specpipe.engine.state.row_state import RowState
+from specpipe.engine.state.scheduler import Scheduler
+from specpipe.engine.state.slot_state import SlotState
+from specpipe.engine.state.text_decoder import TextDecoder
+from specpipe.engine.step_chooser import StepChooser
 
 
 class Engine:
@@ -80,7 +81,7 @@ class Engine:
         self._in_flight = InFlight(behind)
         self._synthetic = torch.tensor(config.synthetic_rates, device=self._device) if config.synthetic_rates else None
         self._proposers = make_proposers(config, target, draft)
-        self._chooser = Chooser(
+        self._chooser = StepChooser(
             self._scheduler,
             self._in_flight,
             config,
@@ -97,11 +98,11 @@ class Engine:
         )
         self._rounds: Rounds = EagerRounds(round_)
         self._prefills: Prefills = EagerPrefills(self._state)
-        self._recorder = Recorder(self._device) if on_gpu else None
-        if self._recorder is not None:
-            self._rounds = GraphedRounds(round_, self._recorder, slots=config.slots)
-            self._prefills = GraphedPrefills(self._state, runners, self._recorder, budget=config.prefill_budget)
-        self.rehearsal = Rehearsal(round_, runners, config, self.proposers)
+        self._graph_capture = GraphCapture(self._device) if on_gpu else None
+        if self._graph_capture is not None:
+            self._rounds = GraphedRounds(round_, self._graph_capture, slots=config.slots)
+            self._prefills = GraphedPrefills(self._state, runners, self._graph_capture, budget=config.prefill_budget)
+        self.warm_up = WarmUp(round_, runners, config, self.proposers)
 
     @property
     def proposers(self) -> tuple[ProposerName, ...]:
@@ -131,7 +132,7 @@ class Engine:
     @property
     def graphs_captured(self) -> int:
         """So far, ahead of time or on the way."""
-        return 0 if self._recorder is None else self._recorder.captures
+        return 0 if self._graph_capture is None else self._graph_capture.captures
 
     def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None:
         """Queues rows, from any thread; `plan` rules every round from now on. A row that cannot run completes with
@@ -260,7 +261,7 @@ class Engine:
         self._state.admit(admissions)
         self._activate([row for a in admissions if (row := self._scheduler.rows[a.slot]).prefilled])
 
-    def _activate(self, rows: list[Row]) -> None:
+    def _activate(self, rows: list[RowState]) -> None:
         if rows:
             self._state.activate([row.slot for row in rows])
 
@@ -324,5 +325,5 @@ class Engine:
             assert table == [*held, *[TRASH_PAGE] * (len(table) - len(held))]
 
 
-def _mean_length(rows: Sequence[Row]) -> float:
+def _mean_length(rows: Sequence[RowState]) -> float:
     return sum(row.length for row in rows) / len(rows) if rows else 0.0

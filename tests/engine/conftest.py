@@ -11,7 +11,7 @@ import torch
 from support.engines import perturbed
 from support.small_models import make_small_model
 
-from specpipe.engine.attention import register
+from specpipe.engine.forward.attention_interface import register
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
 

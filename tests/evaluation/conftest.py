@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.fake_workers import InProcessBackend
 
-import specpipe.engine.round
+import specpipe.engine.rounds.round
 from jobs.tiny_pair.problems import problems
 from specpipe.job import parse_job
 from specpipe.pipeline.run.run import RunResult, execute
@@ -60,10 +60,10 @@ def among_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def accept_everything(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """accept_everything(): from now on verification is broken: every draft token passes, whatever the target says."""
-    real = specpipe.engine.round.rejection_sample
+    real = specpipe.engine.rounds.round.rejection_sample
 
     def broken(logits: Any, drafts: Any, *rest: Any, **options: Any) -> Any:
         options |= {"method": "synthetic", "synthetic_rates": torch.ones(drafts.shape[1])}
         return real(logits, drafts, *rest, **options)
 
-    return lambda: monkeypatch.setattr(specpipe.engine.round, "rejection_sample", broken)
+    return lambda: monkeypatch.setattr(specpipe.engine.rounds.round, "rejection_sample", broken)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from specpipe.engine.attention import register
-from specpipe.engine.runner import ModelRunner
+from specpipe.engine.forward.attention_interface import register
+from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.errors import ModelError
 from specpipe.models.support import check_support
 
@@ -148,7 +148,7 @@ def test_paged_logits_equal_the_models_own_in_every_family_that_passes(
 ) -> None:
     """One test over all: to know the families, 400 configuration modules must be imported, too slow for collection."""
     register()
-    monkeypatch.setattr("specpipe.engine.runner.STANCE", "fail_on_recompile")
+    monkeypatch.setattr("specpipe.engine.forward.model_runner.STANCE", "fail_on_recompile")
     wrong, uncompiled = {}, set()
     families = supported()
     for model_type, config_class in families.items():

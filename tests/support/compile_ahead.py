@@ -20,11 +20,12 @@ from triton.runtime import driver
 
 from specpipe.benchmark.model_shapes import config_of
 from specpipe.core import EngineConfig, ProposerName, SamplingParams
-from specpipe.engine.attention import register
-from specpipe.engine.decoder import TokenizerDecoder
 from specpipe.engine.engine import Engine
-from specpipe.engine.prefill import Chunk, prefill
-from specpipe.engine.runner import ModelRunner
+from specpipe.engine.forward.attention_interface import register
+from specpipe.engine.forward.model_runner import ModelRunner
+from specpipe.engine.forward.prefill import prefill
+from specpipe.engine.state.chunks import Chunk
+from specpipe.engine.state.text_decoder import TokenizerDecoder
 from specpipe.models.loader import outline_of
 from specpipe_kernels import timestamp
 from specpipe_kernels.runtime.compile_ahead import CompileAhead, launches_skipped
@@ -56,7 +57,7 @@ def found(engine: Engine, sampling: SamplingParams) -> int:
         return True
 
     knobs.runtime.jit_cache_hook = note
-    engine.rehearsal.everything(sampling, CHOICES)
+    engine.warm_up.run_all(sampling, CHOICES)
     knobs.runtime.jit_cache_hook = None
     return len(names)
 
@@ -84,15 +85,15 @@ def launch_elsewhere(met: list[str]) -> None:
 
 def main() -> None:
     register()
-    ahead = CompileAhead(lambda: outline_engine().rehearsal.everything(SamplingParams(), CHOICES), threads=2).wait()
+    ahead = CompileAhead(lambda: outline_engine().warm_up.run_all(SamplingParams(), CHOICES), threads=2).wait()
     later: list[str] = []
     others: list[str] = []
     knobs.runtime.jit_post_compile_hook = lambda *, fn, **_: later.append(fn.name)
     with launches_skipped():
         engine = outline_engine()
-        engine.rehearsal.everything(SamplingParams(), CHOICES)
+        engine.warm_up.run_all(SamplingParams(), CHOICES)
         for lengths in ([1], [9, 5], [30, 1, 7], [33], [12, 11, 10, 9, 3]):
-            engine.rehearsal.prefill(lengths)
+            engine.warm_up.prefill(lengths)
         catch_up(engine)
         launch_elsewhere(others)
         new = {kind: found(outline_engine(kind), SamplingParams()) for kind in FAMILIES}

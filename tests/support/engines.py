@@ -18,8 +18,8 @@ from specpipe.core import (
     StepReport,
 )
 from specpipe.engine.engine import Engine
-from specpipe.engine.rows import TextDecoder
-from specpipe.engine.runner import ModelRunner
+from specpipe.engine.forward.model_runner import ModelRunner
+from specpipe.engine.state.text_decoder import TextDecoder
 
 
 class PlainDecoder:

@@ -1,0 +1,42 @@
+"""Prefill: prompt tokens into KV memory, in packed ragged chunks bounded by a token budget.
+
+A prompt of P tokens is prefilled below P - 1: its last token is fed by the row's first round, which needs its logits
+anyway. The draft is prefilled only while speculation is on; a row whose draft is behind (because K was 0) is caught
+up here, out of the same budget.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specpipe.engine.forward.model_runner import ModelRunner
+from specpipe.engine.state.chunks import Chunk
+from specpipe.engine.state.slot_state import SlotState
+
+LEAST_QUERIES = 256
+"""Attention on a GPU takes every prefill for one with chunks this long."""
+
+
+def prefill(runner: ModelRunner, state: SlotState, chunks: list[Chunk], *, page_size: int) -> None:
+    """Feeds the chunks to the model in one packed forward; its KV is valid below each chunk's stop afterwards."""
+    sizes = np.array([c.stop - c.start for c in chunks])
+    starts = np.array([c.start for c in chunks])
+    ends = np.cumsum(sizes)
+    positions = np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes)
+    token_slots = state.upload(np.repeat([c.slot for c in chunks], sizes))
+    device_positions = state.upload(positions)
+    width = max(c.stop for c in chunks) // page_size + 1
+    longest = int(sizes.max())
+    if state.device.type != "cpu":  # catching up comes in all lengths: one tiling for them, or rows wait for a compiler
+        longest = max(longest, LEAST_QUERIES)
+    with torch.inference_mode():
+        runner.forward(
+            state.tokens[token_slots, device_positions],
+            device_positions,
+            block_tables=state.block_table[:, :width].index_select(0, state.upload([c.slot for c in chunks])),
+            cu_queries=state.upload([0, *ends], torch.int32),
+            starts=state.upload(starts),
+            max_queries=longest,
+            keep=None,
+        )

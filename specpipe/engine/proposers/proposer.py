@@ -1,0 +1,40 @@
+"""The protocol of proposers: sources of draft tokens for a round.
+
+Every proposer runs inside a round: device operations only, no host sync, shapes given by (B, K).
+Shapes: B batch rows, K draft tokens a row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from specpipe.engine.forward.round_rows import RoundRows
+from specpipe.engine.state.slot_state import SlotState
+from specpipe_kernels import Bounds
+
+
+class Proposal(NamedTuple):
+    """Draft tokens of one round and the distributions that they were drawn from."""
+
+    tokens: Tensor
+    """[B, K] int64; entries beyond a row's K_i are undefined."""
+    num_tokens: Tensor
+    """[B] int32: K_i."""
+    logits: Tensor | None = None
+    """[B, K, V] before temperature; None for one-hot proposals and where verification compares tokens alone."""
+    lse: Tensor | None = None
+    """[B, K] fp32: log-sum-exps computed by the draft steps; None where logits is None."""
+    bounds: Bounds | None = None
+    """[B, K] each: truncation bounds of the draft distributions; None where nothing is truncated."""
+    by_draft_model: bool = False
+    """True if the proposer is the draft model, whose KV is then valid as far as its drafts are accepted."""
+
+
+class Proposer(Protocol):
+    """Proposes up to `rows.room` tokens a row from the committed prefix alone."""
+
+    def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal:
+        """Returns up to k draft tokens for each of the B rows. Device operations only; nothing waits for the host."""
+        ...

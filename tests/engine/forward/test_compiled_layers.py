@@ -1,0 +1,164 @@
+"""Compiled layers compute what uncompiled ones do, are compiled once, and never stand between a model and its rows."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.engines import generate, make_engine, make_requests, run
+from support.small_models import make_small_model
+from torch._dynamo import register_backend
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+from specpipe.core import EngineConfig
+from specpipe.engine.build import EngineSpec, build_engine
+from specpipe.engine.forward import model_runner
+from specpipe.engine.forward.compiled_layers import keep_on_disk
+from specpipe.engine.forward.model_runner import ModelRunner
+from specpipe.models.loader import load_model
+from specpipe.models.source import resolve
+
+GRAPHS: list[torch.fx.GraphModule] = []  # that were compiled, in order
+
+
+@register_backend(name="recorded")
+def _recorded(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    GRAPHS.append(graph)
+    return graph.forward
+
+
+@register_backend(name="broken")
+def _broken(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    raise RuntimeError("no code for this machine\nand a long story")
+
+
+@register_backend(name="slightly_off")
+def _slightly_off(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    return lambda *args: tuple(out * 1.01 for out in graph.forward(*args))
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiles_while_rows_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    GRAPHS.clear()
+    monkeypatch.setattr(model_runner, "STANCE", "fail_on_recompile")
+
+
+def runner(model: torch.nn.Module, backend: str | None) -> ModelRunner:
+    return ModelRunner(model, vocab_size=320, context_length=256, page_size=16, compiler=backend)
+
+
+def check_output(pair: Any, backend: str | None, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("support.engines.ModelRunner", lambda model, **_: runner(model, backend))
+    requests = make_requests(7, vocab_size=pair.vocab_size)
+    engine = make_engine(copy.deepcopy(pair.target), copy.deepcopy(pair.draft), max_k=k)
+    assert engine.target.compiled and engine.draft.compiled
+
+    completions = run(engine, requests, k)
+
+    assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests)
+
+
+def test_two_codes_serve_all_layers_rows_and_lengths(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_output(small_pair("gemma2"), "recorded", 3, monkeypatch)  # layers with and without a window
+    assert len(GRAPHS) == 4  # of the target and of the draft, for one token and for any other number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma2", "phi3", "gpt2", "gpt_oss", "llama"])
+@pytest.mark.parametrize("k", [0, 3])
+def test_greedy_output_stays_the_targets(small_pair, monkeypatch: pytest.MonkeyPatch, kind: str, k: int) -> None:
+    check_output(small_pair(kind), "aot_eager", k, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["gemma2", "phi3", "gpt2"])
+@pytest.mark.parametrize("k", [0, 3])
+def test_greedy_output_stays_the_targets_on_a_gpu(
+    small_pair, monkeypatch: pytest.MonkeyPatch, kind: str, k: int
+) -> None:
+    pair = small_pair(kind)
+    moved = {name: copy.deepcopy(getattr(pair, name)).to("cuda") for name in ("target", "draft", "reference")}
+    check_output(pair._replace(**moved), None, k, monkeypatch)
+
+
+@pytest.mark.gpu
+def test_a_mixture_of_experts_runs_on_a_gpu(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("support.engines.ModelRunner", lambda model, **_: runner(model, None))
+    pair = small_pair("gpt_oss")
+    models = [copy.deepcopy(model).to("cuda", torch.bfloat16) for model in (pair.target, pair.draft)]
+    completions = run(make_engine(*models), make_requests(7, vocab_size=pair.vocab_size), 3)
+    assert [len(c.token_ids) for c in completions] == [20] * 7
+
+
+@pytest.mark.gpu
+def test_layers_compile_while_a_start_compiles_kernels(tmp_path: Path) -> None:
+    source = resolve(str(make_small_model("gemma2", tmp_path, seed=0)), "target")
+    config = EngineConfig(slots=3, max_model_len=96, proposer="none", max_k=0)
+    spec = EngineSpec(target=source, draft=None, device="cuda", dtype="float32", config=config, choices=(("none", 0),))
+    engine = build_engine(spec)
+    assert engine.target.compiled
+    requests = make_requests(7, vocab_size=320, ignore_eos=True)
+    completions = run(engine, requests, 0)
+    reference = load_model(source, "cuda", torch.float32, "eager")
+    reference.generation_config.eos_token_id = None
+    assert [list(c.token_ids) for c in completions] == generate(reference, requests)
+
+
+def test_projections_of_one_input_are_one_product(small_pair) -> None:
+    model = copy.deepcopy(small_pair("gemma2").target)
+    assert runner(model, "recorded").compiled
+    products = [node for node in GRAPHS[0].graph.nodes if node.target is torch.nn.functional.linear]
+    assert len(products) == 4  # q/k/v, out, gate/up, down
+    attention = model.model.layers[0].self_attn
+    assert attention.q_proj.weight is attention.k_proj.weight is attention.v_proj.weight
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        ("broken", "BackendCompilerFailed: backend='broken' raised: RuntimeError: no code for this machine"),
+        ("slightly_off", "ArithmeticError: logits differ by 0."),
+    ],
+)
+def test_layers_that_do_not_compile_run_as_they_are(
+    small_pair, caplog: pytest.LogCaptureFixture, backend: str, reason: str
+) -> None:
+    model = copy.deepcopy(small_pair("gemma2").target)
+    uncompiled = runner(copy.deepcopy(model), "")
+    modules = dict(model.named_modules())
+
+    with caplog.at_level(logging.WARNING, "specpipe"):
+        fallen_back = runner(model, backend)
+
+    assert not fallen_back.compiled and dict(model.named_modules()) == modules
+    assert [record.getMessage().count("\n") for record in caplog.records] == [0]
+    assert f"layers of Gemma2ForCausalLM run uncompiled: {reason}" in caplog.text
+    assert torch.equal(fallen_back._few_logits(), uncompiled._few_logits())
+
+
+def test_torch_compile_may_be_switched_off(
+    small_pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    model = copy.deepcopy(small_pair("gemma2").target)
+    assert not runner(model, "recorded").compiled
+    assert "torch.compile is switched off" in caplog.text
+    assert type(model.model.layers[0].self_attn.q_proj) is torch.nn.Linear
+
+
+@pytest.mark.parametrize(("given", "kept"), [("torch's", "ours"), ("own", "own"), ("unwritable", "torch's")])
+def test_what_was_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, kept: str) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPECPIPE_CACHE", str(tmp_path / ("file" if given == "unwritable" else "cache")))
+    folders = {"ours": str(tmp_path / "cache/inductor"), "own": str(tmp_path), "torch's": default_cache_dir()}
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folders.get(given, folders["torch's"]))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    keep_on_disk()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == folders[kept]
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")

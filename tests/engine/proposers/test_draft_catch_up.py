@@ -1,0 +1,177 @@
+"""A draft that was off while K was 0 is caught up before its rows speculate, and then accepts as if never off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.engines import drain, make_engine, make_requests, plan, run, steps_of
+
+from specpipe.core import Exploration, SpeculationPlan
+from specpipe.engine.engine import Engine
+from specpipe.engine.state.row_state import RowState
+
+
+def test_plain_decoding_never_touches_the_draft(small_pair) -> None:
+    pair = small_pair("llama")
+    engine = make_engine(pair.target, pair.draft)
+    calls: list[int] = []
+    hook = pair.draft.register_forward_hook(lambda *_: calls.append(1))
+    engine.submit(make_requests(4, vocab_size=pair.vocab_size), plan(0))
+    drain(engine)
+    hook.remove()
+    assert not calls
+
+
+def accepted_drafts(engine: Engine) -> dict[tuple[int, int], bool]:
+    """Drains an engine that drafts one token a round. (row, position of a draft) -> whether it was accepted."""
+    found: dict[tuple[int, int], bool] = {}
+    collector = engine._collector
+    take = collector._take
+
+    def noted(row: RowState, values: list[int], *rest: Any) -> Any:
+        if values[-2]:
+            found[row.request.row, row.length] = values[-3] == 1
+        return take(row, values, *rest)
+
+    collector._take = noted
+    drain(engine)
+    return found
+
+
+@pytest.mark.parametrize("rounds_behind", [0, 1])
+@pytest.mark.parametrize("pause", [1, 2, 20])
+def test_acceptance_after_a_pause_equals_acceptance_without_one(small_pair, pause: int, rounds_behind: int) -> None:
+    """K=1 and greedy: whether a draft is accepted depends on its prefix alone, if its KV is what it should be."""
+    pair = small_pair("llama")
+    requests = make_requests(3, vocab_size=pair.vocab_size, max_new_tokens=75)
+    never_off = make_engine(pair.target, pair.draft, rounds_behind=rounds_behind)
+    never_off.submit(requests, plan(1))
+    whole = accepted_drafts(never_off)
+
+    engine = make_engine(pair.target, pair.draft, rounds_behind=rounds_behind)
+    engine.submit(requests, plan(1))
+    for k, steps in ((1, 5), (0, pause), (1, 0)):
+        engine.submit([], plan(k))
+        for _ in range(steps):
+            engine.step()
+    late = accepted_drafts(engine)
+
+    both = late.keys() & whole.keys()
+    assert len(both) > 25, "too little to compare"
+    assert {place: late[place] for place in both} == {place: whole[place] for place in both}
+    assert {late[place] for place in both} == {True, False}
+
+
+@pytest.mark.parametrize("rounds_behind", [0, 1])
+def test_a_draft_that_equals_the_target_is_always_right_however_k_changes(small_pair, rounds_behind: int) -> None:
+    """Any KV of the draft that is stale or missing would show as a rejection."""
+    pair = small_pair("llama")
+    engine = make_engine(
+        pair.target, pair.reference_draft, slots=4, max_k=5, rounds_behind=rounds_behind, prefill_budget=16
+    )
+    engine.submit(make_requests(9, vocab_size=pair.vocab_size, max_new_tokens=50), plan(0))
+    rejected = drafted = 0
+    for step in range(2000):
+        if step % 3 == 0:
+            engine.submit([], plan((2, 0, 5, 1, 0, 0, 3)[step // 3 % 7]))
+        report = engine.step()
+        if report is None:
+            break
+        engine.check_integrity()
+        for part in report.shards.values():
+            rejected += part.verified.recovered_tokens
+            drafted += part.verified.draft_tokens
+    assert drafted > 100
+    assert rejected == 0
+
+
+def test_catching_up_obeys_the_prefill_budget(small_pair) -> None:
+    pair = small_pair("llama")
+    engine = make_engine(pair.target, pair.draft, prefill_budget=8)
+    fed: list[int] = []
+
+    def note(_module: object, _args: object, kwargs: dict[str, torch.Tensor]) -> None:
+        fed.append(kwargs["input_ids"].shape[1])
+
+    hook = pair.draft.register_forward_pre_hook(note, with_kwargs=True)
+    engine.submit(make_requests(3, vocab_size=pair.vocab_size, max_new_tokens=30), plan(0))
+    for _ in range(25):
+        engine.step()
+    assert not fed
+    engine.submit([], plan(1))
+    drain(engine)
+    hook.remove()
+    assert max(fed) <= 8
+
+
+def test_under_a_fixed_k_rows_draft_from_their_first_round(small_pair) -> None:
+    """Long prompts beside short ones, and a small budget: nobody's first round waits for a draft's turn."""
+    pair = small_pair("llama")
+    requests = make_requests(9, vocab_size=pair.vocab_size, temperature=0.8)
+    alone = [run(make_engine(pair.target, pair.draft), [request], 3)[0] for request in requests]
+    together = run(make_engine(pair.target, pair.draft, slots=6, prefill_budget=11), requests, 3)
+    assert [(c.token_ids, c.draft_tokens) for c in together] == [(c.token_ids, c.draft_tokens) for c in alone]
+
+
+def behind_by_20_rounds(small_pair, *, prefill_budget: int, rounds_behind: int = 0) -> Engine:
+    """Six rows that decode plainly so far."""
+    pair = small_pair("llama")
+    engine = make_engine(
+        pair.target, pair.reference_draft, slots=6, rounds_behind=rounds_behind, prefill_budget=prefill_budget
+    )
+    engine.submit(make_requests(6, vocab_size=pair.vocab_size, max_new_tokens=55), plan(0))
+    for _ in range(20):
+        engine.step()
+    return engine
+
+
+@pytest.mark.parametrize("rounds_behind", [0, 1])
+def test_rounds_stay_plain_until_enough_rows_have_caught_up(small_pair, rounds_behind: int) -> None:
+    engine = behind_by_20_rounds(small_pair, prefill_budget=24, rounds_behind=rounds_behind)
+    engine.submit([], replace(plan(2), least_ready=0.8))
+
+    steps = [step for step in steps_of(engine) if step.running == 6]
+
+    first = next(i for i, step in enumerate(steps) if step.k)
+    assert first > 4 and sum(step.draft_prefill_tokens for step in steps[:first]) > 100
+    drafting = [sum(part.verified.drafts for part in step.shards.values()) for step in steps if step.k]
+    assert len(drafting) > 5 and min(drafting[:5]) >= 5  # later on rows come to their ends
+
+
+def test_waiting_for_rows_that_fall_behind_as_fast_as_they_catch_up_is_not_begun(small_pair) -> None:
+    engine = behind_by_20_rounds(small_pair, prefill_budget=8)
+    engine.submit([], replace(plan(2), least_ready=0.8))
+    assert {step.k for step in steps_of(engine)[:5]} == {2}
+
+
+def test_a_round_that_explores_catches_up_a_few_rows_and_waits_for_none(small_pair) -> None:
+    engine = behind_by_20_rounds(small_pair, prefill_budget=500)
+    tries = Exploration(k=3, proposer="draft", rounds=1, every=8, catch_up=40)
+    off = SpeculationPlan(ks=(0,), proposer="none", queue_depth=0.0, reason="test", explore=tries, least_ready=0.9)
+    engine.submit([], off)
+
+    tried = [step for step in steps_of(engine) if step.k]
+
+    assert len(tried) >= 4 and all(step.draft_prefill_tokens <= 40 for step in tried)
+    drafts = [sum(part.verified.drafts for part in step.shards.values()) for step in tried]
+    assert 1 <= drafts[0] < 6 and max(drafts) > drafts[0]
+
+
+@pytest.mark.parametrize("rounds_behind", [0, 1])
+def test_a_step_says_how_far_the_draft_is_behind(small_pair, rounds_behind: int) -> None:
+    pair = small_pair("llama")
+    requests = make_requests(3, vocab_size=pair.vocab_size, max_new_tokens=40)
+    prompts = sum(len(request.prompt_token_ids) for request in requests) / 3
+    engine = make_engine(pair.target, pair.draft, rounds_behind=rounds_behind, prefill_budget=200)
+    engine.submit(requests, plan(0))
+    steps = [step for step in (engine.step() for _ in range(15)) if step.running == 3]
+    plain, left = [step.draft_behind for step in steps], [step.left for step in steps]
+    assert 38 <= left[1] <= 40 and left[1] - left[-1] == len(left) - 2, "what rows may still generate"
+    assert plain[1] == pytest.approx(prompts, abs=1)
+    assert plain[-1] - plain[1] == len(plain) - 2
+    engine.submit([], plan(2))
+    caught_up = [step.draft_behind for step in steps_of(engine) if step.k]
+    assert max(caught_up[2:]) <= 1

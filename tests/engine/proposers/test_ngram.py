@@ -1,0 +1,54 @@
+"""Prompt lookup: the longest suffix first, its latest earlier occurrence, and no more than follows there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specpipe.core import EngineConfig
+from specpipe.engine.proposers.ngram import NGramProposer
+
+PAGE = 4
+
+
+def propose(*texts: list[int], k: int, room: int = 9, longest: int = 3, shortest: int = 1) -> list[list[int]]:
+    """What each text is expected to go on with; behind it stands what an earlier row of the slot has left."""
+    width = 4 * PAGE
+    tokens = torch.tensor([text + [7] * (width - len(text)) for text in texts])
+    rows = SimpleNamespace(
+        slots=torch.arange(len(texts)),
+        lengths=torch.tensor([len(text) for text in texts]),
+        room=torch.full((len(texts),), min(room, k), dtype=torch.int32),
+        block_tables=torch.zeros(len(texts), width // PAGE, dtype=torch.int32),
+    )
+    config = EngineConfig(ngram_max=longest, ngram_min=shortest, page_size=PAGE)
+    found = NGramProposer(config).propose(SimpleNamespace(tokens=tokens), rows, k)
+    assert found.logits is None
+    return [row[:n].tolist() for row, n in zip(found.tokens, found.num_tokens.tolist(), strict=True)]
+
+
+def test_the_longest_suffix_that_stood_before_decides() -> None:
+    text = [5, 6, 7, 1, 9, 7, 2, 5, 6, 7]
+    assert propose(text, k=3) == [[1, 9, 7]]
+    assert propose(text, k=3, longest=1) == [[2, 5, 6]]
+
+
+def test_of_several_places_the_latest_one_counts() -> None:
+    assert propose([7, 1, 7, 2, 7], k=1, longest=1) == [[2]]
+
+
+def test_a_row_gets_what_there_is_and_what_it_has_room_for() -> None:
+    assert propose([3, 4, 5, 3], k=5) == [[4, 5, 3]]
+    assert propose([3, 4, 5, 3], k=5, room=2) == [[4, 5]]
+    assert propose([3, 3], [4, 4, 4], [1, 2, 1], k=2) == [[3], [4], [2, 1]]
+
+
+@pytest.mark.parametrize("text", [[1], [1, 2, 3], [7, 8]])
+def test_new_words_are_not_guessed_from_what_lies_behind_the_text(text: list[int]) -> None:
+    assert propose(text, k=2) == [[]]
+
+
+def test_shorter_suffixes_than_the_shortest_are_not_looked_for() -> None:
+    assert propose([1, 9, 2, 1], k=1, shortest=2) == [[]]

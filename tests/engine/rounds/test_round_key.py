@@ -1,0 +1,29 @@
+"""One key for all rounds that one graph can serve, and no promise that a row breaks."""
+
+from __future__ import annotations
+
+from specpipe.core import SamplingParams
+from specpipe.engine.rounds.round_key import RoundKey, keys_of
+from specpipe.engine.state.logprobs import NO_LOGPROBS
+
+
+def test_a_key_promises_what_holds_for_every_row() -> None:
+    greedy, sampled = SamplingParams(logprobs=3), SamplingParams(temperature=0.5, top_p=0.9)
+    key = RoundKey.of([greedy, sampled], "draft", 2, width=4)
+    assert (key.all_greedy, key.truncated, key.penalised, key.logprobs) == (False, True, False, 5)
+    key = RoundKey.of([greedy, SamplingParams(presence_penalty=1.0)], "draft", 2, width=4)
+    assert (key.all_greedy, key.truncated, key.penalised) == (True, False, True)
+    assert RoundKey.of([sampled], "draft", 2, width=4).logprobs == NO_LOGPROBS
+
+
+def test_a_round_without_drafts_has_one_key_whoever_was_to_draft() -> None:
+    plain = {RoundKey.of([SamplingParams()], *choice, width=4) for choice in (("draft", 0), ("ngram", 0), ("none", 3))}
+    assert [(key.proposer, key.k) for key in plain] == [("none", 0)]
+
+
+def test_keys_of_a_job_come_in_the_order_of_its_choices_each_once() -> None:
+    choices = [("draft", 2), ("none", 0), ("draft", 0), ("ngram", 1)]
+    keys = keys_of(SamplingParams(), choices, width=4)
+    assert [(key.proposer, key.k) for key in keys] == [("draft", 2), ("none", 0), ("ngram", 1)]
+    held = keys_of(SamplingParams(min_tokens=2), choices, width=4)
+    assert [(key.k, key.held) for key in held] == [(k, h) for k in (2, 0, 1) for h in (False, True)]
