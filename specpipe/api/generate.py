@@ -16,7 +16,7 @@ from specpipe.api.rows import Row, as_path, is_dataset, write_input
 from specpipe.data.locations import locate
 from specpipe.errors import JobError, SpecpipeError
 from specpipe.job import JobSpec
-from specpipe.job.short_job import short_job
+from specpipe.job.job_from_options import job_from_options
 from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.run.run import RunResult, Viewer, execute
 from specpipe.pipeline.store.folder import PRIVATE, RunFolder
@@ -69,7 +69,7 @@ def generate(
     with _run_folder(out) as folder:
         folder.claim()
         source = as_path(data) or write_input(data, folder.file(PRIVATE))
-        spec = short_job(_job(job), overrides, model=model, draft=draft, data=source, out=folder.path)
+        spec = job_from_options(_job(job), overrides, model=model, draft=draft, data=source, out=folder.path)
         viewer = Viewer(progress=progress) if progress is not None else Viewer()
         _require_complete(execute(spec, viewer=viewer, retry_failed=retry_failed))
         return _dataset(folder, keeps=out is not None) if is_dataset(data) else _table(folder)

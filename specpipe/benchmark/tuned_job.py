@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from specpipe.benchmark.compilation_counter import Late
 from specpipe.core import (
-    IN_FLIGHT,
-    MOST_IN_FLIGHT,
-    ROWS_AHEAD,
+    MAX_SHARDS_IN_FLIGHT,
+    QUEUED_ROWS_PER_SLOT,
+    SHARDS_IN_FLIGHT,
     AcceptanceCounts,
     Profile,
     Request,
@@ -99,8 +99,8 @@ class TunedEngine:
         return time.perf_counter() - began
 
     def _takes_more(self, book: _Book) -> bool:
-        short = sum(book.open.values()) < ROWS_AHEAD * self._engine.config.slots
-        return len(book.open) < (MOST_IN_FLIGHT if short else IN_FLIGHT)
+        short = sum(book.open.values()) < QUEUED_ROWS_PER_SLOT * self._engine.config.slots
+        return len(book.open) < (MAX_SHARDS_IN_FLIGHT if short else SHARDS_IN_FLIGHT)
 
     def _hand_out(self, shard: list[Request], undispatched: int, book: _Book) -> None:
         depth = float(sum(book.open.values()) + len(shard) + undispatched)

@@ -48,11 +48,11 @@ def run(
       specpipe run --model builtin:tiny --draft builtin:tiny --data prompts.jsonl --out runs/tiny
     """
     from specpipe.cli.log_setup import quiet
-    from specpipe.job.short_job import short_job
+    from specpipe.job.job_from_options import job_from_options
 
     quiet(verbose=verbose, as_json=log_json)
     limits = () if limit is None else (f"data.limit={limit}",)
-    spec = short_job(job, (*overrides, *limits), model=model, draft=draft, data=data, out=out)
+    spec = job_from_options(job, (*overrides, *limits), model=model, draft=draft, data=data, out=out)
     if dry_run:
         from specpipe.cli.plan_table import print_plan
         from specpipe.pipeline.run.dry_run import plan_run

@@ -1,31 +1,98 @@
-"""The vocabulary that every part of specpipe speaks.
+"""Vocabulary that every part of specpipe uses. Read this page first.
 
-Frozen, keyword-only, slotted dataclasses. This package imports neither torch nor Ray, so that a driver,
-a test or a notebook can use it for nothing.
+From the dataset to the output:
+
+- `Shard`: a fixed range of rows of one input file; the unit of dispatch, publishing and retry.
+- `Request`: one output row, ready for an engine: prompt tokens, `SamplingParams` and seed.
+- `Completion`: the output of a request, with `RowTiming` and, where requested, `Logprobs`.
+
+Rows and rounds:
+
+- *slot*: place of one running row in an engine. *Running* rows hold a slot, *waiting* rows do not.
+- *round*: one pass of all running rows. A *proposer* (`ProposerName`) drafts K tokens for each row, the target model
+  verifies them and adds one more. K = 0 is plain decoding.
+- *method* (`Method`): the rule by which verification accepts draft tokens.
+- *occupancy*: rows that take part in a round. *Queue depth*: rows not yet finished, per worker.
+- *preemption*: a row loses its slot because KV memory ran out, and is computed again later.
+
+Policy and measurements:
+
+- `SpeculationPlan`: K for each occupancy, as a policy decided it; `Exploration`: rounds that measure another K.
+- `AcceptanceCounts`: draft tokens proposed, reached and accepted, by position.
+- `Evidence`: observations that a policy learns from; `CostPoint`, `PrefillPoint`: measured seconds of rounds and draft
+  prefills; `Profile`: those measured before a worker's first row.
+- `StepReport`: one engine step; `ShardRound`: the part of it that belongs to one shard; `ShardReport`: message of a
+  worker once a shard's *part* (its output file) is published. `Phase`: what telemetry charges seconds to.
+
+Runs:
+
+- *run*: a job's output folder, filled over one or more *starts*. An *epoch* numbers the starts.
+- *identity*: the settings that make the outputs; a run resumes only where they are equal. *Tuning*: the others.
+- `EngineConfig`: sizes and methods of an engine. `resolve_device` and `resolve_dtype` replace "auto".
+- `specpipe.core.defaults`: defaults and limits that several packages use, each in one place.
+
+All classes are frozen, keyword-only, slotted dataclasses. This package imports neither torch nor Ray nor NumPy, so that
+a driver, a test or a notebook can import it cheaply.
 """
 
-from specpipe.core.acceptance import AcceptanceCounts
-from specpipe.core.devices import DTYPE_BYTES, DeviceName, DtypeName, dtype_on
-from specpipe.core.engine_config import IN_FLIGHT, MOST_IN_FLIGHT, ROWS_AHEAD, EngineConfig, rows_at_once
+from specpipe.core.acceptance_counts import AcceptanceCounts
+from specpipe.core.completion import Completion, Logprobs, RowTiming
+from specpipe.core.defaults import (
+    BACKUP_S,
+    EXPECTED_OUTPUT_TOKENS,
+    MAX_ATTEMPTS,
+    MAX_DRAFT_TOKENS,
+    MAX_SHARDS_IN_FLIGHT,
+    MAX_TOP_LOGPROBS,
+    PREFILL_BUDGET,
+    QUEUED_ROWS_PER_SLOT,
+    SHARDS_IN_FLIGHT,
+    STALL_S,
+    admission_batch,
+)
+from specpipe.core.dtypes import DTYPE_BYTES, resolve_device, resolve_dtype
+from specpipe.core.engine_config import EngineConfig
 from specpipe.core.evidence import CostPoint, Evidence, PrefillPoint, Profile
-from specpipe.core.names import MAX_DRAFT_TOKENS, PHASES, FinishReason, Method, Phase, ProposerChoice, ProposerName
-from specpipe.core.plan import Exploration, SpeculationPlan
-from specpipe.core.reports import ShardReport, ShardRound, StepReport
-from specpipe.core.rows import Completion, Logprobs, Request, RowTiming, Shard
-from specpipe.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from specpipe.core.literals import (
+    PHASES,
+    DeviceChoice,
+    DeviceName,
+    DraftDtypeChoice,
+    DtypeChoice,
+    DtypeName,
+    FinishReason,
+    Method,
+    Phase,
+    ProposerChoice,
+    ProposerName,
+)
+from specpipe.core.request import Request
+from specpipe.core.sampling_params import SamplingParams
+from specpipe.core.shard import Shard
+from specpipe.core.shard_report import ShardReport
+from specpipe.core.speculation_plan import Exploration, SpeculationPlan
+from specpipe.core.step_report import ShardRound, StepReport
 
 __all__ = [
+    "BACKUP_S",
     "DTYPE_BYTES",
-    "IN_FLIGHT",
+    "EXPECTED_OUTPUT_TOKENS",
+    "MAX_ATTEMPTS",
     "MAX_DRAFT_TOKENS",
+    "MAX_SHARDS_IN_FLIGHT",
     "MAX_TOP_LOGPROBS",
-    "MOST_IN_FLIGHT",
     "PHASES",
-    "ROWS_AHEAD",
+    "PREFILL_BUDGET",
+    "QUEUED_ROWS_PER_SLOT",
+    "SHARDS_IN_FLIGHT",
+    "STALL_S",
     "AcceptanceCounts",
     "Completion",
     "CostPoint",
+    "DeviceChoice",
     "DeviceName",
+    "DraftDtypeChoice",
+    "DtypeChoice",
     "DtypeName",
     "EngineConfig",
     "Evidence",
@@ -46,6 +113,7 @@ __all__ = [
     "ShardRound",
     "SpeculationPlan",
     "StepReport",
-    "dtype_on",
-    "rows_at_once",
+    "admission_batch",
+    "resolve_device",
+    "resolve_dtype",
 ]

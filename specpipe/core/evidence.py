@@ -1,17 +1,17 @@
-"""What a policy learns from."""
+"""Measurements that a speculation policy learns from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specpipe.core.acceptance import AcceptanceCounts
-from specpipe.core.names import ProposerName
+from specpipe.core.acceptance_counts import AcceptanceCounts
+from specpipe.core.literals import ProposerName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostPoint:
-    """What rounds of one shape took, prefill aside. Rounds that compiled or captured a graph are no part."""
+    """Seconds of rounds of one shape, without prefill. Excludes rounds that compiled a kernel or captured a graph."""
 
     proposer: ProposerName
     """"none" where k is 0."""
@@ -19,20 +19,21 @@ class CostPoint:
     running: int
     """Rows of each round."""
     context: float
-    """Mean tokens of a row when the round began (length of its KV)."""
+    """Mean length of a row's KV when the round began, in tokens."""
     rounds: int
     seconds: float
-    """Of all these rounds together."""
+    """Sum over these rounds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefillPoint:
-    """What forwards of about one size took in which the draft model alone prefilled."""
+    """Seconds of forward passes of similar size in which only the draft model prefilled."""
 
     forwards: int
     tokens: int
-    """Of all of them together, as the seconds."""
+    """Sum over these forwards."""
     seconds: float
+    """Sum over these forwards."""
 
     def __add__(self, other: PrefillPoint) -> PrefillPoint:
         return PrefillPoint(
@@ -44,7 +45,7 @@ class PrefillPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """What a worker has timed before its first row; empty where that could not be measured."""
+    """Times that a worker measured before its first row; empty where they could not be measured."""
 
     rounds: tuple[CostPoint, ...] = ()
     draft_prefills: tuple[PrefillPoint, ...] = ()
@@ -52,14 +53,14 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """What rounds and rows have shown: all that a policy learns from. All of it is past."""
+    """Observations of past rounds and rows: the only input of a policy."""
 
     verified: Mapping[ProposerName, AcceptanceCounts] = field(default_factory=dict)
-    """By who drafted."""
+    """Acceptance by proposer."""
     rounds: Mapping[ProposerName, int] = field(default_factory=dict)
-    """Rounds with K > 0, by who drafted."""
+    """Rounds with K > 0, by proposer."""
     row_rounds: Mapping[ProposerName, int] = field(default_factory=dict)
-    """Rows of those rounds, those without a draft included."""
+    """Sum over those rounds of their rows, rows without a draft included."""
     costs: tuple[CostPoint, ...] = ()
     rows: int = 0
     """Rows that ended."""

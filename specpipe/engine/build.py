@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from specpipe.core import EngineConfig, ProposerName, SamplingParams
+from specpipe.core import DeviceName, DraftDtypeChoice, DtypeName, EngineConfig, ProposerName, SamplingParams
 from specpipe.engine.compile_ahead import EngineCompileAhead
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.attention_interface import register
@@ -21,10 +21,6 @@ from specpipe.models.loader import load_config, load_model, outline_of
 from specpipe.models.source import ModelSource
 from specpipe.models.support import check_pair, check_support, context_length
 from specpipe.models.tokenizer import eos_token_ids, load_tokenizer
-
-DeviceName = Literal["cpu", "cuda"]
-DtypeName = Literal["float32", "bfloat16", "float16"]
-DraftDtypeName = Literal["auto", "fp8"]
 
 CPU_MEMORY_SHARE = 0.25  # of the machine, for KV pages: weights, activations and the user's own work need the rest
 GPU_MEMORY_SHARE = 0.95  # of what is free beside activations; the rest is what CUDA takes for the graphs themselves
@@ -41,7 +37,7 @@ class EngineSpec:
     """None where no draft model drafts."""
     device: DeviceName
     dtype: DtypeName
-    draft_dtype: DraftDtypeName = "auto"
+    draft_dtype: DraftDtypeChoice = "auto"
     """Of the draft's weights; auto: dtype."""
     config: EngineConfig
     """A max_model_len of 0 becomes what both models allow."""

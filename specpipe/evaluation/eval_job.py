@@ -13,14 +13,15 @@ from pydantic import Field, ValidationError
 
 from specpipe.errors import JobError
 from specpipe.job import JobSpec, parse_job
-from specpipe.job.problems import problems_of
-from specpipe.job.values import Int, Keywords, OneIsAList, Section
+from specpipe.job.field_types import Int, Keywords, OneIsAList
+from specpipe.job.job_problems import job_problems
+from specpipe.job.job_section import JobSection
 
 SIDES = ("plain", "speculative")
 _NO_SPECULATION = (("speculation.policy", "off"),)
 
 
-class EvalSection(Section):
+class EvalSection(JobSection):
     """What is asked, and what the outputs are compared with."""
 
     tasks: Annotated[tuple[str, ...], OneIsAList, Field(min_length=1)]
@@ -83,7 +84,7 @@ def _section(path: str, values: Any, limit: int | None) -> EvalSection:
     try:
         return EvalSection.model_validate(values)
     except ValidationError as error:
-        wrong = "; ".join(f"eval.{problem.text}" for problem in problems_of(error, EvalSection, values))
+        wrong = "; ".join(f"eval.{problem.text}" for problem in job_problems(error, EvalSection, values))
         raise JobError(f"{path}: {wrong}") from None
 
 

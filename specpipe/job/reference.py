@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from specpipe.job.problems import describe
-from specpipe.job.spec import TUNING, JobSpec
-from specpipe.job.values import Described
+from specpipe.job.field_types import Described
+from specpipe.job.job_problems import describe
+from specpipe.job.job_spec import TUNING, JobSpec
 
 _PAGE = re.compile(r"docs/([\w-]+)\.md")  # as the fields' own texts name other pages
 _HEAD = """# Job files

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from specpipe.core import Evidence, Profile, Shard, ShardReport, SpeculationPlan
 from specpipe.speculation.observer import Priors
-from specpipe.telemetry.timeline import Sample
+from specpipe.telemetry.timeline_interval import TimelineInterval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class WorkerStatus:
     accepted_tokens: int
     in_step_s: float
     """Seconds that the present engine step has taken so far; 0.0 while idle. Grows without end when a device hangs."""
-    samples: tuple[Sample, ...]
+    samples: tuple[TimelineInterval, ...]
     evidence: Evidence = field(default_factory=Evidence)
     """For the policy: what rounds have shown since the last status or report."""
     notes: tuple[str, ...] = ()

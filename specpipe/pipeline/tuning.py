@@ -11,7 +11,7 @@ from specpipe.speculation.make_policy import make_policy
 from specpipe.speculation.policy import Policy
 from specpipe.speculation.run_estimates import RunEstimates
 from specpipe.speculation.tuner import Tuner
-from specpipe.telemetry.sums import evidence
+from specpipe.telemetry.shard_table import evidence
 
 _LATEST = 256  # shards of earlier starts that say what acceptance is like now
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from specpipe.report.elements import DASH, ReportSection, count, fixed, percent, seconds
 from specpipe.report.run_source import RunSource
-from specpipe.telemetry.sums import total
+from specpipe.telemetry.shard_table import total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,8 +10,8 @@ import numpy as np
 from specpipe.report.elements import Figure, ReportSection, Table, count, fixed, percent
 from specpipe.report.plots import bars_across, cumulative, plot
 from specpipe.report.run_source import RunSource
-from specpipe.telemetry.histogram import LogHistogram
-from specpipe.telemetry.sums import histogram
+from specpipe.telemetry.log_histogram import LogHistogram
+from specpipe.telemetry.shard_table import histogram
 
 _LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "inter-token latency"}
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from specpipe.arrays import Array
 from specpipe.core import ProposerName
 from specpipe.report.binned_timeline import bin_timelines
 from specpipe.report.elements import Figure, ReportSection, Table, fixed, percent
@@ -15,9 +15,8 @@ from specpipe.report.plots import bars_across, plot
 from specpipe.report.run_source import RunSource
 from specpipe.report.timeline_section import over_time_figure
 from specpipe.speculation.cost_table import CostTable
-from specpipe.telemetry.sums import total
+from specpipe.telemetry.shard_table import total
 
-Array = npt.NDArray[np.float64]
 _BARS = 7
 
 

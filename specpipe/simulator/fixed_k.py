@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specpipe.core import rows_at_once
+from specpipe.core import admission_batch
 from specpipe.simulator.draws import Ints
 from specpipe.simulator.oracle import RoundChoice
 from specpipe.simulator.simulated_worker import SimulatedWorker
@@ -77,7 +77,7 @@ class FixedKRuns:
     def _starts(self, rounds: list[int]) -> list[int]:
         """rounds [R] → [R] the round in which each begins: as slots become free, and as shards come."""
         scenario = self._worker.scenario
-        slots, at_once = scenario.slots, rows_at_once(scenario.slots)
+        slots, at_once = scenario.slots, admission_batch(scenario.slots)
         busy, now = rounds[: self._running], 0
         began = [0] * self._running
         heapify(busy)  # the rounds in which slots become free

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from specpipe.arrays import Array
 from specpipe.core import ProposerName
 
-Array = npt.NDArray[np.float64]
 Amount = TypeVar("Amount", float, Array)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specpipe.core import rows_at_once
+from specpipe.core import admission_batch
 from specpipe.simulator.draws import Ints
 from specpipe.simulator.scenarios import Scenario
 
@@ -49,7 +49,7 @@ class RowQueue:
     def due(self, running: int, waiting: int) -> int:
         """How many rows get slots."""
         free = self._scenario.slots - running
-        return min(free, waiting) if free >= min(waiting, rows_at_once(self._scenario.slots)) else 0
+        return min(free, waiting) if free >= min(waiting, admission_batch(self._scenario.slots)) else 0
 
     def shard_due(self, running: int, waiting: int) -> bool:
         scenario = self._scenario

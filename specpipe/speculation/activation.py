@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from specpipe.arrays import Array
 from specpipe.speculation.policy import PolicyInputs
 from specpipe.speculation.prefill_cost import PrefillPrice
 
-Array = npt.NDArray[np.float64]
 HORIZON = 256.0
 """Rounds for which what was seen is taken to hold. What the draft saves later pays for no catching up: acceptance
 moves, not least because rows that accept little stay longest."""

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from specpipe.arrays import Array
 from specpipe.core import CostPoint, ProposerName
 from specpipe.speculation.round_model import FEATURES, model_terms, one_hot, slowdown_share
 
-Array = npt.NDArray[np.float64]
 MEMORY = 64.0
 """Rounds that the past of a cell counts for at most: drift is followed within about as many."""
 SHORT = 64.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from specpipe.core import Evidence, ProposerName, SpeculationPlan
+from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, Evidence, ProposerName, SpeculationPlan
 from specpipe.speculation.acceptance_estimate import AcceptanceEstimate
 from specpipe.speculation.cost_table import CostTable
 from specpipe.speculation.policy import PolicyInputs
@@ -53,8 +53,8 @@ class Observer:
         slots: int,
         proposers: Sequence[ProposerName],
         half_life: float = DRIVER_HALF_LIFE,
-        output_tokens: float = 256.0,
-        prefill_budget: int = 2048,
+        output_tokens: float = EXPECTED_OUTPUT_TOKENS,
+        prefill_budget: int = PREFILL_BUDGET,
         priors: Priors | None = None,
     ) -> None:
         """`proposers`: those that the worker can run, "none" aside. `half_life`: rounds after which acceptance counts

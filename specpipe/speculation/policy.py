@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specpipe.core import ProposerName, SpeculationPlan
+from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, ProposerName, SpeculationPlan
 from specpipe.speculation.acceptance_estimate import AcceptanceEstimate
 from specpipe.speculation.cost_table import CostTable
 
@@ -32,13 +32,13 @@ class PolicyInputs:
     """Mean tokens of a running row."""
     input_tokens: float = 256.0
     """Mean prompt of a row."""
-    output_tokens: float = 256.0
+    output_tokens: float = EXPECTED_OUTPUT_TOKENS
     """Mean tokens that a row generates."""
     behind: float = 0.0
     """Mean tokens of a running row that the draft model has not seen: what turning it on would have to catch up."""
     left: float = 256.0
     """Mean tokens that a running row may still generate."""
-    prefill_budget: int = 2048
+    prefill_budget: int = PREFILL_BUDGET
     """Tokens that the draft model catches up in a round at most."""
     rounds: int = 0
     """That the worker has run."""

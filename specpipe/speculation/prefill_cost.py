@@ -8,11 +8,10 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from specpipe.arrays import Array
 from specpipe.core import PrefillPoint
 
-Array = npt.NDArray[np.float64]
 Amount = TypeVar("Amount", float, Array)
 TOKENS_OF_A_FORWARD = 256.0
 """Tokens that take as long as reading the weights does: what a forward of one size alone is taken to be made of."""

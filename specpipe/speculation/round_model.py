@@ -15,9 +15,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from specpipe.arrays import Array
 from specpipe.core import ProposerName
 
-Array = npt.NDArray[np.float64]
 Number = TypeVar("Number", float, Array)
 FEATURES, ARITHMETIC, KV, DRAFT = 9, 1, 2, 3
 LOAD_SLOWDOWN = FEATURES

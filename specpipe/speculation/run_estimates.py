@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from specpipe.core import Evidence, Profile, ProposerName
+from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, Evidence, Profile, ProposerName
 from specpipe.speculation.cost_table import CostTable
 from specpipe.speculation.observer import Observer, Priors
 from specpipe.speculation.policy import PolicyInputs
@@ -19,8 +19,8 @@ class RunEstimates:
         *,
         slots: int,
         proposers: Sequence[ProposerName],
-        prefill_budget: int = 2048,
-        output_tokens: float = 256.0,
+        prefill_budget: int = PREFILL_BUDGET,
+        output_tokens: float = EXPECTED_OUTPUT_TOKENS,
         known: Callable[[str], CostTable] = lambda hardware: CostTable(),
     ) -> None:
         """`known`: what rounds took on some hardware in earlier runs. `output_tokens`: expected of a row before one has

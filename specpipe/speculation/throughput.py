@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specpipe.core import ProposerName, rows_at_once
+from specpipe.arrays import Array
+from specpipe.core import ProposerName, admission_batch
 from specpipe.speculation.acceptance_estimate import AcceptanceEstimate
 from specpipe.speculation.cost_table import CostTable
 from specpipe.speculation.policy import PolicyInputs
 
-Array = npt.NDArray[np.float64]
 OPTIMISTIC_ACCEPTANCE = 0.85
 """Conditional acceptance that a position may turn out to have for all that is known, where little is."""
 OPTIMISTIC_WEIGHT = 16.0
@@ -96,7 +96,7 @@ def prefill_s(proposer: ProposerName, inputs: PolicyInputs, costs: CostTable) ->
     if proposer != "draft":
         return 0.0
     # Rows that get slots together share a forward.
-    forwards = max(1 / rows_at_once(inputs.slots), inputs.input_tokens / inputs.prefill_budget)
+    forwards = max(1 / admission_batch(inputs.slots), inputs.input_tokens / inputs.prefill_budget)
     return costs.draft_prefill.seconds(inputs.input_tokens, forwards) / max(1.0, inputs.output_tokens)
 
 

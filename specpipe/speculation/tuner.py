@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from specpipe.core import Evidence, ProposerName, SpeculationPlan, StepReport
+from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, Evidence, ProposerName, SpeculationPlan, StepReport
 from specpipe.speculation.evidence_log import EvidenceLog
 from specpipe.speculation.observer import WORKER_HALF_LIFE, Observer, Priors
 from specpipe.speculation.policy import Policy
@@ -31,8 +31,8 @@ class Tuner:
         *,
         slots: int,
         proposers: Sequence[ProposerName],
-        prefill_budget: int = 2048,
-        output_tokens: float = 256.0,
+        prefill_budget: int = PREFILL_BUDGET,
+        output_tokens: float = EXPECTED_OUTPUT_TOKENS,
     ) -> None:
         """`proposers`: those that the engine has. `output_tokens`: expected of a row before one has ended."""
         self._policy = policy

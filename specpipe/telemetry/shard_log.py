@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from specpipe.telemetry.record import shard_schema
+from specpipe.telemetry.shard_record import shard_schema
 
 _BATCH = 512  # records in the open; each is some 10 KB as a dictionary, and 1 KB when packed
 _WINDOW = 8192  # rows of the table that are put in order at once

@@ -11,8 +11,8 @@ from support.engines import generate, run
 from support.pairs_of_tokens import draw, joint
 
 from specpipe.benchmark.transformers_comparison import greedy_requests, sample_prompts
-from specpipe.core import EngineConfig, Method, Request
-from specpipe.engine.build import DeviceName, DtypeName, EngineSpec, build_engine
+from specpipe.core import DeviceName, DtypeName, EngineConfig, Method, Request
+from specpipe.engine.build import EngineSpec, build_engine
 from specpipe.engine.engine import Engine
 from specpipe.evaluation.logits import rounding
 from specpipe.models.loader import load_model

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specpipe.errors import JobError
 from specpipe.job import JobSpec, parse_job
-from specpipe.job.load import load_job
+from specpipe.job.job_file import load_job
 
 SECTIONS = ("model", "data", "sampling", "speculation", "workers", "output")
 KEYS = sorted({key for name in SECTIONS for key in JobSpec.model_fields[name].annotation.model_fields} | {"min", "max"})

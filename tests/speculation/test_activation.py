@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from specpipe.arrays import Array
 from specpipe.speculation.activation import HORIZON, PREMIUM, Activation, plan_activation
 from specpipe.speculation.policy import PolicyInputs
 from specpipe.speculation.prefill_cost import PrefillPrice
@@ -15,7 +15,6 @@ SLOTS = 64
 TOKEN_S = 1e-6
 FULL = PolicyInputs(slots=SLOTS, queue_depth=1000, context=300, output_tokens=200)
 TAIL = replace(FULL, queue_depth=20, occupancy=20)
-Array = npt.NDArray[np.float64]
 
 
 def saved(few: float, many: float, *, above: int = 32) -> Array:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from specpipe.telemetry.histogram import LogHistogram
-from specpipe.telemetry.record import ShardRecord, shard_schema
+from specpipe.telemetry.log_histogram import LogHistogram
+from specpipe.telemetry.shard_record import ShardRecord, shard_schema
 
 
 def a_record(shard: int) -> ShardRecord:

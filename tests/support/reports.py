@@ -9,10 +9,10 @@ import pyarrow as pa
 from support.records import shard_table
 
 from specpipe.report import RunSource
-from specpipe.telemetry.histogram import LogHistogram
-from specpipe.telemetry.record import ShardRecord
-from specpipe.telemetry.summary import RunFacts, summarise
-from specpipe.telemetry.timeline import Sample, timeline_batch
+from specpipe.telemetry.log_histogram import LogHistogram
+from specpipe.telemetry.run_summary import RunFacts, summarise
+from specpipe.telemetry.shard_record import ShardRecord
+from specpipe.telemetry.timeline_interval import TimelineInterval, timeline_batch
 
 
 def shard_record(shard: int, **changes: Any) -> ShardRecord:
@@ -56,7 +56,7 @@ def shard_record(shard: int, **changes: Any) -> ShardRecord:
 def timeline(seconds: int, *, epoch: int = 1, began: int = 1000, worker: str = "worker-0", k: float = 3.0) -> pa.Table:
     """One sample a second: 100 tokens, eight of 16 slots full, a queue that drains."""
     samples = [
-        Sample(
+        TimelineInterval(
             second=began + i,
             interval_s=1,
             epoch=epoch,

@@ -31,9 +31,9 @@ from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.store.ledger import read_ledger
 from specpipe.speculation.make_policy import make_policy
 from specpipe.speculation.run_estimates import RunEstimates
-from specpipe.telemetry.record import shard_schema
+from specpipe.telemetry.run_summary import RunFacts, summarise
 from specpipe.telemetry.shard_log import ShardLog
-from specpipe.telemetry.summary import RunFacts, summarise
+from specpipe.telemetry.shard_record import shard_schema
 
 WORKERS = 1000
 RUN_ID = "feed" * 4

@@ -9,9 +9,9 @@ from support.records import shard_table
 
 from specpipe.pipeline.driver.progress import Progress
 from specpipe.telemetry.metrics import METRICS
-from specpipe.telemetry.record import ShardRecord
-from specpipe.telemetry.summary import RunFacts, summarise
-from specpipe.telemetry.timeline import Sample
+from specpipe.telemetry.run_summary import RunFacts, summarise
+from specpipe.telemetry.shard_record import ShardRecord
+from specpipe.telemetry.timeline_interval import TimelineInterval
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "telemetry.md").read_text(encoding="utf-8")
@@ -22,7 +22,7 @@ FACTS = RunFacts(
 LATENCY = re.compile(r"(mean|median|p99)_(ttft|tpot|itl)_ms")
 
 
-@pytest.mark.parametrize("fields", [ShardRecord, Sample, Progress], ids=["shards", "timeline", "progress"])
+@pytest.mark.parametrize("fields", [ShardRecord, TimelineInterval, Progress], ids=["shards", "timeline", "progress"])
 def test_every_column_is_documented(fields: type) -> None:
     assert [field.name for field in dataclasses.fields(fields) if f"`{field.name}`" not in TEXT] == []
 

@@ -6,10 +6,10 @@ from support.records import a_record, shard_table
 
 from specpipe.core import AcceptanceCounts
 from specpipe.telemetry import shard_log
-from specpipe.telemetry.histogram import LogHistogram
-from specpipe.telemetry.record import ShardRecord, parse_records, shard_schema
+from specpipe.telemetry.log_histogram import LogHistogram
 from specpipe.telemetry.shard_log import ShardLog
-from specpipe.telemetry.sums import acceptance, by_position, histogram, total
+from specpipe.telemetry.shard_record import ShardRecord, parse_records, shard_schema
+from specpipe.telemetry.shard_table import acceptance, by_position, histogram, total
 
 COUNT = 1300  # more than two batches
 

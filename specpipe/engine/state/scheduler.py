@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specpipe.core import Completion, EngineConfig, Request, SpeculationPlan, rows_at_once
+from specpipe.core import Completion, EngineConfig, Request, SpeculationPlan, admission_batch
 from specpipe.engine.state.chunks import Chunk
 from specpipe.engine.state.page_allocator import PageAllocator
 from specpipe.engine.state.row_state import RowState
@@ -108,7 +108,7 @@ class Scheduler:
         now = time.perf_counter()
         admitted: list[Admission] = []
         with self._lock:
-            fewest = min(len(self._waiting), rows_at_once(self.config.slots)) if self.rows else 1
+            fewest = min(len(self._waiting), admission_batch(self.config.slots)) if self.rows else 1
             if not self._waiting or len(self._free_slots) < fewest:
                 return []
             growing = sum(row.capacity < row.limit for row in self.rows.values())

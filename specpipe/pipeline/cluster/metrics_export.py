@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.messages import EngineGauges
+from specpipe.telemetry.engine_totals import EngineTotals
 from specpipe.telemetry.metrics import METRICS, ROUND_SECONDS, Metric
-from specpipe.telemetry.totals import EngineTotals
 
 _EVERY_S = 1.0
 _BY_NAME = {metric.name: metric for metric in METRICS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specpipe.core import DeviceName
+from specpipe.core import DeviceName, resolve_device
 from specpipe.errors import MachineError
 from specpipe.job import JobSpec, WorkerRange
 
@@ -43,7 +43,7 @@ def place(
     wanted = count.max if isinstance(count, WorkerRange) else count
     if job.model.device == "cuda" and not gpus and not elastic:
         raise MachineError("model.device is cuda and Ray sees no GPU here; set model.device: cpu, or mend the driver")
-    device: DeviceName = "cuda" if job.model.device != "cpu" and (gpus or job.model.device == "cuda") else "cpu"
+    device = resolve_device(job.model.device, gpus=gpus)
     if device == "cuda":
         workers = max(1, int(gpus)) if wanted == "auto" else wanted
         if isinstance(count, WorkerRange):

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from specpipe.core import MOST_IN_FLIGHT, ShardReport
+from specpipe.core import MAX_SHARDS_IN_FLIGHT, ShardReport
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.cluster.metrics_export import Exporter, Value, export_every_second, worker_values
 from specpipe.pipeline.failures import EngineError
@@ -22,7 +22,7 @@ from specpipe.pipeline.worker.config import WorkerConfig
 from specpipe.pipeline.worker.worker import Worker
 from specpipe.telemetry.metrics import run_label
 
-_THREADS = MOST_IN_FLIGHT + 4  # status, and room
+_THREADS = MAX_SHARDS_IN_FLIGHT + 4  # status, and room
 _RAY_IDS = re.compile(r"(class_name|actor_id|pid|name|namespace|ip): ")
 _LONGEST = 400  # characters of what Ray says about a death
 _STDERR = 2  # Ray's log of the worker; its sys.stderr need not be a file

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from specpipe.core import IN_FLIGHT, ShardReport
+from specpipe.core import BACKUP_S, MAX_ATTEMPTS, SHARDS_IN_FLIGHT, STALL_S, ShardReport
 from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.messages import WorkerInfo
-from specpipe.telemetry.timeline import Sample
+from specpipe.telemetry.timeline_interval import TimelineInterval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,14 +16,14 @@ class DriverConfig:
     workers: int
     """Most at once; those without a place wait for one."""
     slots: int
-    in_flight: int = IN_FLIGHT
-    """Shards that a worker holds at once; up to MOST_IN_FLIGHT where they are small."""
-    max_attempts: int = 3
+    in_flight: int = SHARDS_IN_FLIGHT
+    """Shards that a worker holds at once; up to MAX_SHARDS_IN_FLIGHT where they are small."""
+    max_attempts: int = MAX_ATTEMPTS
     warm_up: bool = False
     poll_s: float = 1.0
-    stall_s: float = 900.0
+    stall_s: float = STALL_S
     """A worker whose engine step or answer takes longer is taken for hung, and replaced."""
-    backup_s: float = 10.0
+    backup_s: float = BACKUP_S
     """The last shards may be given to an idle worker too when they have been running for longer than this, and longer
     than the mean shard."""
 
@@ -47,4 +47,4 @@ class Observers:
     progress: Callable[[Progress], None] = lambda progress: None
     published: Callable[[ShardReport], None] = lambda report: None
     """Once a shard. The driver itself keeps nothing of it."""
-    samples: Callable[[Sequence[Sample]], None] = lambda samples: None
+    samples: Callable[[Sequence[TimelineInterval]], None] = lambda samples: None

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from specpipe.core import MOST_IN_FLIGHT, ROWS_AHEAD, ShardReport, SpeculationPlan
+from specpipe.core import MAX_SHARDS_IN_FLIGHT, QUEUED_ROWS_PER_SLOT, ShardReport, SpeculationPlan
 from specpipe.pipeline.driver.fleet import Fleet, Member
 from specpipe.pipeline.driver.tasks import Task, TaskQueue
 from specpipe.pipeline.messages import ShardOrder
@@ -111,13 +111,13 @@ class Dispatcher:
         placed = [member for member in self._fleet.members.values() if member.placed]
         open_rows = {member.name: member.open_rows for member in placed}
         share = (sum(open_rows.values()) + self._tasks.rows) / max(1, len(placed))
-        enough = min(ROWS_AHEAD * self._slots, share)
+        enough = min(QUEUED_ROWS_PER_SLOT * self._slots, share)
         short = [(rows, name) for name, rows in open_rows.items() if name in self._fleet.ready and rows < enough]
         heapq.heapify(short)
         while short and self._tasks:
             rows, name = heapq.heappop(short)
             member = self._fleet.ready[name]
-            if member.alone or len(member.tasks) >= MOST_IN_FLIGHT:
+            if member.alone or len(member.tasks) >= MAX_SHARDS_IN_FLIGHT:
                 continue
             task = self._tasks.take(worker=name, idle=not member.tasks, others=self._fleet.ready.keys())
             if task is None:

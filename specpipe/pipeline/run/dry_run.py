@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specpipe.core import DTYPE_BYTES, DeviceName, DtypeName, EngineConfig, SamplingParams, dtype_on
+from specpipe.core import DTYPE_BYTES, DeviceName, DtypeName, EngineConfig, SamplingParams, resolve_dtype
 from specpipe.errors import ModelError
 from specpipe.job import JobSpec
 from specpipe.models.generation import generation_defaults
@@ -74,7 +74,7 @@ def plan_run(job: JobSpec) -> RunPlan:
     else:
         shards = prepared.shards(workers=placement.workers, device=placement.device)
         done = 0
-    dtype = dtype_on(placement.device, job.model.dtype)
+    dtype = resolve_dtype(job.model.dtype, placement.device)
     return RunPlan(
         files=len(prepared.files),
         rows=sum(shard.rows for shard in shards),

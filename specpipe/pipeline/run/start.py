@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from specpipe.core import Shard
+from specpipe.core import BACKUP_S, Shard
 from specpipe.errors import JobError, OutputError
 from specpipe.pipeline.cluster.backend import Backend
 from specpipe.pipeline.cluster.placement import Placement
@@ -31,11 +31,9 @@ from specpipe.pipeline.tuning import cost_cache_of, learning_of, policy_of
 from specpipe.pipeline.worker.config import WorkerConfig
 from specpipe.speculation.run_estimates import RunEstimates
 from specpipe.telemetry.metrics import run_label
-from specpipe.telemetry.sums import acceptance, total
+from specpipe.telemetry.shard_table import acceptance, total
 
 log = logging.getLogger(__name__)
-BACKUP_S = 10.0
-"""Shards that run for longer than this at the end are given to an idle worker too."""
 _TIMELINE_WORKERS = 100  # with more workers the timeline's intervals grow, so that its rows per second do not
 
 

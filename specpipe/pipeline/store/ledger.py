@@ -12,8 +12,8 @@ from specpipe.core import Shard
 from specpipe.data.locations import Location, locate
 from specpipe.data.part import PartFooter, read_footer
 from specpipe.pipeline.store.folder import RunFolder
-from specpipe.telemetry.record import ShardRecord, parse_records, shard_schema
 from specpipe.telemetry.shard_log import ShardLog
+from specpipe.telemetry.shard_record import ShardRecord, parse_records, shard_schema
 
 _READERS = 16  # footers are small reads, and on an object store each waits for the network
 _LOCAL_READERS = 3  # a local disk makes nobody wait: more would only get into each other's way

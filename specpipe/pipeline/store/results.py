@@ -14,7 +14,7 @@ from specpipe.pipeline.store.folder import COSTS, SHARDS, SUMMARY, RunFolder
 from specpipe.pipeline.store.manifest import Manifest
 from specpipe.pipeline.store.timeline_file import parquet_bytes, peak_of
 from specpipe.speculation.cost_table import CostTable
-from specpipe.telemetry.summary import RunFacts, summarise
+from specpipe.telemetry.run_summary import RunFacts, summarise
 
 
 def build_summary(

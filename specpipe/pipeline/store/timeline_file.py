@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from specpipe.errors import OutputError
 from specpipe.pipeline.store.folder import RunFolder
-from specpipe.telemetry.timeline import Sample, peak_tokens_per_s, timeline_batch, timeline_schema
+from specpipe.telemetry.timeline_interval import TimelineInterval, peak_tokens_per_s, timeline_batch, timeline_schema
 
 log = logging.getLogger(__name__)
 _FIRST_FLUSH_S = 30.0
@@ -34,7 +34,7 @@ class TimelineLog:
         self._began = time.monotonic()
         self._next_flush = self._began + _FIRST_FLUSH_S
 
-    def add(self, samples: Sequence[Sample]) -> None:
+    def add(self, samples: Sequence[TimelineInterval]) -> None:
         self._batches.append(timeline_batch(samples))
         now = time.monotonic()
         if now >= self._next_flush:

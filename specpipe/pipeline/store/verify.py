@@ -18,7 +18,7 @@ from specpipe.pipeline.store.manifest import Manifest, read_manifest
 from specpipe.pipeline.store.verification import Finding, Verification
 from specpipe.pipeline.store.verify_part import PartCheck, PartProof
 from specpipe.telemetry.shard_log import ShardLog
-from specpipe.telemetry.sums import total
+from specpipe.telemetry.shard_table import total
 
 _READERS = 4  # parts that are in memory at once
 

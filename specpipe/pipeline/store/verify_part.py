@@ -28,7 +28,7 @@ from specpipe.data.locations import locate
 from specpipe.data.samples import sample_seed
 from specpipe.errors import DataError
 from specpipe.pipeline.store.verification import Finding, few
-from specpipe.telemetry.record import ShardRecord
+from specpipe.telemetry.shard_record import ShardRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

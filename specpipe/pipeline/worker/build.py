@@ -8,7 +8,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from specpipe.core import Profile, ProposerName, dtype_on
+from specpipe.core import Profile, ProposerName, resolve_dtype
 from specpipe.data.requests import PromptEncoder as Encoder
 from specpipe.data.requests import RequestBuilder
 from specpipe.errors import MachineError, ModelError
@@ -49,7 +49,7 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
         template_kwargs=dict(model.chat_template_kwargs),
         name=target.name,
     )
-    dtype = dtype_on(config.device, model.dtype)
+    dtype = resolve_dtype(model.dtype, config.device)
     sampling, choices = config.job.sampling_params(), _choices(config.job)
     engine = build_engine(
         EngineSpec(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specpipe.core import DeviceName, Profile
+from specpipe.core import STALL_S, DeviceName, Profile
 from specpipe.data.files import InputFile
 from specpipe.data.requests import RequestBuilder
 from specpipe.job import JobSpec
@@ -46,7 +46,7 @@ class WorkerConfig:
     threads: int
     """CPU threads of torch."""
     timeline_interval_s: int = 1
-    stall_s: float = 900.0
+    stall_s: float = STALL_S
     """An engine step that takes longer has hung: the status then says where."""
     build_parts: Callable[[WorkerConfig], WorkerParts] | None = None
     """Builds the worker's parts; None for the real ones."""

@@ -21,9 +21,9 @@ from specpipe.pipeline.worker.build import build_parts
 from specpipe.pipeline.worker.config import WorkerConfig
 from specpipe.pipeline.worker.engine_loop import EngineLoop
 from specpipe.speculation.observer import Priors
-from specpipe.telemetry.meter import ShardMeter
-from specpipe.telemetry.timeline import TimelineSampler
-from specpipe.telemetry.totals import EngineTotals
+from specpipe.telemetry.engine_totals import EngineTotals
+from specpipe.telemetry.shard_meter import ShardMeter
+from specpipe.telemetry.timeline_sampler import TimelineSampler
 
 log = logging.getLogger(__name__)
 _LEAST_PREFILL = 64

@@ -16,10 +16,10 @@ from specpipe.pipeline.messages import EngineGauges, WorkerStatus
 from specpipe.pipeline.worker.engine_protocol import EngineProtocol, NoEngine
 from specpipe.speculation.observer import Priors
 from specpipe.speculation.tuner import Tuner
-from specpipe.telemetry.attribution import shares
-from specpipe.telemetry.meter import ShardMeter
-from specpipe.telemetry.timeline import TimelineSampler
-from specpipe.telemetry.totals import EngineTotals
+from specpipe.telemetry.engine_totals import EngineTotals
+from specpipe.telemetry.shard_meter import ShardMeter
+from specpipe.telemetry.step_shares import step_shares
+from specpipe.telemetry.timeline_sampler import TimelineSampler
 
 log = logging.getLogger(__name__)
 WARM_UP_SHARD = -1  # rows of this shard run, are thrown away, and appear in no figure
@@ -159,7 +159,7 @@ class EngineLoop:
         self._wake.clear()
 
     def _deliver(self, step: StepReport) -> None:
-        split = shares(step)
+        split = step_shares(step)
         with self._lock:
             for shard, share in split.items():
                 if (ticket := self._tickets.get(shard)) is not None:

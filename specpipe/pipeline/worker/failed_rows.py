@@ -18,8 +18,8 @@ from specpipe.data.locations import locate
 from specpipe.pipeline.failures import ShardError
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.store.ledger import done_record
-from specpipe.telemetry.histogram import LogHistogram
-from specpipe.telemetry.record import ShardRecord
+from specpipe.telemetry.log_histogram import LogHistogram
+from specpipe.telemetry.shard_record import ShardRecord
 
 
 @dataclass(frozen=True, slots=True)

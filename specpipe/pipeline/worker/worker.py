@@ -37,9 +37,9 @@ from specpipe.pipeline.worker.config import WorkerConfig
 from specpipe.pipeline.worker.engine_host import EngineHost
 from specpipe.pipeline.worker.engine_loop import WARM_UP_SHARD
 from specpipe.pipeline.worker.failed_rows import FailedRows
-from specpipe.telemetry.record import ShardRecord
-from specpipe.telemetry.timeline import TimelineSampler
-from specpipe.telemetry.totals import EngineTotals
+from specpipe.telemetry.engine_totals import EngineTotals
+from specpipe.telemetry.shard_record import ShardRecord
+from specpipe.telemetry.timeline_sampler import TimelineSampler
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from specpipe.pipeline.cluster.metrics_export import Exporter, Value, run_values
 from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.messages import EngineGauges
 from specpipe.pipeline.run.run import Viewer, execute
+from specpipe.telemetry.engine_totals import EngineTotals
 from specpipe.telemetry.metrics import METRICS, RUN, WORKER, run_label
-from specpipe.telemetry.totals import EngineTotals
 
 DECLARED = {metric.name: metric for metric in METRICS}
 

@@ -14,8 +14,8 @@ from specpipe.errors import OutputError
 from specpipe.pipeline.run.inspection import inspect_run
 from specpipe.pipeline.run.run import Viewer, execute
 from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
-from specpipe.telemetry.record import shard_schema
-from specpipe.telemetry.timeline import timeline_schema
+from specpipe.telemetry.shard_record import shard_schema
+from specpipe.telemetry.timeline_interval import timeline_schema
 
 
 def test_a_run_leaves_every_row_and_all_telemetry(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from specpipe.pipeline.worker.engine_loop import WARM_UP_SHARD, EngineLoop
 from specpipe.speculation.fixed import Fixed
 from specpipe.speculation.observer import Priors
 from specpipe.speculation.tuner import Tuner
-from specpipe.telemetry.timeline import TimelineSampler
+from specpipe.telemetry.timeline_sampler import TimelineSampler
 
 PLAN = SpeculationPlan(ks=(2,), proposer="draft", queue_depth=3.0, reason="test")
 

@@ -17,7 +17,7 @@ from specpipe.errors import OutputError
 from specpipe.pipeline.failures import EngineError, ShardError, StaleRunError
 from specpipe.pipeline.messages import ShardOrder
 from specpipe.pipeline.worker.worker import Worker
-from specpipe.telemetry.record import ShardRecord
+from specpipe.telemetry.shard_record import ShardRecord
 
 PLAN = SpeculationPlan(ks=(3,), proposer="draft", queue_depth=12.0, reason="test")
 

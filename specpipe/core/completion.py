@@ -1,0 +1,55 @@
+"""A completion: the result of one request, with its timing and log-probabilities."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from specpipe.core.literals import FinishReason
+from specpipe.core.request import Request
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowTiming:
+    """Latencies of a row, in seconds since it first got a slot."""
+
+    queued_s: float = 0.0
+    """Seconds from submission to the first slot."""
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logprobs:
+    """Log-probabilities of T tokens and of the n most likely alternatives for each.
+
+    They are those of the distribution that the token was sampled from, and at temperature 1 for greedy rows. The arrays
+    are packed because a shard holds millions of entries.
+    """
+
+    own: array[float]
+    """Typecode "f", T entries."""
+    n: int
+    top_ids: array[int]
+    """Typecode "i", T * n entries, the most likely first; -1 where truncation left fewer."""
+    top: array[float]
+    """Typecode "f", T * n entries."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """Output of a row. A row that cannot run has finish_reason "error" and the reason in `error`."""
+
+    request: Request
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: FinishReason
+    error: str = ""
+    draft_tokens: int = 0
+    """Draft tokens that the target verified for this row."""
+    accepted_tokens: int = 0
+    """Accepted draft tokens that are part of the output: those after an end-of-sequence token, a stop string or a
+    length limit are not counted."""
+    logprobs: Logprobs | None = None
+    """Log-probabilities of token_ids; None where the row requests none."""
+    timing: RowTiming = RowTiming()

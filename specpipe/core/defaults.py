@@ -1,0 +1,32 @@
+"""Defaults and limits that several packages use. Everything else reads them here or from the job model's fields."""
+
+from __future__ import annotations
+
+MAX_DRAFT_TOKENS = 32
+"""Largest K. The kernels are compiled for at most this many draft tokens a row."""
+MAX_TOP_LOGPROBS = 20
+"""Most alternatives whose log-probabilities a row may request for each token."""
+PREFILL_BUDGET = 2048
+"""Prompt tokens of one prefill step, at most."""
+EXPECTED_OUTPUT_TOKENS = 256.0
+"""Estimate of a row's output length, in tokens, before any row has ended."""
+STALL_S = 900.0
+"""Seconds after which a worker whose engine step or answer has not ended counts as hung."""
+BACKUP_S = 10.0
+"""Seconds that one of the last shards must have been running before an idle worker gets a copy of it."""
+MAX_ATTEMPTS = 3
+"""Attempts at a shard before the run goes on without it."""
+SHARDS_IN_FLIGHT = 2
+"""Shards that a worker holds at once, so that its slots stay full when one of them ends."""
+MAX_SHARDS_IN_FLIGHT = 16
+"""Shards that a worker holds at most, where shards are small."""
+QUEUED_ROWS_PER_SLOT = 1.5
+"""Rows per slot for a worker where shards are small: a third of them may end before its next status arrives."""
+
+
+def admission_batch(slots: int) -> int:
+    """Returns the number of new rows that get a slot together, as a rule.
+
+    A prefill of one row reads all weights once, as a prefill of ten rows does, so rows are admitted in groups.
+    """
+    return max(1, slots // 16)

@@ -1,0 +1,28 @@
+"""Names that job files, telemetry and code share, as literal types."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+DeviceName = Literal["cpu", "cuda"]
+"""Device of a worker."""
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+"""Device as a job file names it; `resolve_device` replaces "auto"."""
+DtypeName = Literal["float32", "bfloat16", "float16"]
+"""torch dtype of weights and activations."""
+DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
+"""dtype as a job file names it; `resolve_dtype` replaces "auto"."""
+DraftDtypeChoice = Literal["auto", "fp8"]
+"""Storage of the draft model's weights; "auto" is the dtype of the pair."""
+FinishReason = Literal["stop", "length", "error"]
+"""Why a row ended: a stop token or string, a length limit, or an error."""
+Method = Literal["standard", "block", "invariant", "synthetic"]
+"""Verification method of a run."""
+ProposerName = Literal["draft", "ngram", "none"]
+"""Proposer of one round; "none" for plain decoding."""
+ProposerChoice = Literal["draft", "ngram", "none", "auto"]
+"""Proposer as a job file names it; with "auto" the plan chooses one for each round."""
+Phase = Literal["load", "prefill", "draft", "verify", "sample", "host"]
+"""Phase that telemetry charges time to."""
+
+PHASES: tuple[Phase, ...] = ("load", "prefill", "draft", "verify", "sample", "host")

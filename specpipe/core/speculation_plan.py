@@ -1,0 +1,92 @@
+"""A speculation plan: the decision of a policy, valid until the next plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specpipe.core.defaults import MAX_DRAFT_TOKENS
+from specpipe.core.literals import ProposerName
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exploration:
+    """Rounds with another K than the plan's, to measure it: the last `rounds` of every `every` engine rounds."""
+
+    k: int
+    """0 with proposer "none" measures plain decoding."""
+    proposer: ProposerName
+    rounds: int
+    every: int
+    catch_up: int | None = None
+    """Budget in tokens for the draft model's catch-up before the first of the `rounds`: a part of the rows suffices
+    for a measurement. None: the budget of any other round."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.k <= MAX_DRAFT_TOKENS and 0 < self.rounds < self.every):
+            raise ValueError(f"{self}: expected 0 <= k <= {MAX_DRAFT_TOKENS} and 0 < rounds < every")
+        if self.catch_up is not None and self.catch_up < 0:
+            raise ValueError(f"{self}: expected catch_up of 0 tokens or more, or None")
+
+    def due(self, round_index: int) -> bool:
+        """Returns whether round `round_index` explores. Rounds count from 0 at the start of the engine."""
+        return round_index % self.every >= self.every - self.rounds
+
+    def catch_up_at(self, round_index: int) -> int | None:
+        """Returns the catch-up budget in tokens before exploring round `round_index`; None for no special budget."""
+        if self.catch_up is None:
+            return None
+        return 0 if round_index and self.due(round_index - 1) else self.catch_up
+
+    def unchanged(self, round_index: int) -> int:
+        """Returns the number of rounds, from this one on, for which `due` keeps its value."""
+        place = round_index % self.every
+        return self.every - place if self.due(round_index) else self.every - self.rounds - place
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeculationPlan:
+    """K for each occupancy: `ks[n]` while n rows run. The last entry holds for more rows."""
+
+    ks: tuple[int, ...]
+    proposer: ProposerName
+    queue_depth: float
+    """Rows running, waiting in the workers and not yet dispatched, divided by live workers, when the plan was made."""
+    reason: str
+    """One sentence for logs and reports."""
+    explore: Exploration | None = None
+    tokens_per_s: tuple[float, ...] = ()
+    """Expected tokens per second of a worker at each occupancy, indexed like `ks`; empty where the policy makes no
+    estimate."""
+    least_ready: float = 0.0
+    """Share of rows that the draft model must have caught up with before rounds draft; until then rounds are plain.
+    Does not apply to rounds that explore."""
+
+    def __post_init__(self) -> None:
+        if not self.ks or min(self.ks) < 0 or max(self.ks) > MAX_DRAFT_TOKENS:
+            raise ValueError(f"ks={self.ks}: expected at least one K, each between 0 and {MAX_DRAFT_TOKENS}")
+        if not 0 <= self.least_ready <= 1:
+            raise ValueError(f"least_ready={self.least_ready}: expected a share, 0 to 1")
+
+    def k_for(self, running: int) -> int:
+        """Returns K while `running` rows hold a slot, exploration aside."""
+        return self.ks[min(running, len(self.ks) - 1)]
+
+    def choice(self, running: int, round_index: int) -> tuple[ProposerName, int]:
+        """Returns proposer and K of a round. They depend on counts alone, never on a token."""
+        if (explore := self.exploring(round_index)) is not None:
+            return explore.proposer, explore.k
+        k = self.k_for(running)
+        return (self.proposer if k else "none"), k
+
+    def exploring(self, round_index: int) -> Exploration | None:
+        """Returns the exploration of this round, or None."""
+        return self.explore if self.explore is not None and self.explore.due(round_index) else None
+
+    def expected_tokens_per_s(self, running: int) -> float:
+        """Returns the expected tokens per second of a worker with `running` rows; 0.0 without an estimate."""
+        return self.tokens_per_s[min(running, len(self.tokens_per_s) - 1)] if self.tokens_per_s else 0.0
+
+    @property
+    def max_k(self) -> int:
+        """Largest K of any round, exploration included."""
+        return max(*self.ks, self.explore.k if self.explore else 0)

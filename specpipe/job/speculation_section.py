@@ -1,0 +1,96 @@
+"""The section `speculation` of a job file. The text under each field is its reference (docs/jobs.md)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from specpipe.core import MAX_DRAFT_TOKENS, EngineConfig, Method, ProposerChoice
+from specpipe.job.field_types import Count, Int, Number, OffIsAWord, default_of
+from specpipe.job.job_section import JobSection
+
+PolicyName = Literal["off", "fixed", "queue_threshold", "goodput"]
+
+
+class SpeculationSection(JobSection):
+    """How many tokens are drafted, when, by whom, and how they are verified."""
+
+    policy: Annotated[PolicyName, OffIsAWord] = "goodput"
+    """`off`: plain decoding, the draft is not loaded. `fixed`: always num_speculative_tokens. `queue_threshold`:
+    num_speculative_tokens, but none while more than max_running rows are running. `goodput`: whatever is expected to
+    generate the most tokens per second, from 0 to num_speculative_tokens, as it learns (docs/speculation.md)."""
+    num_speculative_tokens: Annotated[Int, Field(ge=1, le=MAX_DRAFT_TOKENS)] = 3
+    """K: tokens drafted in a round; with `policy: goodput` at most so many."""
+    max_running: Count = 64
+    """For `queue_threshold`: no speculation while more rows than this are running in a worker."""
+    method: Method = "standard"
+    """How drafts are verified. `standard`: rejection sampling. `block`: block verification, accepts no less.
+    `invariant`: sampled tokens do not depend on K, draft or policy. `synthetic`: accepts at given rates, to measure
+    speed; its outputs are stamped and no text to use."""
+    proposer: ProposerChoice = "draft"
+    """`draft`: the draft model. `ngram`: tokens that followed the same words earlier in the row. `none`: no drafts.
+    `auto`: with `policy: goodput`, whichever of the draft model (where one is named) and n-grams does best."""
+    ngram_min: Count = default_of(EngineConfig, "ngram_min")
+    """Shortest suffix that the n-gram proposer looks for."""
+    ngram_max: Count = default_of(EngineConfig, "ngram_max")
+    """Longest suffix that the n-gram proposer looks for."""
+    synthetic_rates: tuple[Annotated[Number, Field(ge=0, le=1)], ...] | None = None
+    """For `synthetic`: probability that at least so many drafts are accepted, one entry for each of the K positions,
+    never rising."""
+    synthetic_acceptance_length: Annotated[Number, Field(ge=1)] | None = None
+    """For `synthetic`, instead of the rates: mean tokens that a round yields, from 1 to K + 1."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SpeculationSection:
+        wrong = [*self._auto_problems(), *self._ngram_problems(), *self._synthetic_problems()]
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        return self
+
+    def _auto_problems(self) -> list[str]:
+        if self.proposer != "auto" or self.policy in ("goodput", "off"):
+            return []
+        return [f".proposer is auto; expected that only with policy: goodput, and this is {self.policy}"]
+
+    def _ngram_problems(self) -> list[str]:
+        if self.ngram_min <= self.ngram_max:
+            return []
+        return [f".ngram_min is {self.ngram_min}; expected at most ngram_max ({self.ngram_max})"]
+
+    def _synthetic_problems(self) -> list[str]:
+        rates, length, k = self.synthetic_rates, self.synthetic_acceptance_length, self.num_speculative_tokens
+        given = [name for name in ("synthetic_rates", "synthetic_acceptance_length") if getattr(self, name) is not None]
+        if self.method != "synthetic":
+            return [f".{name} is set; expected that only with method: synthetic" for name in given]
+        if len(given) != 1:
+            return [".method is synthetic; expected exactly one of synthetic_rates and synthetic_acceptance_length"]
+        if rates is not None and len(rates) != k:
+            return [f".synthetic_rates has {len(rates)} entries; expected {k}, one for each of num_speculative_tokens"]
+        if rates is not None and any(a < b for a, b in pairwise(rates)):
+            return [f".synthetic_rates is {list(rates)}; expected rates that never rise"]
+        if length is not None and length > k + 1:
+            return [f".synthetic_acceptance_length is {length}; expected at most {k + 1} (num_speculative_tokens + 1)"]
+        return []
+
+    @property
+    def max_k(self) -> int:
+        """Widest round that any plan of this job asks for; 0 when nothing is ever drafted."""
+        return 0 if self.policy == "off" or self.proposer == "none" else self.num_speculative_tokens
+
+    @property
+    def active_proposer(self) -> ProposerChoice:
+        """The proposer that has work to do: "none" when nothing is ever drafted."""
+        return self.proposer if self.max_k else "none"
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Unconditional acceptance by position for method "synthetic"; empty otherwise.
+
+        An acceptance length L becomes K rates that sum to L - 1: as many ones as fit, the fraction, then zeros.
+        """
+        if self.synthetic_acceptance_length is None:
+            return self.synthetic_rates or ()
+        accepted = self.synthetic_acceptance_length - 1
+        return tuple(min(1.0, max(0.0, accepted - i)) for i in range(self.num_speculative_tokens))

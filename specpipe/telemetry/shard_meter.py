@@ -1,0 +1,145 @@
+"""A shard's meter: sums what engine steps and completions say about one shard, until its record is written."""
+
+from __future__ import annotations
+
+from specpipe.core import AcceptanceCounts, Completion, ShardRound, SpeculationPlan, StepReport
+from specpipe.telemetry.log_histogram import LogHistogram
+from specpipe.telemetry.shard_record import ShardRecord
+from specpipe.telemetry.step_shares import StepShare
+
+_ENGINE_PHASES = ("prefill", "draft", "verify", "sample", "host")
+
+
+class ShardMeter:
+    """Owned by the engine thread while the shard runs, by the shard's own thread afterwards."""
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(_ENGINE_PHASES, 0.0)
+        self._verified = AcceptanceCounts()
+        self._emitted_accepted = 0
+        self._preemptions = 0
+        self._ngram = AcceptanceCounts()
+        self._ngram_rows = 0
+        self._k_rows: dict[int, int] = {}
+        self._rounds = 0
+        self._round_s = 0.0
+        self._occupied_s = self._expected = 0.0
+        self._ruling: SpeculationPlan | None = None
+        self._slots = 0
+        self._rows = 0
+        self._failed = 0
+        self._input_tokens = 0
+        self._output_tokens = 0
+        self._ttft = LogHistogram()
+        self._tpot = LogHistogram()
+        self._itl = LogHistogram()
+
+    def add_step(self, step: StepReport, share: StepShare) -> None:
+        """Take this shard's share of a step's seconds, and all that the step did for its rows."""
+        for phase, seconds in step.phases.items():
+            if phase != "load":
+                self._seconds[phase] += seconds * (share.prefill if phase == "prefill" else share.round)
+        self._slots = step.slots
+
+    def add_round(self, step: StepReport, part: ShardRound, plan: SpeculationPlan | None = None) -> None:
+        """Take in what the step's round did for the rows of this shard. `plan`: that ruled the round."""
+        self._verified += part.verified
+        if step.proposer == "ngram":
+            self._ngram += part.verified
+            self._ngram_rows += part.rows
+        self._emitted_accepted += part.emitted_accepted_tokens
+        self._preemptions += part.preemptions
+        for gap in part.gaps_s:
+            self._itl.add(gap)
+        if not part.rows:
+            return
+        seconds = max(0.0, step.seconds - step.phases.get("prefill", 0.0))
+        self._k_rows[step.k] = self._k_rows.get(step.k, 0) + part.rows
+        self._rounds += 1
+        self._round_s += seconds
+        self._occupied_s += seconds * step.running
+        if plan is not None:
+            self._expected += seconds * plan.expected_tokens_per_s(step.running)
+            self._ruling = plan
+
+    def add_completion(self, completion: Completion) -> None:
+        tokens = len(completion.token_ids)
+        self._rows += 1
+        self._failed += completion.finish_reason == "error"
+        self._input_tokens += len(completion.request.prompt_token_ids)
+        self._output_tokens += tokens
+        timing = completion.timing
+        if tokens:
+            self._ttft.add(timing.first_token_s)
+        if tokens > 1:
+            self._tpot.add(max(0.0, timing.last_token_s - timing.first_token_s) / (tokens - 1))
+
+    def record(
+        self,
+        *,
+        run_id: str,
+        shard: int,
+        attempt: int,
+        epoch: int,
+        worker: str,
+        plan: SpeculationPlan,
+        synthetic: bool,
+        started_at: float,
+        finished_at: float,
+        load_s: float,
+    ) -> ShardRecord:
+        """The finished record; `load_s` is the shard's own reading and tokenizing."""
+        counts = self._verified
+        busy = sum(self._seconds.values())
+        widest = max(self._k_rows, default=-1)
+        last = self._ruling or plan
+        return ShardRecord(
+            run_id=run_id,
+            shard=shard,
+            attempt=attempt,
+            epoch=epoch,
+            worker=worker,
+            started_at=started_at,
+            finished_at=finished_at,
+            rows=self._rows,
+            failed_rows=self._failed,
+            input_tokens=self._input_tokens,
+            output_tokens=self._output_tokens,
+            drafts=counts.drafts,
+            draft_tokens=counts.draft_tokens,
+            accepted_tokens=counts.accepted_tokens,
+            recovered_tokens=counts.recovered_tokens,
+            bonus_tokens=counts.bonus_tokens,
+            proposed_per_position=counts.proposed_per_position,
+            reached_per_position=counts.reached_per_position,
+            accepted_per_position=counts.accepted_per_position,
+            emitted_accepted_tokens=self._emitted_accepted,
+            ngram_row_rounds=self._ngram_rows,
+            ngram_drafts=self._ngram.drafts,
+            ngram_reached_per_position=self._ngram.reached_per_position,
+            ngram_accepted_per_position=self._ngram.accepted_per_position,
+            k_histogram=tuple(self._k_rows.get(k, 0) for k in range(widest + 1)),
+            queue_depth=plan.queue_depth,
+            plan_proposer=plan.proposer,
+            plan_reason=plan.reason,
+            last_plan_reason=last.reason,
+            last_plan_k=max(last.ks),
+            expected_tokens_per_s=self._expected / self._round_s if self._round_s else 0.0,
+            synthetic=synthetic,
+            slots=self._slots,
+            mean_occupancy=self._occupied_s / self._round_s if self._round_s else 0.0,
+            preemptions=self._preemptions,
+            rounds=self._rounds,
+            round_ms=1e3 * self._round_s / self._rounds if self._rounds else 0.0,
+            busy_s=busy,
+            load_s=load_s,
+            prefill_s=self._seconds["prefill"],
+            draft_s=self._seconds["draft"],
+            verify_s=self._seconds["verify"],
+            sample_s=self._seconds["sample"],
+            host_s=self._seconds["host"],
+            tokens_per_s=self._output_tokens / busy if busy else 0.0,
+            ttft=self._ttft,
+            tpot=self._tpot,
+            itl=self._itl,
+        )

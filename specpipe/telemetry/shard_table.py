@@ -1,0 +1,91 @@
+"""Sums over the rows of a shard table, column by column: a run has many shards."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from specpipe.core import AcceptanceCounts, Evidence, ProposerName
+from specpipe.telemetry.log_histogram import LogHistogram
+
+
+def total(table: pa.Table, name: str) -> Any:
+    """Of a column of numbers: an int, or a float where its type is one."""
+    zero = 0.0 if pa.types.is_floating(table.schema.field(name).type) else 0
+    return pc.sum(table[name]).as_py() or zero
+
+
+def by_position(table: pa.Table, name: str) -> tuple[int, ...]:
+    """Of a column of lists: the sum of first elements, of second ones, …, as far as the longest list goes."""
+    lists = table[name]
+    values = pc.list_flatten(lists).to_numpy()
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    positions = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    sums = np.zeros(lengths.max(initial=0), np.int64)
+    np.add.at(sums, positions, values)
+    return tuple(sums.tolist())
+
+
+def acceptance(table: pa.Table) -> AcceptanceCounts:
+    """All that the shards verified."""
+    counts: dict[str, Any] = {}
+    for field in dataclasses.fields(AcceptanceCounts):
+        sums = by_position if pa.types.is_list(table.schema.field(field.name).type) else total
+        counts[field.name] = sums(table, field.name)
+    return AcceptanceCounts(**counts)
+
+
+def evidence(table: pa.Table) -> Evidence:
+    """What the shards' rounds have shown of acceptance and of their rows; nothing of costs."""
+    whole, ngram_rows = acceptance(table), total(table, "ngram_row_rounds")
+    ngram = AcceptanceCounts(
+        drafts=total(table, "ngram_drafts"),
+        reached_per_position=by_position(table, "ngram_reached_per_position"),
+        accepted_per_position=by_position(table, "ngram_accepted_per_position"),
+    )
+    draft = AcceptanceCounts(
+        drafts=whole.drafts - ngram.drafts,
+        reached_per_position=_less(whole.reached_per_position, ngram.reached_per_position),
+        accepted_per_position=_less(whole.accepted_per_position, ngram.accepted_per_position),
+    )
+    row_rounds: dict[ProposerName, int] = {
+        "draft": sum(by_position(table, "k_histogram")[1:]) - ngram_rows,
+        "ngram": ngram_rows,
+    }
+    verified: dict[ProposerName, AcceptanceCounts] = {"draft": draft, "ngram": ngram}
+    speculating = [name for name, count in row_rounds.items() if count > 0]
+    return Evidence(
+        verified={name: verified[name] for name in speculating},
+        rounds=dict.fromkeys(speculating, total(table, "rounds")),
+        row_rounds={name: row_rounds[name] for name in speculating},
+        rows=total(table, "rows") - total(table, "failed_rows"),
+        input_tokens=total(table, "input_tokens"),
+        output_tokens=total(table, "output_tokens"),
+    )
+
+
+def _less(whole: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(count - (part[i] if i < len(part) else 0) for i, count in enumerate(whole))
+
+
+def histogram(table: pa.Table, name: str) -> LogHistogram:
+    """A column of histograms, merged."""
+    column = table[name]
+    counted = pc.greater(pc.list_value_length(pc.struct_field(column, "bucket")), 0)
+    column = column.filter(counted)
+    keys, place = np.unique(pc.list_flatten(pc.struct_field(column, "bucket")).to_numpy(), return_inverse=True)
+    rows = np.zeros(len(keys), np.int64)
+    np.add.at(rows, place, pc.list_flatten(pc.struct_field(column, "rows")).to_numpy())
+    return LogHistogram.from_dict(
+        {
+            "bucket": keys.tolist(),
+            "rows": rows.tolist(),
+            "sum": pc.sum(pc.struct_field(column, "sum")).as_py() or 0.0,
+            "min": pc.min(pc.struct_field(column, "min")).as_py() or 0.0,
+            "max": pc.max(pc.struct_field(column, "max")).as_py() or 0.0,
+        }
+    )

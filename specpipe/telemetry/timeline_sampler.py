@@ -1,0 +1,95 @@
+"""Timeline of one worker: sums engine steps into intervals."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from specpipe.core import SpeculationPlan, StepReport
+from specpipe.telemetry.timeline_interval import TimelineInterval
+
+_KEPT = 3600  # intervals that a worker keeps for a driver that reads them late
+
+
+class _Bin:
+    """The open interval: sums that a TimelineInterval is made of."""
+
+    def __init__(self, second: int) -> None:
+        self.second = second
+        self.seconds = self.row_seconds = 0.0
+        self.rounds = self.row_rounds = self.k_rows = 0
+        self.drafts = self.draft_tokens = self.accepted = self.output = 0
+        self.waiting = self.slots = 0
+        self.queue_depth = self.expected = 0.0
+        self.proposers: Counter[str] = Counter()
+        self.reason = ""
+
+    def add(self, step: StepReport, plan: SpeculationPlan | None, queue_depth: float) -> None:
+        self.seconds += step.seconds
+        self.row_seconds += step.seconds * step.running
+        self.rounds += step.running > 0
+        self.row_rounds += step.running
+        self.k_rows += step.k * step.running
+        for part in step.shards.values():
+            self.drafts += part.verified.drafts
+            self.draft_tokens += part.verified.draft_tokens
+            self.accepted += part.verified.accepted_tokens
+            self.output += part.emitted_tokens
+        self.waiting, self.slots, self.queue_depth = step.waiting, step.slots, queue_depth
+        if step.k:
+            self.proposers[step.proposer] += step.running
+        if plan is not None:
+            self.expected += step.seconds * plan.expected_tokens_per_s(step.running)
+            self.reason = plan.reason
+
+    def sample(self, *, epoch: int, worker: str, interval_s: int) -> TimelineInterval:
+        return TimelineInterval(
+            second=self.second,
+            interval_s=interval_s,
+            epoch=epoch,
+            worker=worker,
+            queue_depth=self.queue_depth,
+            slots=self.slots,
+            occupancy=self.row_seconds / self.seconds if self.seconds else 0.0,
+            waiting=self.waiting,
+            k=self.k_rows / self.row_rounds if self.row_rounds else 0.0,
+            rounds=self.rounds,
+            drafts=self.drafts,
+            draft_tokens=self.draft_tokens,
+            accepted_tokens=self.accepted,
+            acceptance_rate=self.accepted / self.draft_tokens if self.draft_tokens else 0.0,
+            acceptance_length=1.0 + (self.accepted / self.drafts if self.drafts else 0.0),
+            output_tokens=self.output,
+            tokens_per_s=self.output / interval_s,
+            expected_tokens_per_s=self.expected / self.seconds if self.seconds else 0.0,
+            proposer=max(self.proposers, key=self.proposers.__getitem__, default="none"),
+            plan_reason=self.reason,
+        )
+
+
+class TimelineSampler:
+    """A worker's side: sums steps into intervals. Not thread-safe: the caller holds a lock."""
+
+    def __init__(self, *, worker: str, epoch: int, interval_s: int = 1) -> None:
+        self._worker, self._epoch, self._interval_s = worker, epoch, interval_s
+        self._closed: deque[TimelineInterval] = deque(maxlen=_KEPT)
+        self._open: _Bin | None = None
+
+    def add(self, step: StepReport, *, queue_depth: float, now: float, plan: SpeculationPlan | None = None) -> None:
+        """Take in a step that ended at `now` (Unix seconds), and the plan that ruled it."""
+        second = int(now) // self._interval_s * self._interval_s
+        if self._open is None or self._open.second != second:
+            self._close()
+            self._open = _Bin(second)
+        self._open.add(step, plan, queue_depth)
+
+    def since(self, second: int, *, now: float) -> list[TimelineInterval]:
+        """The finished intervals that began after `second`."""
+        if self._open is not None and self._open.second + self._interval_s <= now:
+            self._close()
+        return [sample for sample in self._closed if sample.second > second]
+
+    def _close(self) -> None:
+        if self._open is not None:
+            sample = self._open.sample(epoch=self._epoch, worker=self._worker, interval_s=self._interval_s)
+            self._closed.append(sample)
+            self._open = None

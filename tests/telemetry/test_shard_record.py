@@ -1,0 +1,64 @@
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from support.records import shard_table
+
+from specpipe.telemetry.log_histogram import LogHistogram
+from specpipe.telemetry.shard_record import ShardRecord, shard_schema
+from specpipe.telemetry.shard_table import evidence
+
+
+def record(shard: int, **changes: object) -> ShardRecord:
+    base = {
+        "run_id": "r",
+        "shard": shard, "attempt": 1, "epoch": 1, "worker": "worker-0", "started_at": 10.0, "finished_at": 12.5,
+        "rows": 3, "accepted_per_position": (4, 2), "ttft": LogHistogram([0.1, 0.2]),
+    }  # fmt: skip
+    return ShardRecord.from_dict({**base, **changes, "ttft": LogHistogram([0.1, 0.2]).to_dict()})
+
+
+def test_survives_the_json_of_a_footer() -> None:
+    there = record(7, plan_reason="fixed: K=3")
+    assert ShardRecord.from_dict(json.loads(json.dumps(there.to_dict()))) == there
+
+
+def test_a_field_of_a_later_version_is_passed_over() -> None:
+    assert ShardRecord.from_dict({**record(1).to_dict(), "something_new": 1}) == record(1)
+
+
+def test_the_table_is_sorted_by_shard_and_typed(tmp_path) -> None:
+    pq.write_table(shard_table([record(2), record(0), record(1)]), tmp_path / "shards.parquet")
+    table = pq.read_table(tmp_path / "shards.parquet")
+    assert table["shard"].to_pylist() == [0, 1, 2]
+    assert table.schema.equals(shard_schema())
+    assert table["accepted_per_position"].to_pylist() == [[4, 2]] * 3
+    assert LogHistogram.from_dict(table["ttft"][0].as_py()) == LogHistogram([0.1, 0.2])
+
+
+def test_an_empty_run_has_the_same_columns() -> None:
+    assert shard_table([]).schema.equals(shard_schema())
+    assert pa.types.is_list(shard_schema().field("k_histogram").type)
+
+
+def test_evidence_tells_proposers_apart() -> None:
+    mixed = record(
+        0,
+        rounds=9,
+        drafts=10,
+        k_histogram=(5, 8, 4),
+        reached_per_position=(10, 6),
+        accepted_per_position=(6, 2),
+        ngram_row_rounds=7,
+        ngram_drafts=3,
+        ngram_reached_per_position=(3,),
+        ngram_accepted_per_position=(1,),
+    )
+    plain = record(1, k_histogram=(5,), accepted_per_position=())
+    found = evidence(shard_table([mixed, plain]))
+    assert found.row_rounds == {"draft": 5, "ngram": 7}
+    draft, ngram = found.verified["draft"], found.verified["ngram"]
+    assert (draft.drafts, draft.reached_per_position, draft.accepted_per_position) == (7, (7, 6), (5, 2))
+    assert (ngram.drafts, ngram.reached_per_position, ngram.accepted_per_position) == (3, (3,), (1,))
+    assert (found.rows, found.costs) == (6, ())
+    assert evidence(shard_table([plain])).verified == {}
