@@ -13,7 +13,8 @@ from support.fake_workers import InProcessBackend, make_job, outputs
 from support.small_models import make_small_model
 
 from specpipe.core import SpeculationPlan
-from specpipe.data import files, list_files, read_rows, tables
+from specpipe.data import list_files, read_rows
+from specpipe.data.reading import input_files, table_formats
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.attention_interface import register
 from specpipe.models.loader import load_model
@@ -65,8 +66,8 @@ def test_a_proposer_of_ones_own_is_asked_and_loses_nothing(
 
 
 def test_a_format_of_ones_own_is_planned_read_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tables.FORMATS, "orc", example("dataset_format").ORC)
-    monkeypatch.setitem(files._EXTENSIONS, "orc", "orc")
+    monkeypatch.setitem(table_formats.FORMATS, "orc", example("dataset_format").ORC)
+    monkeypatch.setitem(input_files._EXTENSIONS, "orc", "orc")
     prompts = [f"prompt {i}" for i in range(3000)]
     table = pa.table({"n": range(3000), "prompt": prompts})
     orc.write_table(table, tmp_path / "rows.orc", stripe_size=1, batch_size=500)

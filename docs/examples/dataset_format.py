@@ -5,7 +5,7 @@ from typing import Any
 
 from pyarrow import orc
 
-from specpipe.data.tables import Scanned, TableFormat
+from specpipe.data.reading.table_formats import TableFormat, TableScan
 
 
 def schema(source: Any) -> Any:
@@ -13,10 +13,10 @@ def schema(source: Any) -> Any:
     return orc.ORCFile(source).schema
 
 
-def scan(source: Any, prompt_columns: Sequence[str]) -> Scanned:
+def scan(source: Any, prompt_columns: Sequence[str]) -> TableScan:
     """What planning needs; no row is read."""
     file = orc.ORCFile(source)
-    return Scanned(rows=file.nrows, columns=tuple(file.schema.names))
+    return TableScan(rows=file.nrows, columns=tuple(file.schema.names))
 
 
 def batches(source: Any, start: int, stop: int, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:

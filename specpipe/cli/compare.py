@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from specpipe.evaluation.comparison import Comparison
+    from specpipe.evaluation.compare.comparison import Comparison
 
 _FLIPS = 5
 _CUT = 400
@@ -45,13 +45,13 @@ def compare(
     import json
     from pathlib import Path
 
-    from specpipe.evaluation.certificate import certificate as markdown
-    from specpipe.evaluation.compare_paths import compare_paths
-    from specpipe.evaluation.report_html import report_html
+    from specpipe.evaluation.compare.compare_paths import compare_paths
+    from specpipe.evaluation.pages.certificate import certificate as markdown
+    from specpipe.evaluation.pages.comparison_page import comparison_page
 
     comparison = compare_paths(a, b, metric=metric, logits=logits)
     if html:
-        Path(html).write_text(report_html(comparison), encoding="utf-8")
+        Path(html).write_text(comparison_page(comparison), encoding="utf-8")
     if certificate:
         Path(certificate).write_text(markdown(comparison), encoding="utf-8")
     if as_json:
@@ -68,7 +68,7 @@ def print_comparison(comparison: Comparison) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from specpipe.evaluation.certificate import gaps_line, side_by_side, texts_line
+    from specpipe.evaluation.pages.certificate import gaps_line, side_by_side, texts_line
 
     console = Console()
     style = "bold red" if comparison.differs else "bold green"

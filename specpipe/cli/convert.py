@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 if TYPE_CHECKING:
-    from specpipe.data.convert import ConvertReport
+    from specpipe.data.conversion.convert_chats import ConvertReport
 
 _WIDTH = 80
 _EXPORTS = ("lm-eval", "openai-batch", "jsonl", "csv", "sharegpt")
@@ -49,7 +49,7 @@ def convert(
     if to != "parquet":
         _export(source, to, out, overwrite=overwrite, chat_options=bool(turns or keep))
         return
-    from specpipe.data.convert import convert_chats
+    from specpipe.data.conversion.convert_chats import convert_chats
 
     out = out or f"{os.path.splitext(source)[0]}.{to}"
     _print(convert_chats(source, out, take=turns, keep=list(dict.fromkeys(keep)), overwrite=overwrite))
@@ -58,7 +58,7 @@ def convert(
 def _export(run: str, to: str, out: str | None, *, overwrite: bool, chat_options: bool) -> None:
     from typing import cast
 
-    from specpipe.evaluation.export import ENDINGS, ExportFormat, export
+    from specpipe.evaluation.export.export_run import ENDINGS, ExportFormat, export
 
     if chat_options:
         raise click.UsageError("--turns and --keep belong to --to parquet; a run's columns are named in its job")

@@ -48,7 +48,7 @@ def record(
     from specpipe.cli.log_setup import quiet
 
     quiet(verbose=False)
-    from specpipe.evaluation.recording import record as write
+    from specpipe.evaluation.harness.recording import record as write
 
     count = write(
         flags,
@@ -75,7 +75,7 @@ def replay(out: str | None, requests: str | None, run: str, flags: tuple[str, ..
     from specpipe.cli.log_setup import quiet
 
     quiet(verbose=False)
-    from specpipe.evaluation.replay import replay as score
+    from specpipe.evaluation.harness.replay import replay as score
 
     scored = score(run, flags, out=out, requests=requests)
     click.echo(scored.tables)
@@ -102,8 +102,8 @@ def run(
     quiet(verbose=verbose, as_json=log_json)
     from specpipe.cli.compare import print_comparison
     from specpipe.cli.log_display import LogDisplay, display_for, log_result
-    from specpipe.evaluation.eval_job import load_eval_job
-    from specpipe.evaluation.scheduled import run_evaluation
+    from specpipe.evaluation.schedule.eval_job import load_eval_job
+    from specpipe.evaluation.schedule.run_evaluation import run_evaluation
     from specpipe.job import JobSpec
     from specpipe.pipeline.cluster.backend import RayBackend
     from specpipe.pipeline.run.run import RunResult, Viewer, execute

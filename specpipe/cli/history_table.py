@@ -15,7 +15,7 @@ def print_history(path: str, table: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from specpipe.evaluation.history_page import history_series, sparkline
+    from specpipe.evaluation.pages.history_page import history_series, sparkline
 
     console = Console()
     for title, curves in history_series(table):

@@ -43,7 +43,7 @@ def _show_history(path: str, *, as_json: bool) -> None:
     import json
 
     from specpipe.cli.history_table import print_history
-    from specpipe.evaluation.history import read_history
+    from specpipe.evaluation.schedule.eval_history import read_history
 
     table = read_history(path)
     if as_json:

@@ -11,8 +11,8 @@ from typing import Any
 from specpipe.core import Completion, Request, Shard
 from specpipe.data import Row, list_files, read_rows
 from specpipe.data.locations import Location, locate
-from specpipe.data.prompts import find_prompt
 from specpipe.data.publish import publish_bytes
+from specpipe.data.requests.prompts import find_prompt
 from specpipe.doctor import host
 from specpipe.doctor.finding import GIB, Finding, guarded
 from specpipe.errors import InputError, OutputError, SpecpipeError

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from specpipe.cli.main import main
 from specpipe.data import list_files, read_rows
-from specpipe.data.prompts import find_prompt
+from specpipe.data.requests.prompts import find_prompt
 from specpipe.job import load_job
 
 

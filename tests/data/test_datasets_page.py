@@ -13,7 +13,7 @@ from support.byte_encoder import ByteEncoder
 
 from specpipe.core import Completion, Request, SamplingParams, Shard
 from specpipe.data import RequestBuilder, list_files, plan_shards, read_rows
-from specpipe.data.convert_chats import ROLES
+from specpipe.data.conversion.chat_records import ROLES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
 

@@ -14,7 +14,7 @@ from specpipe.benchmark.transformers_comparison import greedy_requests, sample_p
 from specpipe.core import DeviceName, DtypeName, EngineConfig, Method, Request
 from specpipe.engine.build import EngineSpec, build_engine
 from specpipe.engine.engine import Engine
-from specpipe.evaluation.logits import rounding
+from specpipe.evaluation.compare.logit_gaps import rounding_tolerance
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
 
@@ -63,7 +63,7 @@ def test_bf16_takes_another_token_only_where_rounding_decides(device: DeviceName
         tokens = list(completion.token_ids)
         logits = told_by(model, request, tokens)
         first, second = logits.topk(2).values.unbind(-1)
-        allowed = torch.tensor([rounding("bfloat16", logit) for logit in first.tolist()])
+        allowed = torch.tensor([rounding_tolerance("bfloat16", logit) for logit in first.tolist()])
         lost.append((first - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]) / allowed)
         leads.append((first - second) / allowed)
     parted, lead = torch.cat(lost), torch.cat(leads)

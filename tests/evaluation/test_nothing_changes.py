@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from support.fake_workers import InProcessBackend, outputs
 
-from specpipe.evaluation.compare_paths import compare_paths
-from specpipe.evaluation.comparison import Comparison
-from specpipe.evaluation.recording import record
-from specpipe.evaluation.replay import replay
+from specpipe.evaluation.compare.compare_paths import compare_paths
+from specpipe.evaluation.compare.comparison import Comparison
+from specpipe.evaluation.harness.recording import record
+from specpipe.evaluation.harness.replay import replay
 from specpipe.job import parse_job
 from specpipe.models.tiny import TARGET
 from specpipe.pipeline.run.run import execute

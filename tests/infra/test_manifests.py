@@ -11,7 +11,7 @@ import yaml
 from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from specpipe.evaluation.eval_job import load_eval_job
+from specpipe.evaluation.schedule.eval_job import load_eval_job
 
 KUBERNETES = "1.34"
 CORE = {"batch/v1", "v1"}

@@ -16,7 +16,7 @@ import yaml
 from support.fake_workers import outputs, wait_for
 from support.ray_cluster import RayCluster
 
-from specpipe.evaluation.history import read_history
+from specpipe.evaluation.schedule.eval_history import read_history
 from specpipe.telemetry.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]

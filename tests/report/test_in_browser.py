@@ -10,13 +10,13 @@ from support.look import assert_readable, look_at
 from support.records import shard_table
 from support.reports import run_source, shard_record, timeline
 
-from specpipe.evaluation.comparison import Comparison, Flip
-from specpipe.evaluation.history import SCHEMA
-from specpipe.evaluation.history_page import history_page
-from specpipe.evaluation.paired import MetricComparison
-from specpipe.evaluation.report_html import report_html
-from specpipe.evaluation.sides import Side
-from specpipe.evaluation.texts import Divergence, TextComparison
+from specpipe.evaluation.compare.compared_run import ComparedRun
+from specpipe.evaluation.compare.comparison import Comparison, Flip
+from specpipe.evaluation.compare.paired_scores import MetricComparison
+from specpipe.evaluation.compare.text_comparison import Divergence, TextComparison
+from specpipe.evaluation.pages.comparison_page import comparison_page
+from specpipe.evaluation.pages.history_page import history_page
+from specpipe.evaluation.schedule.eval_history import SCHEMA
 from specpipe.report import ErrorExample, RunSource, render_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore")]
@@ -47,7 +47,7 @@ def comparison() -> str:
     """Two sides that differ, with changed answers, of which one is hostile and one has no end."""
     hostile = "<script>fetch('https://example.org/')</script> 4 * 12 = 48"
     sides = [
-        Side(name=name, run=None, samples=(), settings={"speculation.policy": policy}, measured={"failed": 0})
+        ComparedRun(name=name, run=None, samples=(), settings={"speculation.policy": policy}, measured={"failed": 0})
         for name, policy in (("runs/plain", "off"), (f"runs/{LONG}", "fixed"))
     ]
     metric = MetricComparison(
@@ -63,7 +63,7 @@ def comparison() -> str:
         common=(),
     )  # fmt: skip
     texts = TextComparison(rows=200, same_text=90, same_tokens=90, positions=[9] * 110, divergences=[divergence] * 60)
-    return report_html(Comparison(a=sides[0], b=sides[1], metrics=(metric,), flips=(flip, flip), texts=texts))
+    return comparison_page(Comparison(a=sides[0], b=sides[1], metrics=(metric,), flips=(flip, flip), texts=texts))
 
 
 def history() -> str:

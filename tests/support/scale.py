@@ -23,7 +23,7 @@ from support.records import a_record
 
 from specpipe.core import CostPoint, Evidence, Shard, ShardReport
 from specpipe.data import output_schema, publish_part
-from specpipe.data.part import seal
+from specpipe.data.parts.part_file import seal
 from specpipe.pipeline.driver.config import DriverConfig, Observers
 from specpipe.pipeline.driver.driver import Driver
 from specpipe.pipeline.messages import ShardOrder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specpipe.core import Shard
-from specpipe.data import InputFile, kept_schema, list_files, plan_shards, require_prompt
+from specpipe.data import InputFile, kept_schema, list_files, plan_shards, require_prompt_column
 from specpipe.errors import DataError, ModelError
 from specpipe.job import JobSpec
 from specpipe.models.generation import generation_defaults
@@ -68,7 +68,7 @@ def prepare(job: JobSpec) -> Prepared:
     """Find inputs and models. Raises JobError, DataError or ModelError; writes nothing but a model download."""
     require_lasting(job.data.path, "data.path")
     files = tuple(list_files(job.data.path, job.data.format, job.data.prompt))
-    require_prompt(files, job.data.prompt)
+    require_prompt_column(files, job.data.prompt)
     kept = kept_schema(files, job.output.keep_columns) if job.output.keep_columns else None
     _template_hash(job.model.chat_template)
     target = find_model(job, job.model.target, "target")

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from specpipe.core import Shard
 from specpipe.data.locations import Location, locate
-from specpipe.data.part import PartFooter, read_footer
+from specpipe.data.parts.part_file import PartFooter, read_footer
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.telemetry.shard_log import ShardLog
 from specpipe.telemetry.shard_record import ShardRecord, parse_records, shard_schema

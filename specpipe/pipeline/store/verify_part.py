@@ -18,14 +18,14 @@ from specpipe.data import (
     expected_identity,
     input_columns,
     output_schema,
+    output_totals,
     read_part_footer,
     read_rows,
-    sums_of,
 )
 from specpipe.data.columns import LOGPROB_COLUMNS
-from specpipe.data.files import InputFile
 from specpipe.data.locations import locate
-from specpipe.data.samples import sample_seed
+from specpipe.data.reading.input_files import InputFile
+from specpipe.data.requests.row_samples import sample_seed
 from specpipe.errors import DataError
 from specpipe.pipeline.store.verification import Finding, few
 from specpipe.telemetry.shard_record import ShardRecord
@@ -168,7 +168,7 @@ def _telemetry(table: Any, record: ShardRecord, shard: Shard) -> Iterator[Findin
         return  # said already
     counts = record.verified
     pairs = [
-        *((name, getattr(record, name), summed) for name, summed in sums_of(table).items()),
+        *((name, getattr(record, name), summed) for name, summed in output_totals(table).items()),
         ("drafts", counts.drafts, counts.recovered_tokens + counts.bonus_tokens),
         ("draft_tokens", counts.draft_tokens, sum(counts.proposed_per_position)),
         ("accepted_tokens", counts.accepted_tokens, sum(counts.accepted_per_position)),

@@ -9,8 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from specpipe.core import Profile, ProposerName, resolve_dtype
-from specpipe.data.requests import PromptEncoder as Encoder
-from specpipe.data.requests import RequestBuilder
+from specpipe.data.requests.request_builder import EncoderProtocol, RequestBuilder
 from specpipe.errors import MachineError, ModelError
 from specpipe.job import JobSpec
 from specpipe.models.source import ModelSource, Role, resolve
@@ -92,7 +91,7 @@ def _choices(job: JobSpec) -> tuple[tuple[ProposerName, int], ...]:
     return ("none", 0), *((proposer, k) for proposer in job.proposers for k in ks)
 
 
-def make_builder(job: JobSpec, encoder: Encoder, *, max_model_len: int, vocab_size: int) -> RequestBuilder:
+def make_builder(job: JobSpec, encoder: EncoderProtocol, *, max_model_len: int, vocab_size: int) -> RequestBuilder:
     return RequestBuilder(
         encoder=encoder,
         sampling=job.sampling_params(),

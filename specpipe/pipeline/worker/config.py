@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specpipe.core import STALL_S, DeviceName, Profile
-from specpipe.data.files import InputFile
-from specpipe.data.requests import RequestBuilder
+from specpipe.data import RequestBuilder
+from specpipe.data.reading.input_files import InputFile
 from specpipe.job import JobSpec
 from specpipe.models.source import ModelSource
 from specpipe.pipeline.store.folder import RunFolder

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from specpipe.core import Completion, Request, Shard
-from specpipe.data import output_schema, read_part_footer, sums_of, to_table
+from specpipe.data import output_schema, output_totals, read_part_footer, to_table
 from specpipe.data.locations import locate
 from specpipe.pipeline.failures import ShardError
 from specpipe.pipeline.store.folder import RunFolder
@@ -103,7 +103,7 @@ class FailedRows:
             values[name] = tuple(a + b for a, b in pairs)
         weights = [(one, one.round_ms * one.rounds) for one in (before, retry)]
         weight = sum(ms for _, ms in weights)
-        rows = sums_of(table)
+        rows = output_totals(table)
         return ShardRecord(
             **values
             | rows

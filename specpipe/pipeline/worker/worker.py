@@ -20,12 +20,12 @@ from typing import Any
 from specpipe.core import Completion, Request, Shard, ShardReport
 from specpipe.data import (
     RowHasher,
+    expand_samples,
     publish_part,
-    read_kept,
+    read_kept_columns,
     read_rows,
     repeat_rows,
     require_unchanged,
-    samples_of,
     to_table,
 )
 from specpipe.errors import SpecpipeError
@@ -151,7 +151,7 @@ class Worker:
         require_unchanged(file)
         for row in read_rows(file, shard.start, shard.stop, builder.columns):
             hasher.update(row)
-            for built in samples_of(builder.build(row, shard), shard.samples):
+            for built in expand_samples(builder.build(row, shard), shard.samples):
                 if isinstance(built, Request):
                     requests.append(built)
                 else:
@@ -161,7 +161,7 @@ class Worker:
     def _read_kept(self, shard: Shard) -> Any:
         if self._config.kept_schema is None:
             return None
-        kept = read_kept(self._config.files[shard.file], shard.start, shard.stop, self._config.kept_schema)
+        kept = read_kept_columns(self._config.files[shard.file], shard.start, shard.stop, self._config.kept_schema)
         return repeat_rows(kept, shard.samples)
 
     def status(self, after: int, final: bool = False) -> WorkerStatus:

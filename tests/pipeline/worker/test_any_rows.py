@@ -13,8 +13,8 @@ from support.tables import any_tables, write_table
 
 from specpipe.core import AcceptanceCounts, Shard
 from specpipe.data import list_files
-from specpipe.data.requests import input_columns
-from specpipe.data.rows import utf8
+from specpipe.data.reading.dataset_rows import utf8
+from specpipe.data.requests.request_builder import input_columns
 from specpipe.pipeline.messages import ShardOrder
 from specpipe.pipeline.store.verify_part import PartCheck
 from specpipe.pipeline.worker.worker import Worker

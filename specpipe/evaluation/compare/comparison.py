@@ -1,0 +1,177 @@
+"""`specpipe compare`: everything that can be said about two sides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specpipe.errors import DataError
+from specpipe.evaluation.compare.compared_run import ComparedRun
+from specpipe.evaluation.compare.logit_gaps import LogitGap
+from specpipe.evaluation.compare.paired_scores import MetricComparison, compare_scores
+from specpipe.evaluation.compare.text_comparison import TextComparison, compare_outputs
+from specpipe.evaluation.harness.samples_files import EvalSample, SampleKey, read_samples
+
+_FLIPS = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flip:
+    """A document that one metric scores differently."""
+
+    task: str
+    doc_id: int
+    filter: str
+    metric: str
+    score_a: float
+    score_b: float
+    prompt: str
+    target: str
+    answers_a: tuple[str, ...]
+    answers_b: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """B against A."""
+
+    a: ComparedRun
+    b: ComparedRun
+    metrics: tuple[MetricComparison, ...]
+    flips: tuple[Flip, ...]
+    """The first 100 of them, of all metrics."""
+    texts: TextComparison | None
+    """None unless both are runs."""
+    gaps: tuple[LogitGap, ...] = ()
+    """Logits at diverging positions, where they were asked for."""
+    only_a: int = 0
+    """Scored documents that B does not have."""
+    only_b: int = 0
+
+    @property
+    def differs(self) -> bool:
+        """Whether something is there that neither chance nor rounding explains."""
+        return any(m.finding == "different" for m in self.metrics) or any(not gap.is_tie for gap in self.gaps)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if real := [gap for gap in self.gaps if not gap.is_tie]:
+            return (
+                f"DIFFERENT: in {len(real)} of {len(self.gaps)} greedy rows looked at, the target's logits are no "
+                "near-tie where the outputs part, so rounding does not explain them"
+            )
+        if worst := [m for m in self.metrics if m.finding == "different"]:
+            return f"{worst[0].task} {worst[0].metric} ({worst[0].filter}): {worst[0].verdict}"
+        if self.texts is not None and self.texts.same_tokens == self.texts.rows and not self.texts.failed:
+            return f"identical: all {self.texts.rows:,} outputs are the same, token for token"
+        if not self.metrics:
+            assert self.texts is not None
+            return f"{self.texts.same_text:,} of {self.texts.rows:,} outputs are the same; neither side was scored"
+        worst = sorted(self.metrics, key=lambda m: ("identical", "same scores", "within chance").index(m.finding))
+        return worst[-1].verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        texts = None
+        if self.texts is not None:
+            texts = dataclasses.asdict(self.texts) | {"exact_match_rate": self.texts.exact_match_rate}
+        return {
+            "verdict": self.verdict,
+            "differs": self.differs,
+            "a": _side(self.a),
+            "b": _side(self.b),
+            "metrics": [
+                dataclasses.asdict(m) | {"finding": m.finding, "verdict": m.verdict, "z": m.z if m.stderr else None}
+                for m in self.metrics
+            ],
+            "flips": [dataclasses.asdict(flip) for flip in self.flips],
+            "texts": texts,
+            "gaps": [dataclasses.asdict(gap) | {"is_tie": gap.is_tie} for gap in self.gaps],
+            "only_in_a": self.only_a,
+            "only_in_b": self.only_b,
+        }
+
+
+def compare(a: ComparedRun, b: ComparedRun, metric: str | None = None) -> Comparison:
+    """Scores are paired by task, document, filter and prompt, outputs by row. metric: only this one.
+
+    Raises DataError where the sides have nothing in common.
+    """
+    texts = compare_outputs(a.run, b.run) if a.run is not None and b.run is not None else None
+    if not (a.samples and b.samples):
+        if texts is None:
+            missing = a if not a.samples else b
+            raise DataError(f"{missing.name} was not scored; expected `specpipe eval replay {missing.name}` first")
+        return Comparison(a=a, b=b, metrics=(), flips=(), texts=texts)
+    left, right = read_samples(a.samples), read_samples(b.samples)
+    common = [key for key in left if key in right]
+    if not common:
+        raise DataError(
+            f"{a.name} and {b.name} have no scored document in common; expected the same tasks with the same prompts"
+        )
+    return Comparison(
+        a=a,
+        b=b,
+        metrics=tuple(_metrics(common, left, right, metric)),
+        flips=tuple(_flips(common, left, right, metric)[:_FLIPS]),
+        texts=texts,
+        only_a=len(left) - len(common),
+        only_b=len(right) - len(common),
+    )
+
+
+def _metrics(
+    keys: Sequence[SampleKey],
+    left: Mapping[SampleKey, EvalSample],
+    right: Mapping[SampleKey, EvalSample],
+    only: str | None,
+) -> list[MetricComparison]:
+    groups: dict[tuple[str, str, str], list[SampleKey]] = {}
+    for key in keys:
+        for name in left[key].values:
+            if name in right[key].values and only in (None, name):
+                groups.setdefault((key.task, key.filter, name), []).append(key)
+    if not groups:
+        raise DataError(f"no metric {only or ''} in both; expected one of {sorted(left[keys[0]].values)}")
+    return [
+        compare_scores(
+            name,
+            [left[key].values[name[2]] for key in group],
+            [right[key].values[name[2]] for key in group],
+            sum(left[key].answers == right[key].answers for key in group),
+        )
+        for name, group in groups.items()
+    ]
+
+
+def _flips(
+    keys: Sequence[SampleKey],
+    left: Mapping[SampleKey, EvalSample],
+    right: Mapping[SampleKey, EvalSample],
+    only: str | None,
+) -> list[Flip]:
+    return [
+        Flip(
+            task=key.task,
+            doc_id=key.doc_id,
+            filter=key.filter,
+            metric=name,
+            score_a=score,
+            score_b=right[key].values[name],
+            prompt=left[key].prompt,
+            target=left[key].target,
+            answers_a=left[key].answers,
+            answers_b=right[key].answers,
+        )
+        for key in keys
+        for name, score in left[key].values.items()
+        if only in (None, name) and right[key].values.get(name, score) != score
+    ]
+
+
+def _side(side: ComparedRun) -> dict[str, Any]:
+    files = {task: str(path) for task, path in side.samples.items()}
+    return {"name": side.name, "samples": files, "settings": side.settings, "measured": side.measured}

@@ -1,0 +1,1 @@
+"""A run's outputs in the formats of other programs: `specpipe convert RUN`. Begin with `export_run`."""

@@ -1,0 +1,1 @@
+"""lm-eval: recording its requests, and scoring outputs with its metrics. Begin with `recording` and `replay`."""

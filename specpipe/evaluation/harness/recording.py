@@ -1,0 +1,101 @@
+"""`specpipe eval record` and what a recording says about itself."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from specpipe.data.locations import locate
+from specpipe.data.publish import publish_bytes
+from specpipe.errors import DataError, JobError
+from specpipe.evaluation.harness.lm_eval_cli import parse_flags, run_harness
+
+_METADATA = b"specpipe.recording"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """What a dataset of requests was made from."""
+
+    flags: Mapping[str, Any]
+    """lm-eval's configuration (harness.PROMPT_FLAGS)."""
+    target: str
+    """The model whose tokenizer and chat template made the prompts."""
+    max_length: int | None = None
+    chat_template: str | None = None
+    trust_remote_code: bool = False
+    add_bos_token: bool | None = None
+
+    @property
+    def model_args(self) -> dict[str, Any]:
+        """For the models of harness_models."""
+        values = asdict(self)
+        del values["flags"]
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def record(
+    arguments: Sequence[str],
+    out: str,
+    *,
+    target: str,
+    max_length: int | None = None,
+    chat_template: str | None = None,
+    trust_remote_code: bool = False,
+    add_bos_token: bool | None = None,
+) -> int:
+    """Writes the generate_until requests of an evaluation as a Parquet dataset; gives their number.
+
+    arguments: lm-eval's flags. out: the file, local or a URI. Raises JobError, ModelError; then nothing is written.
+    """
+    recording = Recording(
+        flags=parse_flags(arguments).prompts,
+        target=target,
+        max_length=max_length,
+        chat_template=chat_template,
+        trust_remote_code=trust_remote_code,
+        add_bos_token=add_bos_token,
+    )
+    return write_recording(recording, out)
+
+
+def write_recording(recording: Recording, out: str) -> int:
+    """Has lm-eval ask all its requests and publishes them whole."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "requests.parquet"
+        run_harness(
+            {
+                **recording.flags,
+                "model": "specpipe-record",
+                "model_args": {**recording.model_args, "path": str(path)},
+                "predict_only": True,
+                "output_path": str(Path(folder) / "results.json"),
+            }
+        )
+        if not path.exists():
+            raise JobError(f"tasks {recording.flags['tasks']}: lm-eval asked nothing; expected generate_until tasks")
+        table = pq.read_table(path)
+        metadata = {_METADATA: json.dumps(asdict(recording), sort_keys=True).encode()}
+        pq.write_table(table.replace_schema_metadata(metadata), path, compression="zstd")
+        publish_bytes(out, path.read_bytes())
+    return int(table.num_rows)
+
+
+def read_recording(path: str) -> Recording:
+    """Raises DataError for a file that is no recording."""
+    location = locate(path)
+    try:
+        with location.filesystem.open_input_file(location.path) as source:
+            metadata = pq.read_schema(source).metadata or {}
+        return Recording(**json.loads(metadata[_METADATA]))
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise DataError(
+            f"{path} is no recording of an evaluation ({type(error).__name__}: {error}); expected a file that "
+            "`specpipe eval record` wrote"
+        ) from error

@@ -1,0 +1,1 @@
+"""Comparisons and the evaluation history as Markdown and self-contained HTML."""

@@ -1,0 +1,85 @@
+"""A short Markdown text for a pull request: what was compared, on what, and how it came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from specpipe.evaluation.compare.comparison import Comparison
+
+_MEASURED = (
+    ("acceptance length", "spec_decode_acceptance_length", "{:.2f}"),
+    ("acceptance rate", "spec_decode_acceptance_rate", "{:.1%}"),
+    ("output tokens/s", "output_throughput", "{:,.0f}"),
+    ("time per output token, mean", "mean_tpot_ms", "{:,.2f} ms"),
+    ("time", "duration_s", "{:,.1f} s"),
+    ("output tokens", "total_output_tokens", "{:,}"),
+    ("failed rows", "failed", "{:,}"),
+)
+
+
+def side_by_side(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+    """Name, A and B of settings that differ, then of what was measured."""
+    a, b = comparison.a, comparison.b
+    for name in dict.fromkeys([*a.settings, *b.settings]):
+        if a.settings.get(name) != b.settings.get(name) or name in ("model.target", "sampling.temperature"):
+            yield name, _text(a.settings.get(name)), _text(b.settings.get(name))
+    for label, name, form in _MEASURED:
+        if name in a.measured or name in b.measured:
+            yield label, _form(form, a.measured.get(name)), _form(form, b.measured.get(name))
+
+
+def certificate(comparison: Comparison) -> str:
+    """Markdown."""
+    lines = ["### Speculation against plain decoding", "", f"**{comparison.verdict}**", ""]
+    lines += ["| | A | B |", "|---|---|---|", f"| | `{comparison.a.name}` | `{comparison.b.name}` |"]
+    for m in comparison.metrics:
+        lines.append(
+            f"| {m.task}, {m.metric} ({m.filter}), n = {m.n:,} | {m.mean_a:.4f} ± {m.stderr_a:.4f} "
+            f"| {m.mean_b:.4f} ± {m.stderr_b:.4f} |"
+        )
+    lines += [f"| {name} | {left} | {right} |" for name, left, right in side_by_side(comparison)]
+    lines.append("")
+    for m in comparison.metrics:
+        lines.append(
+            f"- {m.task}, {m.metric} ({m.filter}): B - A = {m.difference:+.4f} ± {m.stderr:.4f} (paired); "
+            f"{m.higher_in_b} up, {m.higher_in_a} down; {m.verdict}"
+        )
+    if comparison.texts is not None:
+        lines.append(f"- {texts_line(comparison)}")
+    if comparison.gaps:
+        lines.append(f"- {gaps_line(comparison)}")
+    if versions := comparison.b.measured.get("versions"):
+        lines.append("- " + ", ".join(f"{name} {version}" for name, version in versions.items()))
+    return "\n".join(lines) + "\n"
+
+
+def texts_line(comparison: Comparison) -> str:
+    """How many outputs are the same."""
+    texts = comparison.texts
+    assert texts is not None
+    line = f"{texts.same_text:,} of {texts.rows:,} outputs are the same text ({texts.exact_match_rate:.2%})"
+    if texts.positions:
+        ordered = sorted(texts.positions)
+        line += (
+            f"; the others part after {ordered[len(ordered) // 2]:,} tokens (median; the first after {ordered[0]:,})"
+        )
+    return line + (f"; {texts.failed:,} rows failed" if texts.failed else "")
+
+
+def gaps_line(comparison: Comparison) -> str:
+    """What the target's logits say where outputs part."""
+    ties = sum(gap.is_tie for gap in comparison.gaps)
+    largest = max(gap.lost for gap in comparison.gaps)
+    return (
+        f"logits at {len(comparison.gaps)} diverging positions: {ties} numerical ties, "
+        f"{len(comparison.gaps) - ties} real differences (largest distance from the best token {largest:.2g})"
+    )
+
+
+def _text(value: Any) -> str:
+    return "—" if value is None else str(value)
+
+
+def _form(form: str, value: Any) -> str:
+    return "—" if value is None else form.format(value)

@@ -1,0 +1,75 @@
+"""A history as plots: accuracy and acceptance over time, in the terminal and as one self-contained page."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from specpipe.report.elements import Figure, ReportSection, Table
+from specpipe.report.page import render
+from specpipe.report.plots import dated, plot
+
+_BARS = "▁▂▃▄▅▆▇█"
+_TIME = "%Y-%m-%d %H:%M"
+_ROWS = 50
+
+
+class HistorySeries(NamedTuple):
+    """One quantity over time."""
+
+    name: str
+    times: Sequence[datetime.datetime]
+    values: Sequence[float]
+
+
+def history_series(table: Any) -> Iterator[tuple[str, tuple[HistorySeries, ...]]]:
+    """For each job, task, filter and metric a title and its curves. table: of history.SCHEMA."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in table.to_pylist():
+        groups.setdefault((row["job"], row["task"], row["filter"], row["metric"]), []).append(row)
+    for (job, task, filter_name, metric), rows in groups.items():
+        rows.sort(key=lambda row: row["time"])
+        times = [row["time"] for row in rows]
+        names = ("speculative", "plain", "acceptance_length")
+        curves = tuple(HistorySeries(name, times, [row[name] for row in rows]) for name in names)
+        yield f"{job}: {task}, {metric} ({filter_name})", curves
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One character a value, between the lowest and the highest."""
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)
+
+
+def history_page(table: Any) -> str:
+    """HTML with a plot of each curve; nothing in it is loaded from elsewhere."""
+    sections = []
+    for i, (title, (speculative, plain, acceptance)) in enumerate(history_series(table)):
+        figures = (
+            _figure(f"score-{i}", "Score", speculative, plain),
+            _figure(f"length-{i}", "Acceptance length", acceptance),
+        )
+        sections.append(ReportSection(title=title, figures=figures))
+    return render(title="Evaluations over time", sections=sections)
+
+
+def _figure(name: str, title: str, *curves: HistorySeries) -> Figure:
+    times = curves[0].times
+    newest = ", ".join(f"{curve.name.replace('_', ' ')} {curve.values[-1]:.4f}" for curve in curves)
+    alt = f"{title} of {len(times)} evaluations from {times[0]:{_TIME}} to {times[-1]:{_TIME}}; the newest: {newest}"
+    rows = [
+        (f"{time:{_TIME}}", *(f"{curve.values[i]:.4f}" for curve in curves))
+        for i, time in reversed(list(enumerate(times)))
+    ]
+    return Figure(
+        title=title,
+        alt=alt,
+        svg=plot(name, alt, dated(times, {curve.name: curve.values for curve in curves})),
+        table=Table(
+            head=("time", *(curve.name.replace("_", " ") for curve in curves)),
+            rows=rows[:_ROWS],
+            note=f"The newest {_ROWS} of {len(rows):,}." if len(rows) > _ROWS else "",
+        ),
+    )

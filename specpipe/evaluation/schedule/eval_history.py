@@ -1,0 +1,93 @@
+"""Results of evaluations over time: a Parquet file with a row for each metric of each evaluation."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specpipe.data.publish import publish_bytes
+from specpipe.errors import DataError
+from specpipe.evaluation.compare.comparison import Comparison
+from specpipe.evaluation.schedule.eval_job import EvalJob
+
+SCHEMA = pa.schema(
+    [
+        pa.field("time", pa.timestamp("s", tz="UTC"), nullable=False),
+        *(pa.field(name, pa.string(), nullable=False) for name in ("job", "folder", "task", "filter", "metric")),
+        pa.field("n", pa.int64(), nullable=False),
+        *(
+            pa.field(name, pa.float64(), nullable=False)
+            for name in (
+                "plain",
+                "plain_stderr",
+                "speculative",
+                "speculative_stderr",
+                "difference",
+                "difference_stderr",
+                "exact_match_rate",
+                "acceptance_length",
+                "acceptance_rate",
+                "plain_output_throughput",
+                "speculative_output_throughput",
+            )
+        ),
+        *(pa.field(name, pa.string(), nullable=False) for name in ("finding", "target", "target_revision", "specpipe")),
+    ]
+)
+
+
+def history_rows(job: EvalJob, comparison: Comparison) -> list[dict[str, Any]]:
+    """Rows of SCHEMA for one evaluation."""
+    a, b, texts = comparison.a.measured, comparison.b.measured, comparison.texts
+    assert texts is not None
+    facts = {
+        "time": datetime.datetime.now(datetime.UTC).replace(microsecond=0),
+        "job": job.speculative.name,
+        "folder": job.folder,
+        "exact_match_rate": texts.exact_match_rate,
+        "acceptance_length": b["spec_decode_acceptance_length"],
+        "acceptance_rate": b["spec_decode_acceptance_rate"],
+        "plain_output_throughput": a["output_throughput"],
+        "speculative_output_throughput": b["output_throughput"],
+        "target": comparison.b.settings["model.target"],
+        "target_revision": comparison.b.settings["model.target_revision"],
+        "specpipe": b["versions"]["specpipe"],
+    }
+    return [
+        {
+            **facts,
+            **{"task": m.task, "filter": m.filter, "metric": m.metric, "n": m.n, "finding": m.finding},
+            **{"plain": m.mean_a, "plain_stderr": m.stderr_a},
+            **{"speculative": m.mean_b, "speculative_stderr": m.stderr_b},
+            **{"difference": m.difference, "difference_stderr": m.stderr},
+        }
+        for m in comparison.metrics
+    ]
+
+
+def read_history(path: str) -> Any:
+    """The pyarrow.Table at `path`. Raises DataError for a file that is no history."""
+    try:
+        table = pq.read_table(path)
+        return table.select(SCHEMA.names).cast(SCHEMA)
+    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+        raise DataError(f"{path} is no history of evaluations: {error}") from error
+
+
+def append_history(path: str, rows: Sequence[dict[str, Any]]) -> Any:
+    """Adds an evaluation's rows and publishes the whole table; gives it. A folder's earlier rows are replaced."""
+    table = pa.Table.from_pylist(list(rows), SCHEMA)
+    if os.path.exists(path):
+        before = read_history(path)
+        folders = {row["folder"] for row in rows}
+        kept = [folder not in folders for folder in before["folder"].to_pylist()]
+        table = pa.concat_tables([before.filter(pa.array(kept, pa.bool_())), table])
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    publish_bytes(path, sink.getvalue())
+    return table

@@ -1,0 +1,106 @@
+"""An evaluation's job file: a job without data.path, and a section `eval` that says what lm-eval asks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError
+
+from specpipe.errors import JobError
+from specpipe.job import JobSpec, parse_job
+from specpipe.job.field_types import Int, Keywords, OneIsAList
+from specpipe.job.job_problems import job_problems
+from specpipe.job.job_section import JobSection
+
+RUN_NAMES = ("plain", "speculative")
+_NO_SPECULATION = (("speculation.policy", "off"),)
+
+
+class EvalSection(JobSection):
+    """What is asked, and what the outputs are compared with."""
+
+    tasks: Annotated[tuple[str, ...], OneIsAList, Field(min_length=1)]
+    """Tasks or groups of lm-eval, of output_type generate_until."""
+    flags: Keywords = ()
+    """Further flags of lm-eval by name: `{num_fewshot: 5, apply_chat_template: true}`."""
+    max_length: Annotated[Int, Field(ge=2)] | None = None
+    """Longest prompt + output in tokens; longer prompts lose their beginning. Left out: the target's own."""
+    baseline: Keywords = _NO_SPECULATION
+    """Keys of the job that the run to compare with has otherwise, by dotted name."""
+    history: str | None = "runs/eval-history.parquet"
+    """Table that results are appended to; `specpipe show` plots it. none: nowhere."""
+
+    def arguments(self) -> list[str]:
+        """lm-eval's command line."""
+        found = ["--tasks", ",".join(self.tasks)]
+        for name, value in self.flags:
+            if value is not None and value is not False:
+                found += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalJob:
+    """An evaluation and the two runs that it compares."""
+
+    evaluation: EvalSection
+    folder: str
+    """Holds the recording, both runs and what came of them; local."""
+    speculative: JobSpec
+    plain: JobSpec
+
+    @property
+    def requests(self) -> str:
+        return os.path.join(self.folder, "requests.parquet")
+
+
+def load_eval_job(path: str, overrides: Sequence[str] = (), *, limit: int | None = None) -> EvalJob:
+    """Reads an evaluation's job file. limit: of lm-eval's documents per task, instead of the file's.
+
+    Raises JobError that lists what is wrong.
+    """
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise JobError(f"job file {path} is not there (working directory {Path.cwd()})") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise JobError(f"job file {path} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict) or "eval" not in values:
+        raise JobError(f"{path} has no section eval; expected one with tasks. A job without it is for `specpipe run`")
+    section = values.pop("eval")
+    if (values.get("data") or {}).get("path") is not None:
+        raise JobError(f"{path}: data.path is set; expected none: an evaluation runs on the requests that it records")
+    return _job(path, values, _section(path, section, limit), overrides)
+
+
+def _section(path: str, values: Any, limit: int | None) -> EvalSection:
+    if limit is not None and isinstance(values, dict):
+        values = {**values, "flags": {**(values.get("flags") or {}), "limit": limit}}
+    try:
+        return EvalSection.model_validate(values)
+    except ValidationError as error:
+        wrong = "; ".join(f"eval.{problem.text}" for problem in job_problems(error, EvalSection, values))
+        raise JobError(f"{path}: {wrong}") from None
+
+
+def _job(path: str, values: Mapping[str, Any], evaluation: EvalSection, overrides: Sequence[str]) -> EvalJob:
+    def parse(*more: str) -> JobSpec:
+        return parse_job(dict(values), [*overrides, *more], source=path, name=Path(path).stem)
+
+    folder = parse("data.path=requests.parquet").output.path
+    if "://" in folder:
+        raise JobError(f"{path}: output.path is {folder}; expected a local folder, where lm-eval writes its results")
+    data = f"data.path={os.path.join(folder, 'requests.parquet')}"
+    places = {side: f"output.path={os.path.join(folder, side)}" for side in RUN_NAMES}
+    changes = [f"{name}={value}" for name, value in evaluation.baseline]
+    return EvalJob(
+        evaluation=evaluation,
+        folder=os.path.abspath(folder),
+        speculative=parse(data, places["speculative"]),
+        plain=parse(data, places["plain"], *changes),
+    )

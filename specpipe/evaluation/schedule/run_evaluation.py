@@ -1,0 +1,90 @@
+"""`specpipe eval run`: record, run both sides, replay, compare. Each step that was done is not done again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from specpipe.errors import OutputError
+from specpipe.evaluation.compare.compare_paths import compare_paths
+from specpipe.evaluation.compare.comparison import Comparison
+from specpipe.evaluation.harness.lm_eval_cli import parse_flags
+from specpipe.evaluation.harness.recording import Recording, read_recording, write_recording
+from specpipe.evaluation.harness.replay import RESULTS, replay
+from specpipe.evaluation.harness.samples_files import find_samples
+from specpipe.evaluation.pages.certificate import certificate
+from specpipe.evaluation.pages.comparison_page import comparison_page
+from specpipe.evaluation.pages.history_page import history_page
+from specpipe.evaluation.schedule.eval_history import append_history, history_rows
+from specpipe.evaluation.schedule.eval_job import RUN_NAMES, EvalJob
+from specpipe.job import JobSpec
+from specpipe.pipeline.run.run import RunResult
+from specpipe.pipeline.store.folder import require_lasting
+
+Execute = Callable[[JobSpec], RunResult]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalResult:
+    """How an evaluation ended."""
+
+    exit_code: int
+    """0; 1 where the sides differ; or the exit code of a run that did not complete."""
+    comparison: Comparison | None
+    """None where a run did not complete."""
+
+
+def run_evaluation(job: EvalJob, execute: Execute, announce: Callable[[str], None]) -> EvalResult:
+    """execute: runs a job. announce: told what comes next, a line at a time. Raises SpecpipeError."""
+    require_lasting(job.folder, "output.path")
+    if job.evaluation.history is not None:
+        require_lasting(job.evaluation.history, "eval.history")
+    os.makedirs(job.folder, exist_ok=True)
+    _record(job, announce)
+    for side, spec in zip(RUN_NAMES, (job.plain, job.speculative), strict=True):
+        announce(f"{side} → {spec.output.path}")
+        result = execute(spec)
+        if result.exit_code:
+            return EvalResult(exit_code=result.exit_code, comparison=None)
+        if not find_samples(Path(spec.output.path) / RESULTS):
+            announce(f"lm-eval scores {side}")
+            replay(spec.output.path)
+    comparison = compare_paths(job.plain.output.path, job.speculative.output.path)
+    _publish(job, comparison)
+    return EvalResult(exit_code=1 if comparison.differs else 0, comparison=comparison)
+
+
+def _record(job: EvalJob, announce: Callable[[str], None]) -> None:
+    """The requests, unless they are there. Raises OutputError where they are another evaluation's."""
+    model = job.speculative.model
+    wanted = Recording(
+        flags=parse_flags(job.evaluation.arguments()).prompts,
+        target=model.target,
+        max_length=job.evaluation.max_length or model.max_model_len,
+        chat_template=model.chat_template,
+        trust_remote_code=model.trust_remote_code,
+    )
+    if not os.path.exists(job.requests):
+        announce(f"lm-eval asks {', '.join(job.evaluation.tasks)}")
+        count = write_recording(wanted, job.requests)
+        announce(f"{count:,} requests → {job.requests}")
+    elif (there := read_recording(job.requests)) != wanted:
+        raise OutputError(
+            f"{job.requests} was recorded with other flags or another target ({there.flags['tasks']}, {there.target}); "
+            "expected this job's, or another output.path"
+        )
+
+
+def _publish(job: EvalJob, comparison: Comparison) -> None:
+    folder = Path(job.folder)
+    told = json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False)
+    (folder / "comparison.json").write_text(told, encoding="utf-8")
+    (folder / "comparison.html").write_text(comparison_page(comparison), encoding="utf-8")
+    (folder / "certificate.md").write_text(certificate(comparison), encoding="utf-8")
+    if job.evaluation.history is not None:
+        path = Path(job.evaluation.history)
+        table = append_history(str(path), history_rows(job, comparison))
+        path.with_suffix(".html").write_text(history_page(table), encoding="utf-8")

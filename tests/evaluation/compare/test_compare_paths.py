@@ -1,0 +1,152 @@
+"""Two runs, two samples files, and a verification that lets everything pass."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from jobs.tiny_pair.problems import final_answer, problems
+from specpipe.cli.main import main
+from specpipe.errors import DataError, OutputError
+from specpipe.evaluation.compare.compare_paths import compare_paths
+from specpipe.evaluation.compare.logit_gaps import LogitGap
+from specpipe.evaluation.compare.text_comparison import compare_outputs, first_difference
+from specpipe.evaluation.pages.certificate import certificate
+from specpipe.evaluation.pages.comparison_page import comparison_page
+from specpipe.pipeline.run.run import RunResult
+
+TinyRun = Callable[..., RunResult]
+STAMP = "2026-01-31T10-11-12.131415"
+
+
+def score(run: Path, stamp: str = STAMP) -> None:
+    """Writes what lm-eval leaves for the word problems: one samples file in the run's folder."""
+    (run / "lm_eval").mkdir(exist_ok=True)
+    parts = sorted((run / "outputs").glob("part-*.parquet"))
+    rows = pa.concat_tables([pa.parquet.read_table(part) for part in parts]).to_pylist()
+    with (run / "lm_eval" / f"samples_tiny_{stamp}.jsonl").open("w") as file:
+        for i, (row, problem) in enumerate(zip(rows, problems("heldout", len(rows)), strict=True)):
+            sample = {
+                "doc_id": i,
+                "filter": "none",
+                "prompt_hash": f"{hash(row['prompt'])}",
+                "metrics": ["exact_match", "bypass"],
+                "exact_match": float(final_answer(row["generated_text"]) == problem.answer),
+                "bypass": 999,
+                "resps": [[row["generated_text"]]],
+                "arguments": {"gen_args_0": {"arg_0": row["prompt"], "arg_1": {}}},
+                "target": str(problem.answer),
+            }
+            file.write(json.dumps(sample) + "\n")
+
+
+def test_speculation_changes_nothing_and_the_comparison_says_so(tiny_run: TinyRun, tmp_path: Path) -> None:
+    tiny_run("plain", "speculation.policy=off")
+    tiny_run("spec")
+    for name in ("plain", "spec"):
+        score(tmp_path / name)
+
+    shown = CliRunner().invoke(
+        main,
+        ["compare", *(str(tmp_path / n) for n in ("plain", "spec")), "--certificate", str(tmp_path / "c.md"),
+         "--html", str(tmp_path / "c.html"), "--logits"],
+        catch_exceptions=False,
+    )  # fmt: skip
+
+    assert shown.exit_code == 0, shown.output
+    assert "identical: all 8 outputs are the same, token for token" in shown.output
+    assert "8 of 8 outputs are the same text (100.00%)" in shown.output
+    text = (tmp_path / "c.md").read_text()
+    assert "| tiny, exact_match (none), n = 8 | 1.0000 ± 0.0000 | 1.0000 ± 0.0000 |" in text
+    assert "| speculation.policy | off | fixed |" in text and "acceptance length | 1.00 |" in text
+    page = (tmp_path / "c.html").read_text()
+    assert "identical: all 8" in page and "://" not in page
+
+
+def test_broken_verification_is_found(tiny_run: TinyRun, tmp_path: Path, accept_everything: Callable[[], None]) -> None:
+    tiny_run("plain", "speculation.policy=off")
+    accept_everything()
+    tiny_run("broken", "speculation.num_speculative_tokens=4")
+    for name in ("plain", "broken"):
+        score(tmp_path / name)
+
+    comparison = compare_paths(str(tmp_path / "plain"), str(tmp_path / "broken"), logits=True)
+
+    [metric] = comparison.metrics
+    assert metric.finding == "different" and metric.mean_a == 1.0 and metric.mean_b < 0.5
+    assert comparison.differs and "DIFFERENT" in comparison.verdict
+    assert metric.higher_in_a == len(comparison.flips) >= 4
+    flip = comparison.flips[0]
+    assert flip.answers_a != flip.answers_b and (flip.score_a, flip.score_b) == (1.0, 0.0)
+    assert comparison.gaps and not any(gap.is_tie for gap in comparison.gaps)
+    assert comparison.texts is not None and comparison.texts.exact_match_rate < 0.5
+    assert all(gap.top1 == d.token_a for gap, d in zip(comparison.gaps, comparison.texts.divergences, strict=False))
+
+    shown = CliRunner().invoke(main, ["compare", str(tmp_path / "plain"), str(tmp_path / "broken"), "--json"])
+    told = json.loads(shown.stdout)
+    assert shown.exit_code == 1 and told["differs"] and told["metrics"][0]["higher_in_a"] == metric.higher_in_a
+    page = comparison_page(comparison)
+    assert "real difference" in page and "<mark>" in page and 'class="verdict bad"' in page
+    assert "real differences" in certificate(comparison)
+
+
+def test_a_tie_is_no_difference() -> None:
+    gap = LogitGap(row=0, request_id="0", position=3, top1=5, top2=7, gap=2e-6, lost=2e-6, tolerance=1e-3)
+    assert gap.is_tie and not dataclasses.replace(gap, lost=0.01).is_tie
+
+
+def test_runs_that_were_not_scored_are_compared_by_their_outputs(tiny_run: TinyRun, tmp_path: Path) -> None:
+    tiny_run("a", sampling={"temperature": 1.0, "max_new_tokens": 20})
+    tiny_run("b", "seed=5", sampling={"temperature": 1.0, "max_new_tokens": 20})
+    comparison = compare_paths(str(tmp_path / "a"), str(tmp_path / "b"), logits=True)
+    assert comparison.metrics == () and comparison.gaps == ()  # sampled rows part where they like
+    assert comparison.texts is not None and comparison.texts.same_text < 8
+    assert comparison.verdict.endswith("of 8 outputs are the same; neither side was scored")
+    with pytest.raises(DataError, match="a was not scored; expected `specpipe eval replay"):
+        score(tmp_path / "b")
+        compare_paths(str(tmp_path / "a"), str(next((tmp_path / "b" / "lm_eval").glob("*.jsonl"))))
+
+
+def test_synthetic_runs_and_other_datasets_are_refused(tiny_run: TinyRun, tmp_path: Path) -> None:
+    short = ("speculation.policy=off", "sampling.max_new_tokens=2")
+    tiny_run("plain", *short)
+    tiny_run("fake", *short[1:], speculation={"method": "synthetic", "synthetic_acceptance_length": 2.0})
+    tiny_run("other", *short, data={"system_prompt": "Be brief."})
+    with pytest.raises(OutputError, match=r"synthetic.*not compared, scored or exported"):
+        compare_paths(str(tmp_path / "plain"), str(tmp_path / "fake"))
+    with pytest.raises(OutputError, match=r"row 0 is request p0 .* or its prompt differs"):
+        compare_paths(str(tmp_path / "plain"), str(tmp_path / "other"))
+    with pytest.raises(DataError, match="nothing to compare"):
+        compare_paths(str(tmp_path / "plain"), str(tmp_path / "nowhere"))
+    next((tmp_path / "plain" / "outputs").glob("part-*.parquet")).unlink()
+    with pytest.raises(OutputError, match="is not complete: 1 of"):
+        compare_paths(str(tmp_path / "plain"), str(tmp_path / "plain"))
+
+
+def test_a_row_that_failed_on_either_side_is_no_pair() -> None:
+    def run(*ends: str) -> Any:
+        rows = [
+            {
+                "request_id": str(i),
+                "prompt": "x",
+                "generated_text": end,
+                "generated_token_ids": [i],
+                "finish_reason": end,
+            }
+            for i, end in enumerate(ends)
+        ]
+        return SimpleNamespace(records=lambda columns: iter(rows))
+
+    found = compare_outputs(run("error", "stop", "stop", "error"), run("stop", "error", "stop", "error"))
+    assert (found.failed, found.rows, found.same_text, found.divergences) == (3, 1, 1, [])
+
+
+@pytest.mark.parametrize(("a", "b", "at"), [([1, 2], [1, 2, 3], 2), ([1, 5], [1, 6], 1), ([], [4], 0), ([7], [7], 1)])
+def test_first_difference(a: list[int], b: list[int], at: int) -> None:
+    assert first_difference(a, b) == at

@@ -1,0 +1,152 @@
+"""lm-eval itself: recorded, run, replayed. It takes ten seconds to start, so one test does and the rest is slow."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from support.fake_workers import InProcessBackend, outputs
+
+from specpipe.errors import JobError, OutputError
+from specpipe.evaluation.harness.recording import read_recording, record
+from specpipe.evaluation.harness.replay import replay
+from specpipe.evaluation.schedule.eval_history import read_history
+from specpipe.evaluation.schedule.eval_job import load_eval_job
+from specpipe.evaluation.schedule.run_evaluation import run_evaluation
+from specpipe.job import JobSpec
+from specpipe.pipeline.run.run import RunResult, execute
+from specpipe.pipeline.worker.build import build_parts
+
+pytestmark = pytest.mark.usefixtures("among_the_tasks")
+ROOT = Path(__file__).parents[3]
+TASK = ["--tasks", "tiny_word_problems", "--include_path", "jobs/tasks", "--apply_chat_template"]
+
+
+def recorded(tmp_path: Path, *flags: str, task: Sequence[str] = TASK) -> str:
+    out = str(tmp_path / "requests.parquet")
+    record([*task, *flags], out, target="builtin:tiny")
+    return out
+
+
+def results(folder: str) -> dict[str, Any]:
+    [file] = Path(folder).glob("results_*.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def test_record_run_replay(tiny_run: Callable[..., RunResult], tmp_path: Path) -> None:
+    path = recorded(tmp_path, "--limit", "6")
+    rows = pq.read_table(path).to_pylist()
+    assert [row["doc_id"] for row in rows] == list(range(6))
+    assert rows[0]["prompt"].startswith("<|im_start|>user\n") and rows[0]["max_tokens"] == 112
+    tiny_run("plain", "speculation.policy=off", data={"path": path})
+    tiny_run("spec", data={"path": path})
+
+    scored = replay(str(tmp_path / "spec"))
+
+    assert "tiny_word_problems" in scored.tables
+    told = results(scored.folder)
+    assert told["results"]["tiny_word_problems"]["exact_match,strict-match"] == 1.0
+    assert told["model_name"] == "spec"  # without a name lm-eval makes one up
+    [file] = Path(scored.folder).glob("samples_tiny_word_problems_*.jsonl")
+    samples = [json.loads(line) for line in file.read_text().splitlines()]
+    answers = [s["resps"][0][0] for s in samples if s["filter"] == "strict-match"]
+    assert answers == outputs(tmp_path / "plain")["generated_text"].to_pylist()
+    with pytest.raises(JobError, match="--seed was"):
+        replay(str(tmp_path / "spec"), ["--seed", "3"])
+
+
+@pytest.mark.slow
+def test_a_task_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"lm-eval (failed|ended).*no_such_task"):
+        record(["--tasks", "no_such_task"], str(tmp_path / "none.parquet"), target="builtin:tiny")
+    assert not (tmp_path / "none.parquet").exists()
+
+
+@pytest.mark.slow
+def test_a_smaller_limit_is_replayed(tiny_run: Callable[..., RunResult], tmp_path: Path) -> None:
+    tiny_run("run", data={"path": recorded(tmp_path, "--limit", "6")})
+    fewer = replay(str(tmp_path / "run"), ["--limit", "2"], out=str(tmp_path / "fewer"))
+    assert results(fewer.folder)["n-samples"]["tiny_word_problems"]["effective"] == 2
+
+
+@pytest.mark.slow
+def test_tasks_that_generate_nothing_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "choice.yaml").write_text(
+        "task: choice\ndataset_path: json\noutput_type: multiple_choice\ntest_split: test\n"
+        f"dataset_kwargs: {{data_files: {{test: {ROOT}/jobs/data/word_problems.jsonl}}}}\n"
+        "doc_to_text: '{{question}}'\ndoc_to_target: 0\ndoc_to_choice: ['1', '2']\n"
+    )
+    flags = ["--include_path", str(tmp_path), "--limit", "2"]
+    with pytest.raises(JobError, match=r"choice: these tasks score given texts \(loglikelihood\)"):
+        recorded(tmp_path, *flags, task=["--tasks", "choice"])
+    assert not (tmp_path / "requests.parquet").exists()
+
+
+@pytest.mark.slow
+def test_few_shot_system_prompts_and_several_tasks_at_once(tmp_path: Path) -> None:
+    text = (ROOT / "jobs/tasks/tiny_word_problems.yaml").read_text().replace("word_problems.score", "w.score")
+    (tmp_path / "w.py").write_text((ROOT / "jobs/tasks/word_problems.py").read_text())
+    for name in ("one", "two"):
+        changed = text.replace("task: tiny_word_problems", f"task: {name}").replace("num_fewshot: 0\n", "")
+        (tmp_path / f"{name}.yaml").write_text(changed)
+    (tmp_path / "both.yaml").write_text("group: both\ntask: [one, two]\n")
+    flags = ["--include_path", str(tmp_path), "--apply_chat_template", "--limit", "3"]
+    flags += ["--num_fewshot", "2", "--system_instruction", "Answer with steps."]
+
+    rows = pq.read_table(recorded(tmp_path, *flags, task=["--tasks", "both"])).to_pylist()
+
+    assert [row["task"] for row in rows] == ["one"] * 3 + ["two"] * 3
+    assert all(row["prompt"].startswith("<|im_start|>system\nAnswer with steps.<|im_end|>") for row in rows)
+    assert all(row["prompt"].count("<|im_start|>user") == 3 for row in rows)
+    ids = [row["request_id"] for row in rows]
+    assert len(set(ids)) == 6  # the same prompts in both tasks: told apart by their occurrence
+    assert read_recording(str(tmp_path / "requests.parquet")).flags["num_fewshot"] == 2
+
+
+@pytest.mark.slow
+def test_repeats_are_scored_each(tiny_run: Callable[..., RunResult], tmp_path: Path) -> None:
+    text = (ROOT / "jobs/tasks/tiny_word_problems.yaml").read_text()
+    (tmp_path / "word_problems.py").write_text((ROOT / "jobs/tasks/word_problems.py").read_text())
+    (tmp_path / "sampled.yaml").write_text(
+        text.replace("task: tiny_word_problems", "task: sampled\nrepeats: 3").replace(
+            "do_sample: false", "do_sample: true\n  temperature: 1.5"
+        )
+    )
+    flags = ["--include_path", str(tmp_path), "--limit", "4", "--apply_chat_template"]
+    path = recorded(tmp_path, *flags, task=["--tasks", "sampled"])
+    assert [row["doc_id"] for row in pq.read_table(path).to_pylist()] == [i for i in range(4) for _ in range(3)]
+    tiny_run("run", data={"path": path})
+    scored = replay(str(tmp_path / "run"))
+    [file] = Path(scored.folder).glob("samples_sampled_*.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert all(len(row["resps"][0]) == 3 for row in rows)
+    assert any(len(set(row["resps"][0])) > 1 for row in rows)
+
+
+@pytest.mark.slow
+def test_an_evaluation_in_one_command_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = [f"output.path={tmp_path}/out", "model.device=cpu"]
+    job = load_eval_job("jobs/eval-tiny.yaml", overrides, limit=4)
+    section = job.evaluation.model_copy(update={"history": str(tmp_path / "history.parquet")})
+    job = dataclasses.replace(job, evaluation=section)
+    told: list[str] = []
+
+    def here(spec: JobSpec) -> RunResult:
+        return execute(spec, backend=InProcessBackend(build_parts=build_parts))
+
+    first = run_evaluation(job, here, told.append)
+    assert first.exit_code == 0 and first.comparison is not None and not first.comparison.differs
+    assert sum(line.startswith("lm-eval") for line in told) == 3
+    for name in ("comparison.json", "comparison.html", "certificate.md", "requests.parquet"):
+        assert (tmp_path / "out" / name).exists()
+    told.clear()
+    run_evaluation(job, here, told.append)
+    assert not any(line.startswith("lm-eval") for line in told)
+    assert read_history(str(tmp_path / "history.parquet")).num_rows == 2  # one for each filter, not doubled
+    other = load_eval_job("jobs/eval-tiny.yaml", overrides, limit=5)
+    with pytest.raises(OutputError, match="recorded with other flags"):
+        run_evaluation(other, here, told.append)

@@ -1,0 +1,113 @@
+"""Job files of evaluations, and their history."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from specpipe.cli.main import main
+from specpipe.errors import DataError, JobError
+from specpipe.evaluation.harness.lm_eval_cli import parse_flags
+from specpipe.evaluation.pages.history_page import history_page, sparkline
+from specpipe.evaluation.schedule.eval_history import SCHEMA, append_history, read_history
+from specpipe.evaluation.schedule.eval_job import load_eval_job
+
+ROOT = Path(__file__).parents[3]
+
+
+def write(folder: Path, **changes: Any) -> str:
+    values: dict[str, Any] = {
+        "eval": {"tasks": "tiny_word_problems", "flags": {"num_fewshot": 2, "apply_chat_template": True}},
+        "model": {"target": "builtin:tiny", "draft": "builtin:tiny"},
+        "output": {"path": str(folder / "out")},
+    }
+    path = folder / "nightly.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in (values | changes).items() if v is not None}))
+    return str(path)
+
+
+def test_two_runs_over_one_recording(tmp_path: Path) -> None:
+    job = load_eval_job(write(tmp_path), ["seed=4", "speculation.num_speculative_tokens=5"], limit=7)
+    assert job.plain.data.path == job.speculative.data.path == job.requests == str(tmp_path / "out/requests.parquet")
+    assert [job.plain.output.path, job.speculative.output.path] == [
+        str(tmp_path / "out/plain"),
+        str(tmp_path / "out/speculative"),
+    ]
+    assert (job.plain.speculation.policy, job.speculative.speculation.policy) == ("off", "goodput")
+    assert job.plain.seed == job.speculative.seed == 4 and job.speculative.name == "nightly"
+    found = parse_flags(job.evaluation.arguments()).prompts
+    assert (found["tasks"], found["num_fewshot"], found["limit"]) == (["tiny_word_problems"], 2, 7.0)
+    assert found["apply_chat_template"] is True
+
+
+def test_any_key_can_be_the_baseline(tmp_path: Path) -> None:
+    section = {"tasks": ["a"], "baseline": {"speculation.method": "invariant", "seed": 9}}
+    job = load_eval_job(write(tmp_path, eval=section))
+    assert (job.plain.speculation.method, job.plain.seed) == ("invariant", 9)
+    assert (job.speculative.speculation.method, job.speculative.seed) == ("standard", 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"eval": None}, "no section eval"),
+        ({"eval": {"flags": {}}}, r"eval\..*tasks"),
+        ({"eval": {"tasks": ["a"], "flogs": {}}}, "flogs"),
+        ({"data": {"path": "x.parquet"}}, "data.path is set; expected none"),
+        ({"output": {"path": "s3://bucket/x"}}, "expected a local folder"),
+        ({"speculation": {"policy": "never"}}, "speculation.policy"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        load_eval_job(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("name", ["eval-tiny.yaml", "eval-gsm8k.yaml"])
+def test_the_jobs_that_ship_can_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    job = load_eval_job(f"jobs/{name}")
+    assert parse_flags(job.evaluation.arguments()).prompts["tasks"] == list(job.evaluation.tasks)
+    assert job.plain.speculation.policy == "off" and "{" not in job.folder
+
+
+def test_a_run_of_an_evaluations_job_says_what_is_unknown(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(main, ["run", write(tmp_path, data={"path": "x.parquet"})])
+    assert shown.exit_code == 2 and "eval" in shown.stderr
+
+
+def rows(folder: str, **changes: Any) -> list[dict[str, Any]]:
+    import datetime
+
+    values: dict[str, Any] = {name: 0.5 for name in SCHEMA.names}
+    values |= {name: name for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True) if str(kind) == "string"}
+    values |= {"time": datetime.datetime(2026, 1, 31, 10, tzinfo=datetime.UTC), "n": 9, "folder": folder}
+    return [values | changes]
+
+
+def test_a_history_grows_and_an_evaluation_is_in_it_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "deep/history.parquet")
+    append_history(path, rows("a", speculative=0.25))
+    append_history(path, rows("b"))
+    append_history(path, rows("a", speculative=0.75, job="<nightly>"))
+    found = read_history(path)
+    assert found["folder"].to_pylist() == ["b", "a"]
+    assert found["speculative"].to_pylist() == [0.5, 0.75]
+    page = history_page(found)
+    assert page.count("<svg") == 4 and "&lt;nightly&gt;" in page and "speculative 0.7500" in page
+
+    shown = CliRunner().invoke(main, ["show", path])
+    assert shown.exit_code == 0 and "0.7500" in shown.stdout and "acceptance_length" in shown.stdout
+
+
+def test_another_file_is_no_history(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_text("no")
+    with pytest.raises(DataError, match="is no history of evaluations"):
+        read_history(str(tmp_path / "x.parquet"))
+
+
+def test_sparklines() -> None:
+    assert sparkline([0.0, 1.0, 0.5]) == "▁█▅"
+    assert sparkline([2.0, 2.0]) == "▁▁"
