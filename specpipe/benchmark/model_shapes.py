@@ -1,4 +1,4 @@
-"""Models by their shape alone: the configuration of a known model, random weights made on the device."""
+"""Shapes of known models (layers, hidden size, vocabulary) and models of these shapes with random weights."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     | {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
 }
+"""Fields of the transformers configuration by the name of the shape."""
 
 
 def config_of(shape: str) -> Any:
-    """A new transformers configuration. Raises ModelError for an unknown shape."""
+    """Returns a new transformers configuration of this shape. Raises ModelError for an unknown name."""
     from transformers import AutoConfig
 
     if shape not in SHAPES:
-        raise ModelError(f"there is no shape {shape!r}; expected one of {', '.join(SHAPES)}")
+        raise ModelError(f"unknown model shape {shape!r}; expected one of {', '.join(SHAPES)}")
     return AutoConfig.for_model(**SHAPES[shape])
 
 
 def random_model(shape: str, device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> Any:
-    """A causal LM of that shape, weights drawn on the device. Raises ModelError for an unknown shape."""
+    """Returns a causal LM of this shape with weights drawn on the device. Raises ModelError for an unknown name."""
     from transformers import AutoModelForCausalLM
 
     config = config_of(shape)

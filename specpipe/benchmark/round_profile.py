@@ -1,4 +1,4 @@
-"""Where a round's device time goes, kernel by kernel, as torch.profiler sees it."""
+"""Device time of decoding rounds by kernel, measured with torch.profiler."""
 
 from __future__ import annotations
 
@@ -14,44 +14,45 @@ from torch.profiler import ProfilerActivity, profile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelTime:
-    """One kernel of a round; on a CPU one operator, without the operators that it calls."""
+    """Time of one kernel; on a CPU of one operator, excluding the operators that it calls."""
 
     name: str
     calls: float
-    """A round."""
+    """Calls per round."""
     us: float
-    """A round. A kernel that was launched early (programmatic dependent launch) is charged its wait."""
+    """µs per round. Includes the wait of kernels that were launched early (programmatic dependent launch)."""
     share: float
-    """Of the sum over all kernels."""
+    """Share of the sum over all kernels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundProfile:
-    """Rounds of one batch size and K, each launched as soon as the engine can."""
+    """Profile of consecutive rounds of one batch size and K."""
 
     rounds: int
     round_us: float
-    """From the first kernel's start to the last one's end, over the rounds."""
+    """µs per round: start of the first kernel to end of the last one, divided by the rounds."""
     idle_share: float
-    """Of that time: no kernel ran. On a CPU: no operator, which is time in Python."""
+    """Share of that time in which no kernel ran. On a CPU: no operator ran, which is time spent in Python."""
     kernels: tuple[KernelTime, ...]
-    """Most time first."""
+    """Sorted by time, largest first."""
 
 
 def profile_rounds(step: Callable[[], object], device: torch.device, rounds: int) -> RoundProfile:
-    """Runs `step`, which launches one round, so many times under the profiler."""
+    """Calls `step`, which launches one round, `rounds` times under the profiler."""
     if device.type == "cuda":
-        _record(step, device, 1)  # sets CUPTI up
-    return summarise(_record(step, device, rounds), rounds)
+        _record(step, device, 1)  # initialises CUPTI, which is slow the first time
+    return summarise_kernels(_record(step, device, rounds), rounds)
 
 
 def _record(step: Callable[[], object], device: torch.device, rounds: int) -> list[tuple[str, float, float, float]]:
-    """→ name, start, end and own time of every kernel, in µs."""
+    """Returns (name, start, end, own time) of every kernel; times in µs."""
     on_gpu = device.type == "cuda"
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
     _synchronize(device)
     activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
-    with profile(activities=[activity], acc_events=True) as profiler:  # without: torch 2.11 warns of more cycles
+    # Without acc_events, torch 2.11 warns about a second profiling cycle.
+    with profile(activities=[activity], acc_events=True) as profiler:
         for _ in range(rounds):
             step()
         _synchronize(device)
@@ -72,8 +73,8 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def summarise(kernels: Iterable[tuple[str, float, float, float]], rounds: int) -> RoundProfile:
-    """kernels: name, start, end and own time of each, in µs, in any order; at least one."""
+def summarise_kernels(kernels: Iterable[tuple[str, float, float, float]], rounds: int) -> RoundProfile:
+    """Returns the profile of kernels given as (name, start, end, own time) in µs, in any order; at least one."""
     kernels = list(kernels)
     calls: defaultdict[str, int] = defaultdict(int)
     times: defaultdict[str, float] = defaultdict(float)
@@ -86,7 +87,7 @@ def summarise(kernels: Iterable[tuple[str, float, float, float]], rounds: int) -
     return RoundProfile(
         rounds=rounds,
         round_us=wall / rounds,
-        idle_share=1 - covered(spans) / wall,
+        idle_share=1 - union_length(spans) / wall,
         kernels=tuple(
             KernelTime(name=name, calls=calls[name] / rounds, us=time / rounds, share=time / total)
             for name, time in sorted(times.items(), key=lambda item: -item[1])
@@ -94,8 +95,8 @@ def summarise(kernels: Iterable[tuple[str, float, float, float]], rounds: int) -
     )
 
 
-def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
+def union_length(spans: Iterable[tuple[float, float]]) -> float:
+    """Returns the length of the union of intervals (start, end)."""
     length, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         length += max(0.0, end - max(start, reached))

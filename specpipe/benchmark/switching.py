@@ -1,4 +1,4 @@
-"""Throughput around the moments at which speculation goes off and on, while all slots are full."""
+"""Throughput around the moments when speculation is switched off and on, with all slots full."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
+from typing import Literal
 
 import numpy as np
 
@@ -13,40 +14,46 @@ from specpipe.core import Request, SpeculationPlan
 from specpipe.engine.engine import Engine
 
 WINDOW_S = 2.0
-_LEAST_READY = 0.75  # of the rows: with many it is about what goodput asks for
-_PERIOD_S = 4.0  # between two switches: a window on either side that no other switch touches
+_LEAST_READY = 0.75  # share of rows; about the value that goodput plans with many rows
+_PERIOD_S = 4.0  # between two switches, so that the windows before and after one contain no other switch
 SWITCHES_S = 5.5 * _PERIOD_S
-"""Full slots for as long as this show two switches and what follows them."""
+"""Seconds with full slots that are needed to measure two switches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Switch:
-    """One switch. Throughput in tokens per second."""
+    """Throughput around one switch, in tokens per second."""
 
     at_s: float
-    to: str
-    """"on" or "off"."""
+    """Seconds since the first row was submitted."""
+    to: Literal["on", "off"]
+    """State of speculation after the switch."""
     before: float
-    """Of the WINDOW_S seconds that end with the switch."""
+    """Mean of the WINDOW_S seconds that end at the switch."""
     after: float
-    """Of those that end with the next switch, when all has settled."""
+    """Mean of the WINDOW_S seconds that end at the next switch, when throughput has settled."""
     worst: float
-    """Of the WINDOW_S seconds, wherever they begin from WINDOW_S before the switch to the switch."""
+    """Minimum over all windows of WINDOW_S seconds that contain the switch."""
     share_of_better: float
     """worst / max(before, after)."""
     share_of_expected: float
-    """Least share, over these windows, of what their seconds on either side would make at that side's throughput."""
+    """Minimum over these windows of their tokens, divided by the tokens that their seconds before and after the switch
+    would yield at `before` and `after`."""
 
 
-def switch_windows(
+def measure_switches(
     engine: Engine, rows: Sequence[Request], *, k: int, period_s: float = _PERIOD_S, window_s: float = WINDOW_S
 ) -> list[Switch]:
-    """Runs rows with K = k and 0 by turns for as long as rows wait for slots; then lets them end."""
+    """Alternates between K = k and K = 0 while rows wait for slots, then runs the remaining rows to completion.
+
+    Returns the switches whose windows contain no other switch. `period_s`: seconds between two switches; `window_s`:
+    length of a window in seconds.
+    """
     on = SpeculationPlan(ks=(k,), proposer="draft", queue_depth=0.0, reason="switch", least_ready=_LEAST_READY)
-    turns = cycle([on, replace(on, ks=(0,))])
-    plan = next(turns)
+    plans = cycle([on, replace(on, ks=(0,))])
+    plan = next(plans)
     engine.submit(rows, plan)
-    switches: list[tuple[float, str]] = []
+    switches: list[tuple[float, Literal["on", "off"]]] = []
     emissions: list[tuple[float, int]] = []
     began, full_until = time.perf_counter(), 0.0
     next_switch = 2 * period_s  # the slots fill up first
@@ -56,7 +63,7 @@ def switch_windows(
         if step.waiting:
             full_until = now
         if step.waiting and now >= next_switch:
-            plan = next(turns)
+            plan = next(plans)
             engine.submit([], plan)
             switches.append((now, "on" if plan.max_k else "off"))
             next_switch = now + period_s
@@ -64,21 +71,27 @@ def switch_windows(
     return [
         measured
         for (at, to), end in zip(switches, ends, strict=True)
-        if end - at >= 2 * window_s and (measured := _around(emissions, at, to, end, window_s))
+        if end - at >= 2 * window_s and (measured := throughput_around(emissions, at, to, end, window_s))
     ]
 
 
-def _around(emissions: Sequence[tuple[float, int]], at: float, to: str, end: float, window_s: float) -> Switch:
-    times = np.array([0.0, *(when for when, _ in emissions)])
-    made = np.concatenate([[0.0], np.cumsum([tokens for _, tokens in emissions])])
+def throughput_around(
+    emissions: Sequence[tuple[float, int]], at: float, to: Literal["on", "off"], end: float, window_s: float
+) -> Switch:
+    """Returns the throughput around the switch at `at`, followed by the next one at `end`.
+
+    emissions: (seconds since the start, emitted tokens) of every step.
+    """
+    times = np.array([0.0, *(at_s for at_s, _ in emissions)])
+    total = np.concatenate([[0.0], np.cumsum([tokens for _, tokens in emissions])])
 
     def rate(start: float, stop: float) -> float:
-        return float((np.interp(stop, times, made) - np.interp(start, times, made)) / (stop - start))
+        return float((np.interp(stop, times, total) - np.interp(start, times, total)) / (stop - start))
 
     before, after = rate(at - window_s, at), rate(end - window_s, end)
     starts = np.linspace(at - window_s, at, 101)
     rates = np.array([rate(start, start + window_s) for start in starts])
-    left = (at - starts) / window_s  # share of the window that lies before the switch
+    share_before = (at - starts) / window_s  # share of each window that lies before the switch
     return Switch(
         at_s=at,
         to=to,
@@ -86,5 +99,5 @@ def _around(emissions: Sequence[tuple[float, int]], at: float, to: str, end: flo
         after=after,
         worst=float(rates.min()),
         share_of_better=float(rates.min() / max(before, after)),
-        share_of_expected=float((rates / (left * before + (1 - left) * after)).min()),
+        share_of_expected=float((rates / (share_before * before + (1 - share_before) * after)).min()),
     )

@@ -1,18 +1,18 @@
-"""The engine of `specpipe bench engine`: random weights, random prompts, synthetic acceptance."""
+"""An engine for measurements: random weights, random prompts, synthetic acceptance."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from specpipe.benchmark.bench_config import EngineBench
 from specpipe.benchmark.model_shapes import config_of, random_model
-from specpipe.core import EngineConfig, ProposerName, Request, SamplingParams, SpeculationPlan, StepReport
+from specpipe.core import EngineConfig, Request, SamplingParams, SpeculationPlan, StepReport
 from specpipe.engine.build import sized_engine
 from specpipe.engine.compile_ahead import EngineCompileAhead
 from specpipe.engine.engine import Engine
@@ -21,39 +21,8 @@ from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.models.loader import outline_of
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineBench:
-    """What is measured. Lengths are in tokens."""
-
-    target: str = "llama-3.1-8b"
-    draft: str = "llama-3.2-1b"
-    device: str = "cuda"
-    dtype: str = "bfloat16"
-    draft_fp8: bool = False
-    batches: tuple[int, ...] = (1, 16, 64, 256)
-    ks: tuple[int, ...] = (0, 1, 2, 3)
-    rates: tuple[float, ...] = (0.8718, 0.5663, 0.3188)
-    prompt_tokens: int = 230
-    new_tokens: int = 300
-    max_model_len: int = 1024
-    prefill_budget: int = 8192
-    tuned: bool = False
-    """Whether a policy takes any K up to the largest."""
-    profiled_rounds: int = 0
-    """Rounds of each batch size and K that are run once more, under the profiler."""
-
-    @property
-    def pair(self) -> tuple[tuple[str, bool], tuple[str, bool]]:
-        """Target and draft: shape, and whether in 8 bits."""
-        return (self.target, False), (self.draft, self.draft_fp8)
-
-    @property
-    def choices(self) -> list[tuple[ProposerName, int]]:
-        return [("draft", k) for k in (range(max(self.ks) + 1) if self.tuned else self.ks)]
-
-
-class _NoText:
-    """Rows of random tokens have no text."""
+class _NoTextDecoder:
+    """TextDecoder for rows of random tokens: their text is empty."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return ""
@@ -63,7 +32,10 @@ class _NoText:
 
 
 def build_synthetic_engine(bench: EngineBench) -> Engine:
-    """An engine with random weights, slots for the largest batch."""
+    """Returns an engine with random weights and slots for the largest batch size.
+
+    Raises ModelError for an unknown shape, MachineError if memory does not hold the models and one page of KV.
+    """
     register()
     device, dtype = torch.device(bench.device), getattr(torch, bench.dtype)
     config = EngineConfig(
@@ -76,16 +48,16 @@ def build_synthetic_engine(bench: EngineBench) -> Engine:
         prefill_budget=bench.prefill_budget,
     )
     with _kernels_ahead(bench, config, dtype) if device.type == "cuda" else nullcontext():
-        models = [random_model(shape, device, dtype, seed=seed) for seed, (shape, _) in enumerate(bench.pair)]
-        runners = [_runner(model, config, fp8=fp8) for model, (_, fp8) in zip(models, bench.pair, strict=True)]
-    return sized_engine(runners, config, _NoText(), ())
+        models = [random_model(shape, device, dtype, seed=seed) for seed, (shape, _) in enumerate(bench.models)]
+        runners = [_runner(model, config, fp8=fp8) for model, (_, fp8) in zip(models, bench.models, strict=True)]
+    return sized_engine(runners, config, _NoTextDecoder(), ())
 
 
 def _kernels_ahead(bench: EngineBench, config: EngineConfig, dtype: torch.dtype) -> EngineCompileAhead:
     def outlines() -> list[ModelRunner]:
-        return [_runner(outline_of(config_of(shape), dtype), config, fp8=fp8) for shape, fp8 in bench.pair]
+        return [_runner(outline_of(config_of(shape), dtype), config, fp8=fp8) for shape, fp8 in bench.models]
 
-    return EngineCompileAhead(outlines, config, _NoText(), (), sampling=SamplingParams(), choices=bench.choices)
+    return EngineCompileAhead(outlines, config, _NoTextDecoder(), (), sampling=SamplingParams(), choices=bench.choices)
 
 
 def _runner(model: Any, config: EngineConfig, *, fp8: bool) -> ModelRunner:
@@ -96,7 +68,7 @@ def _runner(model: Any, config: EngineConfig, *, fp8: bool) -> ModelRunner:
 
 
 def random_requests(lengths: Sequence[tuple[int, int]], vocab_size: int) -> list[Request]:
-    """Rows of random tokens: (prompt tokens, new tokens) each."""
+    """Returns greedy rows of random tokens, one for each (prompt length, number of new tokens) in `lengths`."""
     random = np.random.default_rng(0)
     return [
         Request(
@@ -113,16 +85,20 @@ def random_requests(lengths: Sequence[tuple[int, int]], vocab_size: int) -> list
 
 
 def fixed_plan(k: int) -> SpeculationPlan:
+    """Returns a plan that uses the draft model with this K in every round."""
     return SpeculationPlan(ks=(k,), proposer="draft", queue_depth=0.0, reason="benchmark")
 
 
 def run_requests(engine: Engine, rows: Sequence[Request], k: int) -> tuple[float, list[StepReport]]:
-    """→ wall seconds from submission to the last completion, and every step."""
+    """Runs rows to completion with a fixed K.
+
+    Returns the wall-clock seconds from submission to the last completion, and the report of every step.
+    """
     began = ended = time.perf_counter()
     engine.submit(rows, fixed_plan(k))
     steps = []
     while (step := engine.step()) is not None:
         steps.append(step)
-        if step.completions:  # a late round may follow, for nobody
+        if step.completions:  # later rounds have no rows: the host runs one round behind
             ended = time.perf_counter()
     return ended - began, steps

@@ -1,18 +1,19 @@
-"""`specpipe bench engine --against-transformers`: the embedded pair, here and through transformers' own generation.
+"""The embedded pair's greedy generation in specpipe and in transformers, on this CPU.
 
-Three ways to the same greedy tokens: our engine, transformers' assisted generation (which takes one prompt at a time)
-and transformers' plain `generate` over all prompts at once. Loading, tokenizing and a warm-up are in no figure.
+Three ways to the same tokens: this engine, transformers' assisted generation (one prompt at a time, its limit), and
+transformers' plain `generate` over all prompts at once. Loading, tokenizing and a warm-up are excluded.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from specpipe.benchmark.bench_config import TransformersBench
 from specpipe.core import EngineConfig, Request, SamplingParams, SpeculationPlan
 from specpipe.engine.build import EngineSpec, build_engine
 from specpipe.engine.engine import Engine
@@ -23,58 +24,69 @@ from specpipe.models.tiny import sample_questions
 from specpipe.models.tokenizer import load_tokenizer
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]
-"""Prompts and a number of new tokens → the new tokens of each prompt, end-of-sequence ignored."""
+"""(prompts, number of new tokens) -> new tokens of each prompt; end-of-sequence is ignored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Against:
-    """What is compared: so many prompts of the sample dataset, greedy, fp32."""
-
-    prompts: int = 64
-    new_tokens: int = 128
-    k: int = 3
-    repeats: int = 3
-    """Of each way, in turn; the best counts."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contender:
-    """One way to the tokens."""
+class GenerationTime:
+    """Time of one way to generate the tokens."""
 
     name: str
     seconds: float
     cpu_seconds: float
-    """Of the whole process: less sensitive to what else runs on the machine."""
+    """CPU time of the process: less sensitive to other load on the machine."""
     tokens_per_s: float
 
 
-def compare(what: Against) -> Iterator[Contender]:
-    """Ours first. Raises MachineError if two ways give different tokens: then no speed means anything."""
-    prompts = sample_prompts(what.prompts)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformersResult:
+    """Times of all ways, specpipe first."""
+
+    ways: tuple[GenerationTime, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Throughput of specpipe over that of the fastest other way."""
+        ours, *others = self.ways
+        return ours.tokens_per_s / max(way.tokens_per_s for way in others)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields for JSON."""
+        return {"ratio": self.ratio, "ways": [asdict(way) for way in self.ways]}
+
+
+def compare_with_transformers(bench: TransformersBench) -> TransformersResult:
+    """Times all ways. Raises MachineError if two of them give different tokens: their speeds cannot be compared."""
+    prompts = sample_prompts(bench.prompts)
     ways: dict[str, Generate] = {
-        f"specpipe, K={what.k}": _ours(what),
+        f"specpipe, K={bench.k}": _specpipe(bench),
         "transformers, assisted, one by one": _assisted(),
         "transformers, plain, all at once": _batched(),
     }
     for generate in ways.values():
-        generate(prompts[:4], 16)
+        generate(prompts[:4], 16)  # warm-up
     times: dict[str, tuple[float, float]] = {}
     expected: list[list[int]] | None = None
-    for _ in range(what.repeats):
+    for _ in range(bench.repeats):
         for name, generate in ways.items():
             began, cpu_began = time.perf_counter(), time.process_time()
-            tokens = generate(prompts, what.new_tokens)
-            took = (time.perf_counter() - began, time.process_time() - cpu_began)
-            times[name] = min(times.get(name, took), took)
+            tokens = generate(prompts, bench.new_tokens)
+            elapsed = (time.perf_counter() - began, time.process_time() - cpu_began)
+            times[name] = min(times.get(name, elapsed), elapsed)
             expected = expected or tokens
-            _check_same(name, tokens, expected)
-    for name, (seconds, cpu_seconds) in times.items():
-        speed = len(prompts) * what.new_tokens / seconds
-        yield Contender(name=name, seconds=seconds, cpu_seconds=cpu_seconds, tokens_per_s=speed)
+            check_same_tokens(name, tokens, expected)
+    count = len(prompts) * bench.new_tokens
+    return TransformersResult(
+        ways=tuple(
+            GenerationTime(name=name, seconds=seconds, cpu_seconds=cpu_seconds, tokens_per_s=count / seconds)
+            for name, (seconds, cpu_seconds) in times.items()
+        )
+    )
 
 
-def _check_same(name: str, tokens: list[list[int]], expected: list[list[int]]) -> None:
-    different = [i for i, (mine, theirs) in enumerate(zip(tokens, expected, strict=True)) if mine != theirs]
+def check_same_tokens(name: str, tokens: list[list[int]], expected: list[list[int]]) -> None:
+    """Raises MachineError if the tokens of any row differ from specpipe's first run."""
+    different = [i for i, (row, wanted) in enumerate(zip(tokens, expected, strict=True)) if row != wanted]
     if different:
         raise MachineError(
             f"{name}: {len(different)} of {len(expected)} rows differ from specpipe's first run, row {different[0]} "
@@ -83,35 +95,37 @@ def _check_same(name: str, tokens: list[list[int]], expected: list[list[int]]) -
 
 
 def sample_prompts(count: int) -> list[list[int]]:
-    """Token ids of the sample job's first questions as chats for the embedded pair, again from the first where there
-    are fewer."""
+    """Returns token ids of `count` chats for the embedded pair.
+
+    The chats are the first questions of the sample dataset, repeated from the first one if there are too few.
+    """
     tokenizer = load_tokenizer(resolve("builtin:tiny", "target"))
-    asked = sample_questions()
+    questions = sample_questions()
     return [
         list(
             tokenizer.apply_chat_template(
                 [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
             )
         )
-        for text in (asked * -(-count // len(asked)))[:count]
+        for text in (questions * -(-count // len(questions)))[:count]
     ]
 
 
-def _ours(what: Against) -> Generate:
+def _specpipe(bench: TransformersBench) -> Generate:
     engine = build_engine(
         EngineSpec(
             target=resolve("builtin:tiny", "target"),
             draft=resolve("builtin:tiny", "draft"),
             device="cpu",
             dtype="float32",
-            config=EngineConfig(slots=what.prompts, max_k=what.k, proposer="draft"),
+            config=EngineConfig(slots=bench.prompts, max_k=bench.k, proposer="draft"),
         )
     )
-    return lambda prompts, new_tokens: _run(engine, prompts, new_tokens, what.k)
+    return lambda prompts, new_tokens: _generate(engine, prompts, new_tokens, bench.k)
 
 
 def greedy_requests(prompts: list[list[int]], new_tokens: int) -> list[Request]:
-    """Rows of one shard that end at `new_tokens`."""
+    """Returns greedy rows of one shard that end after exactly `new_tokens` tokens."""
     sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     return [
         Request(
@@ -127,7 +141,7 @@ def greedy_requests(prompts: list[list[int]], new_tokens: int) -> list[Request]:
     ]
 
 
-def _run(engine: Engine, prompts: list[list[int]], new_tokens: int, k: int) -> list[list[int]]:
+def _generate(engine: Engine, prompts: list[list[int]], new_tokens: int, k: int) -> list[list[int]]:
     requests = greedy_requests(prompts, new_tokens)
     engine.submit(requests, SpeculationPlan(ks=(k,), proposer="draft", queue_depth=0.0, reason="benchmark"))
     tokens: dict[int, list[int]] = {}
@@ -136,15 +150,15 @@ def _run(engine: Engine, prompts: list[list[int]], new_tokens: int, k: int) -> l
     return [tokens[row] for row in range(len(prompts))]
 
 
-def _model(role: Any) -> Any:
-    """As transformers runs it by default, end-of-sequence ignored."""
+def _load(role: Any) -> Any:
+    """Loads a model of the pair as transformers runs it by default, but with end-of-sequence ignored."""
     model = load_model(resolve("builtin:tiny", role), "cpu", torch.float32, "sdpa")
     model.generation_config.eos_token_id = None
     return model
 
 
 def _assisted() -> Generate:
-    target, draft = _model("target"), _model("draft")
+    target, draft = _load("target"), _load("draft")
 
     def generate(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
         outputs = []
@@ -161,7 +175,7 @@ def _assisted() -> Generate:
 
 
 def _batched() -> Generate:
-    target = _model("target")
+    target = _load("target")
 
     def generate(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
         longest = max(len(prompt) for prompt in prompts)

@@ -1,4 +1,7 @@
-"""A job on one engine, tuned as a run tunes it: shards with the driver's plans, and the worker's own between them."""
+"""One job on one engine under a policy, without a pipeline.
+
+As in a run, the policy makes a plan for each shard, and the worker's tuner adjusts it between shards.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from specpipe.benchmark.compilation_counter import Late
+from specpipe.benchmark.compilation_counter import CompilationCounter
 from specpipe.core import (
     MAX_SHARDS_IN_FLIGHT,
     QUEUED_ROWS_PER_SLOT,
@@ -27,123 +30,128 @@ _WORKER = "worker"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobResult:
-    """What a job came to."""
+    """Measurements of one job."""
 
     seconds: float
-    """From the first shard to the last row's end, prefill included."""
+    """From the first shard to the end of the last row, prefill included."""
     output_tokens: int
     verified: AcceptanceCounts
     k_rounds: dict[str, int] = field(default_factory=dict)
-    """Rounds by K, and by proposer where it is not the draft model."""
+    """Rounds by K; "ngram K" where the proposer is not the draft model."""
     plans: int = 0
-    """How often the plan changed."""
+    """Number of plans used."""
     reasons: tuple[str, ...] = ()
-    """Of the first plan and of the last ones."""
+    """Reasons of the first plan and the last three; of all plans if there are fewer than five."""
     planning_s: float = 0.0
-    """What making plans in the worker took."""
+    """Seconds that the tuner spent on plans."""
     late_kernels: tuple[str, ...] = ()
-    """Compiled while the job ran."""
+    """Kernels compiled while the job ran."""
     late_graphs: int = 0
-    """Captured while the job ran."""
+    """Number of graphs captured while the job ran."""
     emissions: tuple[tuple[float, int], ...] = ()
-    """Seconds since the start and tokens of every step."""
+    """(seconds since the start, emitted tokens) of every step."""
 
     @property
     def tokens_per_s(self) -> float:
+        """Output tokens per second, prefill included."""
         return self.output_tokens / self.seconds
 
 
 class TunedEngine:
-    """An engine, a driver's learning and a worker's tuner. `run` may be called again: what was learnt stays."""
+    """An engine with a policy, its estimates and a tuner. Estimates are kept from one `run` to the next."""
 
     def __init__(self, engine: Engine, policy: Policy, profile: Profile) -> None:
-        """`profile`: what the engine says of its rounds before the first row."""
+        """`profile`: rounds that the engine timed before the first row."""
         slots, budget = engine.config.slots, engine.config.prefill_budget
         self._engine, self._policy = engine, policy
-        self._learning = RunEstimates(slots=slots, proposers=engine.proposers, prefill_budget=budget)
-        self._learning.admit(_WORKER, "this machine", profile)
+        self._estimates = RunEstimates(slots=slots, proposers=engine.proposers, prefill_budget=budget)
+        self._estimates.admit(_WORKER, "this machine", profile)
         self._tuner = Tuner(policy, slots=slots, proposers=engine.proposers, prefill_budget=budget)
 
     def run(self, rows: Sequence[Request], shard_rows: int) -> JobResult:
-        """All rows, in shards of `shard_rows`."""
+        """Runs all rows in shards of `shard_rows` rows."""
         shards = [
             [replace(row, shard=shard) for row in rows[start : start + shard_rows]]
             for shard, start in enumerate(range(0, len(rows), shard_rows))
         ]
-        book, planned = _Book(), self._tuner.planning_s
-        with Late(self._engine) as late:
-            seconds = self._play(shards, book)
+        totals, planning_before = _JobTotals(), self._tuner.planning_s
+        with CompilationCounter(self._engine) as compiled:
+            seconds = self._run_shards(shards, totals)
         return replace(
-            book.result(seconds),
-            planning_s=self._tuner.planning_s - planned,
-            late_kernels=tuple(late.kernels),
-            late_graphs=late.graphs,
+            totals.result(seconds),
+            planning_s=self._tuner.planning_s - planning_before,
+            late_kernels=tuple(compiled.kernels),
+            late_graphs=compiled.graphs,
         )
 
-    def _play(self, shards: list[list[Request]], book: _Book) -> float:
-        """→ seconds."""
+    def _run_shards(self, shards: list[list[Request]], totals: _JobTotals) -> float:
+        """Runs shards to completion, at most MAX_SHARDS_IN_FLIGHT at once, and returns the seconds."""
         began = time.perf_counter()
-        while shards or book.open:
-            while shards and self._takes_more(book):
-                self._hand_out(shards.pop(0), sum(map(len, shards)), book)
+        while shards or totals.open_rows:
+            while shards and self._takes_more(totals):
+                self._submit(shards.pop(0), sum(map(len, shards)), totals)
             step = self._engine.step()
-            assert step is not None, "the engine is idle but owes rows"
-            ended = book.add(step, time.perf_counter() - began)
+            assert step is not None, "the engine is idle but rows are unfinished"
+            ended = totals.add(step, time.perf_counter() - began)
             if (plan := self._tuner.step(step)) is not None:
                 self._engine.submit([], plan)
-                book.note(plan.reason)
+                totals.add_plan(plan.reason)
             for _ in range(ended):
-                self._learning.see(_WORKER, self._tuner.evidence())
-        while self._engine.step() is not None:  # a late round
+                self._estimates.see(_WORKER, self._tuner.evidence())
+        while self._engine.step() is not None:  # one more round without rows may follow
             pass
         return time.perf_counter() - began
 
-    def _takes_more(self, book: _Book) -> bool:
-        short = sum(book.open.values()) < QUEUED_ROWS_PER_SLOT * self._engine.config.slots
-        return len(book.open) < (MAX_SHARDS_IN_FLIGHT if short else SHARDS_IN_FLIGHT)
+    def _takes_more(self, totals: _JobTotals) -> bool:
+        """Whether the engine takes one more shard; the limits are those of a run's driver."""
+        few_rows = sum(totals.open_rows.values()) < QUEUED_ROWS_PER_SLOT * self._engine.config.slots
+        return len(totals.open_rows) < (MAX_SHARDS_IN_FLIGHT if few_rows else SHARDS_IN_FLIGHT)
 
-    def _hand_out(self, shard: list[Request], undispatched: int, book: _Book) -> None:
-        depth = float(sum(book.open.values()) + len(shard) + undispatched)
-        plan = self._policy.plan(self._learning.policy_inputs(_WORKER, queue_depth=depth))
-        ruling = self._tuner.order(plan, self._learning.priors(_WORKER))
-        self._engine.submit(shard, ruling)
-        book.open[shard[0].shard] = len(shard)
-        book.note(ruling.reason)
+    def _submit(self, shard: list[Request], unsubmitted_rows: int, totals: _JobTotals) -> None:
+        """Submits a shard with the policy's plan for it, as adjusted by the tuner."""
+        depth = float(sum(totals.open_rows.values()) + len(shard) + unsubmitted_rows)
+        plan = self._policy.plan(self._estimates.policy_inputs(_WORKER, queue_depth=depth))
+        used = self._tuner.order(plan, self._estimates.priors(_WORKER))
+        self._engine.submit(shard, used)
+        totals.open_rows[shard[0].shard] = len(shard)
+        totals.add_plan(used.reason)
 
 
-class _Book:
-    """What steps of one job add up to."""
+class _JobTotals:
+    """Sums over the steps of one job."""
 
     def __init__(self) -> None:
-        self.open: dict[int, int] = {}
-        """Rows that have not ended, by shard in flight."""
+        self.open_rows: dict[int, int] = {}
+        """Unfinished rows by shard in flight."""
         self._tokens = 0
         self._verified = AcceptanceCounts()
         self._k_rounds: Counter[str] = Counter()
         self._reasons: list[str] = []
         self._emissions: list[tuple[float, int]] = []
 
-    def note(self, reason: str) -> None:
+    def add_plan(self, reason: str) -> None:
+        """Counts one plan."""
         self._reasons.append(reason)
 
-    def add(self, step: StepReport, at: float) -> int:
-        """→ how many shards ended with it."""
+    def add(self, step: StepReport, at_s: float) -> int:
+        """Adds a step that ended `at_s` seconds after the start; returns the number of shards that ended with it."""
         emitted = 0
         for part in step.shards.values():
             emitted += part.emitted_tokens
             self._verified += part.verified
         self._tokens += emitted
-        self._emissions.append((at, emitted))
+        self._emissions.append((at_s, emitted))
         if step.running:
             self._k_rounds[f"{step.proposer} {step.k}" if step.proposer == "ngram" else str(step.k)] += 1
         for completion in step.completions:
-            self.open[completion.request.shard] -= 1
-        ended = [shard for shard, rows in self.open.items() if not rows]
+            self.open_rows[completion.request.shard] -= 1
+        ended = [shard for shard, rows in self.open_rows.items() if not rows]
         for shard in ended:
-            del self.open[shard]
+            del self.open_rows[shard]
         return len(ended)
 
     def result(self, seconds: float) -> JobResult:
+        """Returns the sums of a job that took `seconds`."""
         reasons = self._reasons
         return JobResult(
             seconds=seconds,

@@ -9,7 +9,8 @@ import pytest
 import torch
 from support.small_models import small_config
 
-from specpipe.benchmark.synthetic_engine import EngineBench, build_synthetic_engine, random_requests, run_requests
+from specpipe.benchmark.bench_config import EngineBench
+from specpipe.benchmark.synthetic_engine import build_synthetic_engine, random_requests, run_requests
 from specpipe.core import EngineConfig, SamplingParams
 from specpipe.engine.compile_ahead import EngineCompileAhead
 from specpipe.engine.forward.attention_interface import register

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.mixed_job import measure
 
-from specpipe.benchmark.synthetic_engine import EngineBench
+from specpipe.benchmark.bench_config import EngineBench
 from specpipe.pipeline.store.verify import verify
 
 SMALL = EngineBench(

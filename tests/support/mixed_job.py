@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from support.ray_workers import RayWorkers
 
-from specpipe.benchmark.synthetic_engine import EngineBench, build_synthetic_engine, random_requests, run_requests
+from specpipe.benchmark.bench_config import EngineBench
+from specpipe.benchmark.synthetic_engine import build_synthetic_engine, random_requests, run_requests
 from specpipe.core import SamplingParams
 from specpipe.job import parse_job
 from specpipe.models.source import resolve

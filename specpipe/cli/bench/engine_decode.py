@@ -1,205 +1,129 @@
-"""`specpipe bench engine`."""
+"""`specpipe bench engine decode`: decode throughput by batch size and K."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from specpipe.cli.bench.engine_lines import measured_line, profile_table, start_line
-from specpipe.cli.bench.engine_policy import run_jobs
-from specpipe.errors import JobError, MachineError
+from specpipe.benchmark.bench_config import MIXED_LENGTHS, MIXED_ROWS, PROFILED_ROUNDS, EngineBench
+from specpipe.cli.bench.engine_options import integer_option, json_option, model_options, read_model_options
+from specpipe.errors import JobError
 
 if TYPE_CHECKING:
-    from specpipe.benchmark.policy_comparison import Comparison
-    from specpipe.benchmark.synthetic_engine import EngineBench
+    from specpipe.benchmark.decode_throughput import DecodeResult
+    from specpipe.benchmark.round_profile import RoundProfile
+    from specpipe.benchmark.start_up_time import StartUpTime
 
-_TARGET = "llama-3.1-8b"
+_DEFAULTS = EngineBench()
+_SHOWN_KERNELS = 30
 
 
-@click.command(short_help="Decode throughput over batch sizes and K.")
-@click.option("--target", default=_TARGET, show_default=True, help="Shape of the target; weights are random.")
-@click.option("--draft", default="llama-3.2-1b", show_default=True, help="Shape of the draft.")
-@click.option("--draft-dtype", type=click.Choice(["auto", "fp8"]), default="auto", show_default=True)
-@click.option("--batch", "batches", multiple=True, type=click.IntRange(1), help="Rows at once; any number of times.")
-@click.option("--k", "ks", multiple=True, type=click.IntRange(0, 32), help="Draft tokens; any number of times.")
-@click.option("--rates", default="0.8718,0.5663,0.3188", show_default=True, help="Synthetic acceptance per position.")
-@click.option("--prompt-tokens", default=230, show_default=True, type=click.IntRange(1))
-@click.option("--new-tokens", type=click.IntRange(2), help="Default: 300, and 128 with --against-transformers.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.command(short_help="Decode throughput by batch size and K.")
+@model_options
 @click.option(
-    "--mixed", is_flag=True, help="Also 768 rows of 32 to 511 tokens in and out, prefill included, for each K."
-)
-@click.option(
-    "--profile", is_flag=True, help="After each batch size and K, 20 rounds more under torch.profiler: kernels by time."
-)
-@click.option(
-    "--against-transformers",
-    is_flag=True,
-    help="Instead: builtin:tiny on this CPU, 64 prompts (--batch) at once with one --k, here and through transformers' "
-    "assisted and plain generation; their tokens must be equal.",
-)
-@click.option(
-    "--policy",
-    type=click.Choice(["goodput", "queue_threshold"]),
-    help="Instead: jobs of mixed lengths that drain to their tail, under this policy and every fixed --k (0 1 2 3 5).",
-)
-@click.option("--slots", default=256, show_default=True, type=click.IntRange(1), help="With --policy: rows at once.")
-@click.option("--rows", default=768, show_default=True, type=click.IntRange(1), help="With --policy: rows of a job.")
-@click.option("--shard-rows", default=192, show_default=True, type=click.IntRange(1), help="With --policy.")
-@click.option(
-    "--longest", default=511, show_default=True, type=click.IntRange(2), help="With --policy: most tokens in and out."
-)
-@click.option(
-    "--acceptance",
+    "--batch",
+    "batches",
     multiple=True,
-    help="With --policy: high, middle, low or useless; any number of times, all if left out. The last conditional rate "
-    "holds for positions beyond the third.",
+    type=click.IntRange(1),
+    default=_DEFAULTS.batches,
+    show_default=True,
+    help="Rows decoded at once. May be given several times.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def engine(
+@click.option(
+    "--k",
+    "ks",
+    multiple=True,
+    type=click.IntRange(0, 32),
+    default=_DEFAULTS.ks,
+    show_default=True,
+    help="Draft tokens per round; 0 is plain decoding. May be given several times.",
+)
+@click.option(
+    "--rates",
+    default=",".join(map(str, _DEFAULTS.rates)),
+    show_default=True,
+    help="Synthetic acceptance rate of each draft position.",
+)
+@integer_option("--prompt-tokens", _DEFAULTS.prompt_tokens, "Length of each prompt in tokens.")
+@integer_option("--new-tokens", _DEFAULTS.new_tokens, "Tokens generated for each row.", least=2)
+@click.option(
+    "--mixed",
+    is_flag=True,
+    help=f"Also measure, for each K, a job of {MIXED_ROWS} rows with {MIXED_LENGTHS[0]} to {MIXED_LENGTHS[1]} tokens "
+    "in and out, prefill included.",
+)
+@click.option(
+    "--profile",
+    is_flag=True,
+    help=f"Also run {PROFILED_ROUNDS} more rounds of each batch size and K under torch.profiler; print kernels by "
+    "time.",
+)
+@json_option
+def decode(
     target: str,
     draft: str,
     draft_dtype: str,
+    device: str,
     batches: tuple[int, ...],
     ks: tuple[int, ...],
     rates: str,
     prompt_tokens: int,
-    new_tokens: int | None,
-    device: str,
+    new_tokens: int,
     mixed: bool,
     profile: bool,
-    against_transformers: bool,
-    policy: str | None,
-    slots: int,
-    rows: int,
-    shard_rows: int,
-    longest: int,
-    acceptance: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Decode-only tokens per second of one engine with random weights and synthetic acceptance.
+    """Measure decode throughput by batch size and K, with random weights and synthetic acceptance.
 
-    Decode-only = generated tokens / (seconds of the run - seconds of the same prompts with one token each).
+    Decode throughput = generated tokens / (seconds of the run - seconds of prefill). The first line says how long the
+    start took.
 
     \b
-      specpipe bench engine --batch 1 --batch 64 --k 0 --k 2
-      specpipe bench engine --device cpu --target small --draft small --batch 4
-      specpipe bench engine --against-transformers
-      specpipe bench engine --policy goodput --slots 16 --rows 96
+      specpipe bench engine decode --batch 1 --batch 64 --k 0 --k 2
+      specpipe bench engine decode --device cpu --target small --draft small --batch 4
     """
-    if against_transformers:
-        _against(prompts=(batches or (64,))[0], k=(ks or (3,))[0], new_tokens=new_tokens or 128, as_json=as_json)
-        return
     began = time.perf_counter()
-    where = _device(device, target)
-    pair: dict[str, Any] = {
-        "target": target,
-        "draft": draft,
-        "device": where,
-        "dtype": "bfloat16" if where == "cuda" else "float32",
-        "draft_fp8": draft_dtype == "fp8",
-    }
-    if policy is not None:
-        jobs = _jobs(policy, ks, acceptance, rows=rows, shard_rows=shard_rows, longest=longest)
-        run_jobs(_tuned_bench(pair, jobs, slots), jobs, as_json=as_json)
-        return
-    from specpipe.benchmark.synthetic_engine import EngineBench
+    models = read_model_options(target, draft, draft_dtype, device)
+    from specpipe.benchmark.decode_throughput import measure_all, measure_mixed_job
+    from specpipe.benchmark.start_up_time import measure_start_up
 
-    new_tokens = new_tokens or 300
-    if max(ks or (3,)) > len(_rates(rates)):
-        raise JobError(f"--rates gives {len(_rates(rates))} rates for K = {max(ks)}; expected one for every position")
-    what = EngineBench(
-        **pair,
-        batches=batches or (1, 16, 64, 256),
-        ks=ks or (0, 1, 2, 3),
-        rates=_rates(rates),
+    accepted = parse_rates(rates)
+    if max(ks) > len(accepted):
+        raise JobError(
+            f"--rates gives {len(accepted)} rates for K = {max(ks)}; expected one for each of the {max(ks)} positions"
+        )
+    bench = EngineBench(
+        target=models.target,
+        draft=models.draft,
+        device=models.device,
+        dtype=models.dtype,
+        draft_fp8=models.draft_fp8,
+        batches=batches,
+        ks=ks,
+        rates=accepted,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         max_model_len=max(prompt_tokens + new_tokens, 1024 if mixed else 0),
-        profiled_rounds=20 if profile else 0,
+        profiled_rounds=PROFILED_ROUNDS if profile else 0,
     )
-    _sweep(what, began, mixed=mixed, as_json=as_json)
+    engine, start_up = measure_start_up(bench, began)
+    click.echo(json.dumps({"start_up": dataclasses.asdict(start_up)}) if as_json else start_up_line(start_up))
+    for result in measure_all(engine, bench):
+        click.echo(json.dumps(dataclasses.asdict(result)) if as_json else decode_line(result))
+        if result.profile and not as_json:
+            click.echo(profile_table(result.profile))
+    for k in ks if mixed else ():
+        job = measure_mixed_job(engine, k)
+        line = f"mixed job, K={k}: {job.tokens_per_s:,.0f} tok/s"
+        click.echo(json.dumps(dataclasses.asdict(job)) if as_json else line)
 
 
-def _device(asked: str, target: str) -> str:
-    import torch
-
-    gpu = torch.cuda.is_available()
-    if not gpu and (asked == "cuda" or (asked == "auto" and target == _TARGET)):
-        raise MachineError(
-            f"torch sees no GPU here, and shapes such as {_TARGET} are for one; `specpipe doctor` says why. "
-            "On a CPU: --device cpu --target small --draft small"
-        )
-    return asked if asked != "auto" else ("cuda" if gpu else "cpu")
-
-
-def _jobs(
-    policy: str, ks: tuple[int, ...], acceptance: tuple[str, ...], *, rows: int, shard_rows: int, longest: int
-) -> Comparison:
-    from specpipe.benchmark.policy_comparison import ACCEPTANCE, Comparison
-
-    return Comparison(
-        policy=policy,
-        ks=tuple(sorted({0, *(ks or (1, 2, 3, 5))})),
-        acceptance=acceptance or tuple(ACCEPTANCE),
-        rows=rows,
-        shard_rows=shard_rows,
-        shortest=min(32, longest),
-        longest=longest,
-    )
-
-
-def _tuned_bench(pair: dict[str, Any], jobs: Comparison, slots: int) -> EngineBench:
-    from specpipe.benchmark.policy_comparison import rates_for
-    from specpipe.benchmark.synthetic_engine import EngineBench
-
-    return EngineBench(
-        **pair,
-        batches=(slots,),
-        ks=jobs.ks,
-        rates=rates_for((1.0,), max(jobs.ks)),
-        max_model_len=2 * jobs.longest + 2,
-        tuned=True,
-    )
-
-
-def _sweep(what: EngineBench, began: float, *, mixed: bool, as_json: bool) -> None:
-    """Prints each figure as it comes."""
-    from specpipe.benchmark.decode_throughput import mixed_job, sweep
-    from specpipe.benchmark.start_up_time import start
-
-    built, started = start(what, began)
-    click.echo(json.dumps({"start_up": dataclasses.asdict(started)}) if as_json else start_line(started))
-    for measured in sweep(built, what):
-        click.echo(json.dumps(dataclasses.asdict(measured)) if as_json else measured_line(measured))
-        if measured.profile and not as_json:
-            click.echo(profile_table(measured.profile))
-    for k in what.ks if mixed else ():
-        speed = mixed_job(built, k)
-        found = {"mixed_k": k, "tokens_per_s": speed}
-        click.echo(json.dumps(found) if as_json else f"mixed job, K={k}: {speed:,.0f} tok/s")
-
-
-def _against(*, prompts: int, k: int, new_tokens: int, as_json: bool) -> None:
-    from specpipe.benchmark.transformers_comparison import Against, compare
-
-    found = list(compare(Against(prompts=prompts, k=k, new_tokens=new_tokens)))
-    ratio = found[0].tokens_per_s / max(other.tokens_per_s for other in found[1:])
-    if as_json:
-        click.echo(json.dumps({"ratio": ratio, "ways": [dataclasses.asdict(way) for way in found]}))
-        return
-    for way in found:
-        click.echo(
-            f"{way.name:<36} {way.tokens_per_s:8,.0f} tok/s   {way.seconds:7.2f} s   {way.cpu_seconds:7.2f} CPU s"
-        )
-    click.echo(f"{ratio:.2f} times the faster of the two")
-
-
-def _rates(text: str) -> tuple[float, ...]:
+def parse_rates(text: str) -> tuple[float, ...]:
+    """Returns the rates of --rates. Raises JobError unless they are numbers from 1 to 0 that do not rise."""
     try:
         rates = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -207,3 +131,33 @@ def _rates(text: str) -> tuple[float, ...]:
     if not rates or any(not 0 <= rate <= 1 for rate in rates) or sorted(rates, reverse=True) != list(rates):
         raise JobError(f"--rates is {text!r}; expected numbers from 1 to 0 that do not rise, as in 0.9,0.6,0.3")
     return rates
+
+
+def start_up_line(start_up: StartUpTime) -> str:
+    """Returns the start-up time by stage in one line."""
+    return (
+        f"first token after {start_up.total_s:.1f} s: import {start_up.import_s:.1f}, weights and KV memory "
+        f"{start_up.build_s:.1f}, graphs {start_up.prepare_s:.1f}, one row {start_up.first_token_s:.1f}"
+    )
+
+
+def decode_line(result: DecodeResult) -> str:
+    """Returns the measurements of one batch size and K in one line."""
+    phases = ", ".join(f"{phase} {ms:.2f}" for phase, ms in result.phases_ms.items())
+    return (
+        f"B={result.batch:<4} K={result.k:<2} {result.decode_tokens_per_s:10,.0f} tok/s   "
+        f"acceptance length {result.acceptance_length:.2f}   round {result.round_ms:.3f} ms ({phases}), "
+        f"idle {result.idle_share:.1%}"
+    )
+
+
+def profile_table(profile: RoundProfile) -> str:
+    """Returns kernels by time as a table of at most 30 lines and a sum of the others."""
+    head = f"  {profile.rounds} rounds of {profile.round_us:,.0f} µs, idle {profile.idle_share:.1%}"
+    lines = [head, "  us/round  share  calls/round  kernel"]
+    shown, rest = profile.kernels[:_SHOWN_KERNELS], profile.kernels[_SHOWN_KERNELS:]
+    lines += [f"  {k.us:8.1f}  {k.share:5.1%}  {k.calls:11.1f}  {k.name[:100]}" for k in shown]
+    if rest:
+        us, share, calls = (sum(getattr(k, name) for k in rest) for name in ("us", "share", "calls"))
+        lines.append(f"  {us:8.1f}  {share:5.1%}  {calls:11.1f}  {len(rest)} others")
+    return "\n".join(lines)

@@ -1,0 +1,88 @@
+"""Parameters of the engine's measurements. Imports no torch: the command line reads its defaults here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specpipe.core import ProposerName
+
+MIXED_ROWS = 768
+"""Rows of the mixed job."""
+MIXED_LENGTHS = (32, 511)
+"""Fewest and most tokens of a prompt of the mixed job, and of an output."""
+PROFILED_ROUNDS = 20
+"""Rounds run under the profiler where a profile is requested."""
+ACCEPTANCE = {
+    "high": (0.9, 0.8, 0.7),
+    "middle": (0.8718, 0.5663, 0.3188),
+    "low": (0.3, 0.1, 0.03),
+    "useless": (0.0,),
+}
+"""Unconditional acceptance by position, by the name of the level."""
+SEQUENCE = ("high", "middle", "low")
+"""Acceptance levels of jobs that run one after the other and keep the policy's estimates."""
+SWITCHES_AT = "middle"
+"""Acceptance level at which speculation is switched off and on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineBench:
+    """Models, batch sizes and K of one measurement. Lengths are in tokens."""
+
+    target: str = "llama-3.1-8b"
+    draft: str = "llama-3.2-1b"
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+    draft_fp8: bool = False
+    """Whether the draft's weights are stored in 8 bits."""
+    batches: tuple[int, ...] = (1, 16, 64, 256)
+    ks: tuple[int, ...] = (0, 1, 2, 3)
+    rates: tuple[float, ...] = (0.8718, 0.5663, 0.3188)
+    """Synthetic acceptance: unconditional rate of each draft position, not increasing."""
+    prompt_tokens: int = 230
+    new_tokens: int = 300
+    max_model_len: int = 1024
+    prefill_budget: int = 8192
+    every_k: bool = False
+    """Whether rounds with every K from 0 to max(ks) may run, as they do under a policy."""
+    profiled_rounds: int = 0
+    """Additional rounds run under torch.profiler for each batch size and K; 0: none."""
+
+    @property
+    def models(self) -> tuple[tuple[str, bool], tuple[str, bool]]:
+        """Target and draft as (name of the shape, whether weights are stored in 8 bits)."""
+        return (self.target, False), (self.draft, self.draft_fp8)
+
+    @property
+    def choices(self) -> list[tuple[ProposerName, int]]:
+        """Proposer and K of every kind of round that may run."""
+        return [("draft", k) for k in (range(max(self.ks) + 1) if self.every_k else self.ks)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyComparison:
+    """Jobs to compare. Lengths are in tokens."""
+
+    policy: str = "goodput"
+    ks: tuple[int, ...] = (0, 1, 2, 3, 5)
+    """Fixed K to compare with; the largest is also the policy's maximum."""
+    acceptance: tuple[str, ...] = tuple(ACCEPTANCE)
+    """Acceptance levels: keys of ACCEPTANCE."""
+    rows: int = 768
+    shard_rows: int = 192
+    shortest: int = 32
+    longest: int = 511
+    """Longest prompt, and longest output."""
+    threshold: int = 64
+    """Most running rows with speculation under the policy queue_threshold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformersBench:
+    """Rows and repetitions of the comparison: prompts of the sample dataset, greedy, fp32."""
+
+    prompts: int = 64
+    new_tokens: int = 128
+    k: int = 3
+    repeats: int = 3
+    """Repetitions of each way, in turn; the fastest counts."""

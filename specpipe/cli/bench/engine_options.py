@@ -1,0 +1,81 @@
+"""Options that commands of `specpipe bench engine` share: models, device numbers and --json."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import click
+
+from specpipe.benchmark.bench_config import EngineBench
+from specpipe.errors import MachineError
+
+_DEFAULTS = EngineBench()
+
+
+class ModelOptions(NamedTuple):
+    """Models and device, as given on the command line."""
+
+    target: str
+    draft: str
+    draft_fp8: bool
+    device: Literal["cpu", "cuda"]
+
+    @property
+    def dtype(self) -> str:
+        """Number format of weights and activations."""
+        return "bfloat16" if self.device == "cuda" else "float32"
+
+
+def model_options(command: Any) -> Any:
+    """Adds --target, --draft, --draft-dtype and --device; read them with `read_model_options`."""
+    for option in (
+        click.option(
+            "--device",
+            type=click.Choice(["auto", "cpu", "cuda"]),
+            default="auto",
+            show_default=True,
+            help="Device to measure; auto is the GPU.",
+        ),
+        click.option(
+            "--draft-dtype",
+            type=click.Choice(["auto", "fp8"]),
+            default="auto",
+            show_default=True,
+            help="Number format of the draft's weights; auto is that of the target.",
+        ),
+        click.option(
+            "--draft", metavar="SHAPE", default=_DEFAULTS.draft, show_default=True, help="Shape of the draft model."
+        ),
+        click.option(
+            "--target", metavar="SHAPE", default=_DEFAULTS.target, show_default=True, help="Shape of the target model."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def read_model_options(target: str, draft: str, draft_dtype: str, device: str) -> ModelOptions:
+    """Returns the options of `model_options` with the device resolved.
+
+    Raises MachineError where the GPU is missing that --device, or the default shape, is for.
+    """
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    if not has_gpu and (device == "cuda" or (device == "auto" and target == _DEFAULTS.target)):
+        raise MachineError(
+            f"torch finds no GPU on this machine, and shapes such as {_DEFAULTS.target} need one; run `specpipe "
+            "doctor` for the reason. On a CPU: --device cpu --target small --draft small"
+        )
+    on_gpu = has_gpu and device != "cpu"
+    return ModelOptions(target, draft, draft_dtype == "fp8", "cuda" if on_gpu else "cpu")
+
+
+def integer_option(name: str, default: int, help: str, *, least: int = 1, most: int | None = None) -> Any:
+    """Returns an option for a number from `least` to `most`, with its default shown."""
+    return click.option(name, default=default, show_default=True, type=click.IntRange(least, most), help=help)
+
+
+def json_option(command: Any) -> Any:
+    """Adds --json, the parameter `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")(command)

@@ -1,0 +1,48 @@
+"""`specpipe bench engine start-up`: time to the first token."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+import click
+
+from specpipe.benchmark.bench_config import EngineBench
+from specpipe.cli.bench.engine_decode import start_up_line
+from specpipe.cli.bench.engine_options import integer_option, json_option, model_options, read_model_options
+
+_DEFAULTS = EngineBench()
+
+
+@click.command("start-up", short_help="Time to the first token, by stage.")
+@model_options
+@integer_option("--slots", max(_DEFAULTS.batches), "Rows that the engine can run at once.")
+@integer_option(
+    "--k",
+    max(_DEFAULTS.ks),
+    "Largest number of draft tokens per round; graphs are captured for every K up to it.",
+    least=0,
+    most=len(_DEFAULTS.rates),
+)
+@json_option
+def start_up(target: str, draft: str, draft_dtype: str, device: str, slots: int, k: int, as_json: bool) -> None:
+    """Measure the seconds from the start of this command to the first token of its engine.
+
+    Weights are random and made on the device: reading checkpoints is not included.
+    """
+    began = time.perf_counter()
+    models = read_model_options(target, draft, draft_dtype, device)
+    from specpipe.benchmark.start_up_time import measure_start_up
+
+    bench = EngineBench(
+        target=models.target,
+        draft=models.draft,
+        device=models.device,
+        dtype=models.dtype,
+        draft_fp8=models.draft_fp8,
+        batches=(slots,),
+        ks=tuple(range(k + 1)),
+    )
+    _, measured = measure_start_up(bench, began)
+    click.echo(json.dumps({"start_up": dataclasses.asdict(measured)}) if as_json else start_up_line(measured))
