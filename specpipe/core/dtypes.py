@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from specpipe.core.literals import DeviceChoice, DeviceName, DtypeChoice, DtypeName
 
-DTYPE_BYTES: Mapping[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number."""
 
 

@@ -1,4 +1,9 @@
-"""Job files: what to generate, from which rows, how, and where it goes."""
+"""Job files: reading, checking and documenting them.
+
+`JobSpec` (job_spec.py) is a checked job; begin there. Each section of a job file has a module of its own
+(`model_section`, `data_section`, …) whose fields hold the defaults and the reference text. `load_job` and `parse_job`
+(job_file.py) make a JobSpec from YAML. This package imports the vocabulary and the names of output columns only.
+"""
 
 from specpipe.job.data_section import DataSection
 from specpipe.job.job_file import load_job, parse_job

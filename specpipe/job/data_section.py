@@ -6,31 +6,30 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specpipe.job.field_types import Count, Int, Text
+from specpipe.job.field_types import Count, Int, Text, Tuning
 from specpipe.job.job_section import JobSection
 
 DataFormat = Literal["auto", "parquet", "arrow", "jsonl", "sharegpt"]
 
 
 class DataSection(JobSection):
-    """The rows to generate for. Formats, columns and what a bad row gets: docs/datasets.md."""
+    """The input rows. Formats, columns and error rows: docs/datasets.md."""
 
     path: Text
-    """A file, a folder or a glob (`data/*.parquet`), local or a URI (`s3://bucket/folder`). Relative paths start at
-    the working directory."""
+    """A file, a folder or a glob (`data/*.parquet`), local or a URI (`s3://bucket/folder`). Relative to the working
+    directory."""
     format: DataFormat = "auto"
-    """`auto` goes by the file's extension. A ShareGPT file that is one JSON array (`sharegpt`) must be converted first;
-    the message says how."""
+    """`auto` chooses by file extension. A ShareGPT file that is one JSON array (`sharegpt`) must be converted first; an
+    error message shows the command."""
     prompt: Text | None = None
-    """Column that holds the prompt, where it has none of the usual names (`prompt`, `messages`, `conversations`,
-    `prompt_token_ids`, `body`)."""
+    """Prompt column, unless it has one of the usual names (`prompt`, `messages`, `conversations`, `prompt_token_ids`,
+    `body`)."""
     limit: Count | None = None
-    """Only the first so many rows of the dataset."""
+    """Use the first rows of the dataset only, at most this many."""
     on_too_long: Literal["error", "truncate_left"] = "error"
-    """What becomes of a prompt that is too long: an error row, or its end alone. `truncate_left` cuts prompts so that
-    max_new_tokens fit into max_model_len, but to no less than half of that; a beginning-of-sequence token stays."""
+    """Prompts that are too long: `error` makes error rows. `truncate_left` removes their first tokens, except a
+    beginning-of-sequence token, until max_new_tokens fit into max_model_len or half of max_model_len is left."""
     system_prompt: Text | None = None
-    """System turn for every chat that brings none. With it, a plain `prompt` becomes the user turn of a chat."""
-    warmup_rows: Annotated[Int, Field(ge=0)] = 0
-    """Rows that each worker runs first and throws away, so that start-up costs are in no figure. They are copies: the
-    output still has every row."""
+    """System message for chats without one. Turns a plain `prompt` into the user message of a chat."""
+    warmup_rows: Tuning[Annotated[Int, Field(ge=0)]] = 0
+    """Copies of the first rows that each worker runs and discards, to keep start-up costs out of telemetry."""

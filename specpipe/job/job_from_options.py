@@ -1,4 +1,4 @@
-"""A job from a file, from a model, a draft, data and a folder alone, or from both."""
+"""A job from a job file, from command-line options alone, or from both."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ def job_from_options(
     data: str | None = None,
     out: str | None = None,
 ) -> JobSpec:
-    """The options change `job` where there is one, and make up a whole job where there is none: drafted by --draft, or
-    without it by n-grams of the row's own words. `overrides` (`--set`) come last. Raises JobError."""
+    """Returns a job file's job with these options applied, or a job made of the options alone.
+
+    Without a job file and without `draft`, n-grams draft. `overrides` (`--set`) are applied last. Raises JobError.
+    """
     options = {"model": model, "draft": draft, "data": data, "out": out}
     given = {name: value for name, value in options.items() if value is not None}
-    # JSON is YAML: a name such as 7b stays text
+    # JSON strings are YAML strings, so a name such as 7 stays text.
     changes = [*(f"{_KEYS[name]}={json.dumps(value)}" for name, value in given.items()), *overrides]
     if isinstance(job, JobSpec):
         return parse_job(job.model_dump(mode="json", exclude_unset=True), changes, source=job.name)

@@ -1,4 +1,4 @@
-"""Validation errors of a job in plain words: where, what was given, what was expected."""
+"""Messages for the validation errors of a job: the key, its value, and the expected values."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from pydantic.fields import FieldInfo
 
 from specpipe.job.field_types import Described
 
-_PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "nothing"}
-_BOUNDS = ((Ge, "ge", "{} or more"), (Gt, "gt", "above {}"), (Le, "le", "at most {}"), (Lt, "lt", "below {}"))
+_PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "nothing"}
+_BOUNDS = ((Ge, "ge", ">= {}"), (Gt, "gt", "> {}"), (Le, "le", "<= {}"), (Lt, "lt", "< {}"))
 
 
 class JobProblem(NamedTuple):
-    """One thing to mend. `place` is the path of keys, as in ("speculation", "policy")."""
+    """One error of a job file."""
 
-    place: tuple[str, ...]
+    keys: tuple[str, ...]
+    """Path of keys, such as ("speculation", "policy")."""
     text: str
 
 
 def describe(annotation: Any, metadata: Sequence[object] = ()) -> str:
-    """What a field takes, in words: "a whole number (1 or more)"."""
+    """Returns the values that a field accepts, such as "an integer (>= 1)"."""
     if words := [part.words for part in metadata if isinstance(part, Described)]:
         return words[0]
     origin, args = get_origin(annotation), get_args(annotation)
@@ -46,6 +47,7 @@ def describe(annotation: Any, metadata: Sequence[object] = ()) -> str:
 
 
 def _bounds(metadata: Sequence[object]) -> list[str]:
+    """Returns the limits of a number; 63-bit limits are left out."""
     flat = [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
     return [
         text.format(getattr(part, name))
@@ -56,11 +58,12 @@ def _bounds(metadata: Sequence[object]) -> list[str]:
 
 
 def _either(parts: Sequence[str]) -> str:
+    """Returns "a, b or c"."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
 
 
 def job_problems(error: ValidationError, root: type[BaseModel], given: object) -> list[JobProblem]:
-    """Every problem of a job once, in the order of the file's sections."""
+    """Returns every problem of a job once, in the order of `root`'s sections. `given`: the values before validation."""
     found: dict[JobProblem, None] = {}
     for detail in error.errors(include_url=False, include_input=False):
         for problem in _problems(detail, root, given):
@@ -69,12 +72,13 @@ def job_problems(error: ValidationError, root: type[BaseModel], given: object) -
 
 
 def _problems(detail: Any, root: type[BaseModel], given: object) -> list[JobProblem]:
-    keys = _place(detail["loc"], root)
+    """Returns the problems of one pydantic error (`ErrorDetails`)."""
+    keys = _keys_of(detail["loc"], root)
     field = _field(keys, root)
     if detail["type"] == "extra_forbidden" and field is None:
-        return [JobProblem(keys, f"{'.'.join(keys)} is no key of a job file{_did_you_mean(keys, root)}")]
+        return [JobProblem(keys, f"{'.'.join(keys)} is not a key of a job file{_did_you_mean(keys, root)}")]
     if detail["type"] == "value_error" and (field is None or _is_section(field)):
-        # A section's own checks: lines that start with the key, or with the whole place for checks across sections.
+        # Texts of a section's own checks begin with ".key"; checks across sections name the whole path.
         lines = str(detail["ctx"]["error"]).split("\n")
         return [JobProblem((*keys, *_leading_key(line)), f"{'.'.join(keys)}{line}") for line in lines]
     if field is None:
@@ -87,13 +91,14 @@ def _problems(detail: Any, root: type[BaseModel], given: object) -> list[JobProb
     return [JobProblem(keys, f"{'.'.join(keys)} is {_show(value)}; expected {expected}{quote}")]
 
 
-def _place(loc: Sequence[int | str], root: type[BaseModel]) -> tuple[str, ...]:
-    """Keys of the file alone: pydantic adds union branches and list positions."""
+def _keys_of(loc: Sequence[int | str], root: type[BaseModel]) -> tuple[str, ...]:
+    """Returns the keys of the job file in a pydantic location, without union branches and list indices."""
     first = root.model_fields.get(str(loc[0])) if loc else None
     return tuple(str(part) for part in loc[: 2 if first is not None and _is_section(first) else 1])
 
 
 def _field(keys: Sequence[str], root: type[BaseModel]) -> FieldInfo | None:
+    """Returns the field at this path; None where there is none."""
     field: FieldInfo | None = None
     for key in keys:
         model = root if field is None else field.annotation
@@ -104,18 +109,21 @@ def _field(keys: Sequence[str], root: type[BaseModel]) -> FieldInfo | None:
 
 
 def _is_section(field: FieldInfo) -> bool:
+    """Returns whether the field's type is a section of its own."""
     return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 
 def _leading_key(line: str) -> tuple[str, ...]:
+    """Returns the keys with which a message begins."""
     head = line.split(" ", 1)[0]
     return tuple(part for part in head.split(".") if part)
 
 
 def _did_you_mean(keys: tuple[str, ...], root: type[BaseModel]) -> str:
+    """Returns a similar key of the same section, the same key of another section, or the section's keys."""
     places = [name for name, field in root.model_fields.items() if not _is_section(field)]
     sections = {name: field for name, field in root.model_fields.items() if _is_section(field)}
-    places += [*sections, *(f"{name}.{key}" for name, field in sections.items() for key in _keys(field))]
+    places += [*sections, *(f"{name}.{key}" for name, field in sections.items() for key in _section_keys(field))]
     wanted = keys[-1]
     near = [place for place in places if place.rpartition(".")[0] == ".".join(keys[:-1])]
     names = {place.rpartition(".")[2]: place for place in near}
@@ -126,18 +134,21 @@ def _did_you_mean(keys: tuple[str, ...], root: type[BaseModel]) -> str:
     return f"; did you mean {elsewhere[0]}?" if elsewhere else f"; expected one of {', '.join(names)}"
 
 
-def _keys(field: FieldInfo) -> list[str]:
+def _section_keys(field: FieldInfo) -> list[str]:
+    """Returns the keys of a section; empty for any other field."""
     model = field.annotation
     return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
 
 
 def _lookup(given: object, keys: Sequence[str]) -> object:
+    """Returns the value at this path; None where there is none."""
     for key in keys:
         given = given.get(key) if isinstance(given, dict) else None
     return given
 
 
 def _show(value: object) -> str:
+    """Returns a value as JSON, at most 60 characters."""
     if value is None:
         return "empty"
     text = json.dumps(value, default=str, ensure_ascii=False)

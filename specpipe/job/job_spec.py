@@ -1,15 +1,17 @@
-"""A whole job, and which of its fields make the outputs."""
+"""A checked job, and the split of its fields into identity and tuning."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
+from pydantic.fields import FieldInfo
 
 from specpipe.core import EngineConfig, ProposerName, SamplingParams
 from specpipe.job.data_section import DataSection
-from specpipe.job.field_types import Int, Text
+from specpipe.job.field_types import Int, Text, Tuning, TuningMark
 from specpipe.job.job_section import JobSection
 from specpipe.job.model_section import ModelSection
 from specpipe.job.output_section import OutputSection
@@ -17,41 +19,14 @@ from specpipe.job.sampling_section import SAMPLING_FIELDS, SamplingSection
 from specpipe.job.speculation_section import SpeculationSection
 from specpipe.job.workers_section import WorkersSection
 
-TUNING = frozenset(
-    {
-        "name",
-        "model.device",
-        "model.draft_dtype",
-        "data.warmup_rows",
-        "sampling.defaults",  # the values that they come to are identity
-        "speculation.policy",
-        "speculation.num_speculative_tokens",
-        "speculation.max_running",
-        "speculation.proposer",
-        "speculation.ngram_min",
-        "speculation.ngram_max",
-        "workers.count",
-        "workers.slots",
-        "workers.gpus_per_worker",
-        "workers.cpus_per_worker",
-        "workers.shard_tokens",
-        "workers.max_attempts",
-        "workers.stall_seconds",
-        "workers.prefill_budget",
-        "output.path",
-        "output.max_failed_rows",
-    }
-)
-"""Fields that may change when a run is resumed. Every other field is identity."""
-
 
 class JobSpec(JobSection):
-    """A job file, checked. Paths are as given: relative ones resolve against the working directory."""
+    """A job file after all checks. Paths are unchanged: relative ones resolve against the working directory."""
 
-    name: Text = "job"
-    """What the run is called in reports. Left out, it is the job file's name."""
+    name: Tuning[Text] = "job"
+    """Name of the run in reports; by default the job file's name."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the whole job. A row draws from it and its own position in the dataset, never from its shard."""
+    """Seed of the job. A row's seed derives from it and the row's position in the dataset, never from its shard."""
     model: ModelSection
     data: DataSection
     sampling: SamplingSection = SamplingSection()
@@ -60,48 +35,48 @@ class JobSpec(JobSection):
     output: OutputSection
 
     @model_validator(mode="after")
-    def _draft_is_named(self) -> JobSpec:
+    def _check_draft(self) -> JobSpec:
         if self.speculation.active_proposer == "draft" and self.model.draft is None:
             raise ValueError(
-                "speculation.proposer is draft and model.draft is missing; name a draft model there, "
+                "speculation.proposer is draft and model.draft is missing; name a draft model, "
                 "or set speculation.proposer: ngram, or speculation.policy: off"
             )
         return self
 
     @model_validator(mode="after")
-    def _draft_dtype_has_a_draft(self) -> JobSpec:
+    def _check_draft_dtype(self) -> JobSpec:
         if self.model.draft_dtype != "auto" and self.model.draft is None:
             raise ValueError(
-                f"model.draft_dtype is {self.model.draft_dtype} and model.draft is missing; name a draft model there, "
+                f"model.draft_dtype is {self.model.draft_dtype} and model.draft is missing; name a draft model, "
                 "or leave draft_dtype out"
             )
         return self
 
     @property
     def draft_model(self) -> str | None:
-        """The draft to load; None when no round would use it."""
+        """Draft model to load; None when no round would use it."""
         return self.model.draft if self.speculation.active_proposer in ("draft", "auto") else None
 
     @property
     def proposers(self) -> tuple[ProposerName, ...]:
-        """Those that a policy may choose from, "none" aside."""
+        """Proposers that a policy may choose from, "none" aside."""
         proposer = self.speculation.active_proposer
         if proposer == "auto":
             return ("draft", "ngram") if self.model.draft else ("ngram",)
         return () if proposer == "none" else (proposer,)
 
     def sampling_params(self) -> SamplingParams:
-        """What a row that brings no values of its own is sampled with."""
+        """Returns the sampling parameters of rows without values of their own."""
         return SamplingParams(**{name: getattr(self.sampling, name) for name in SAMPLING_FIELDS})
 
     def with_sampling(self, defaults: Mapping[str, object]) -> JobSpec:
-        """The job with values for those keys of `sampling` that it does not set itself."""
+        """Returns the job with `defaults` for the keys of `sampling` that its job file leaves out."""
         own = self.sampling.model_fields_set
         filled = {name: value for name, value in defaults.items() if name not in own}
         return self.model_copy(update={"sampling": self.sampling.model_copy(update=filled)})
 
     def engine_config(self, max_model_len: int) -> EngineConfig:
-        """The engine's part of the job, for a pair whose rows may be `max_model_len` tokens long."""
+        """Returns the engine's configuration. `max_model_len`: longest prompt + output of the pair, in tokens."""
         speculation, workers = self.speculation, self.workers
         return EngineConfig(
             slots=workers.slots,
@@ -116,19 +91,20 @@ class JobSpec(JobSection):
         )
 
     def identity(self) -> dict[str, object]:
-        """What makes the outputs, by dotted name, ready for JSON: a run resumes only where all of it is the same.
+        """Returns the fields that make the outputs, by dotted name, as JSON values.
 
-        Greedy and invariant runs give the same tokens for any tuning, standard and block runs under `policy: fixed`
-        with one K. Changing K, policy or proposer of a sampled standard run keeps the distribution, not the tokens.
+        A run resumes only where all of them are equal. Greedy and invariant runs give the same tokens for any tuning,
+        standard and block runs under `policy: fixed` with one K. Changing K, policy or proposer of a sampled standard
+        run keeps the distribution, not the tokens.
         """
-        return {place: value for place, value in self._flat().items() if place not in TUNING}
+        return {place: value for place, value in self._flat().items() if place not in tuning_fields()}
 
     def tuning(self) -> dict[str, object]:
-        """What may change on resume, by dotted name, ready for JSON."""
-        return {place: value for place, value in self._flat().items() if place in TUNING}
+        """Returns the fields that may change when a run is resumed, by dotted name, as JSON values."""
+        return {place: value for place, value in self._flat().items() if place in tuning_fields()}
 
     def _flat(self) -> dict[str, object]:
-        """Every field's value by dotted name."""
+        """Returns every field's value by dotted name."""
         flat: dict[str, object] = {}
         for name, value in self.model_dump(mode="json").items():
             if isinstance(value, dict):
@@ -138,8 +114,25 @@ class JobSpec(JobSection):
         return flat
 
 
+def is_tuning(field: FieldInfo) -> bool:
+    """Returns whether a field has the type `Tuning[...]`."""
+    return any(isinstance(item, TuningMark) for item in field.metadata)
+
+
+@cache
+def tuning_fields() -> frozenset[str]:
+    """Returns the dotted names of all tuning fields. Every other field is identity."""
+    names = set()
+    for name, field in JobSpec.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            names |= {f"{name}.{key}" for key, inner in field.annotation.model_fields.items() if is_tuning(inner)}
+        elif is_tuning(field):
+            names.add(name)
+    return frozenset(names)
+
+
 def default_identity() -> dict[str, object]:
-    """The identity fields that a job file may leave out, with what they are then."""
+    """Returns the defaults of all identity fields that a job file may leave out."""
     least = JobSpec(
         model=ModelSection(target="-", draft="-"), data=DataSection(path="-"), output=OutputSection(path="-")
     )

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from specpipe.core import SamplingParams
 from specpipe.errors import InputError
-from specpipe.job.field_types import Count, Int, Number, OneIsAList, default_of
+from specpipe.job.field_types import Count, Int, Number, OneIsAList, Tuning, default_of
 from specpipe.job.job_section import JobSection
 
 SAMPLING_FIELDS = (
@@ -30,11 +30,11 @@ SAMPLING_FIELDS = (
 
 
 class SamplingSection(JobSection):
-    """How tokens are drawn. A row may bring its own values in columns of these names, all but `n` and `defaults`."""
+    """Sampling of tokens. A row can override every key but `n` and `defaults` by a column of that name."""
 
     n: Count = 1
-    """Outputs of each prompt, side by side in the output, told apart by its column `sample`. Each draws with a seed of
-    its own; greedy ones are all the same."""
+    """Outputs of each prompt, in adjacent rows with their index in the column `sample`. Each has its own seed; greedy
+    outputs are identical."""
     temperature: Number = default_of(SamplingParams, "temperature")
     """0 is greedy. Otherwise logits are divided by it."""
     top_k: Int = default_of(SamplingParams, "top_k")
@@ -44,33 +44,30 @@ class SamplingSection(JobSection):
     min_p: Number = default_of(SamplingParams, "min_p")
     """Keep tokens at least min_p times as likely as the most likely one. 0 keeps all."""
     repetition_penalty: Number = default_of(SamplingParams, "repetition_penalty")
-    """Above 1, tokens that prompt or output contain become less likely: positive logits are divided by it, negative
-    ones multiplied. 1 is off."""
+    """Divides positive logits of tokens in prompt or output, and multiplies negative ones. 1 is off."""
     presence_penalty: Number = default_of(SamplingParams, "presence_penalty")
-    """Taken from the logits of tokens that the output contains, -2 to 2. 0 is off."""
+    """Subtracted from the logits of tokens in the output, -2 to 2. 0 is off."""
     frequency_penalty: Number = default_of(SamplingParams, "frequency_penalty")
-    """Taken from a token's logit once for every time that it stands in the output, -2 to 2. 0 is off."""
+    """Subtracted from a token's logit once for each occurrence in the output, -2 to 2. 0 is off."""
     logprobs: Int | None = default_of(SamplingParams, "logprobs")
-    """Write the log-probability of every generated token, and of so many of the most likely ones beside it (0 to 20).
-    They are those of the distribution that was sampled from, and at temperature 1 for greedy rows."""
+    """Write the log-probability of each generated token and of this many most likely tokens (0 to 20), under the
+    distribution that was sampled from; for greedy rows, at temperature 1."""
     max_new_tokens: Int = default_of(SamplingParams, "max_new_tokens")
-    """Most tokens that a row generates."""
+    """Maximum tokens that a row generates."""
     min_tokens: Int = default_of(SamplingParams, "min_tokens")
-    """So many tokens come before any that ends the row: until then the model cannot end it, stop_token_ids neither,
-    and stop strings do not count."""
+    """Minimum tokens that a row generates. Until then tokens that end a row are masked and stop strings are ignored."""
     ignore_eos: bool = default_of(SamplingParams, "ignore_eos")
-    """Generate max_new_tokens whatever the model says, as throughput benchmarks do."""
+    """Generate past the model's end-of-sequence tokens, as throughput benchmarks do."""
     stop: Annotated[tuple[str, ...], OneIsAList] = default_of(SamplingParams, "stop")
-    """Strings that end a row. Neither the string nor what follows it is in the output."""
+    """Strings that end a row. The output ends before the string."""
     stop_token_ids: Annotated[tuple[Int, ...], OneIsAList] = default_of(SamplingParams, "stop_token_ids")
-    """Token ids that end a row, beside the model's own. Not silenced by ignore_eos, so that both together replace the
-    model's."""
-    defaults: Literal["specpipe", "model"] = "specpipe"
-    """Where keys that this section leaves out take their values from. `specpipe`: this table. `model`: the target's
-    generation_config.json, read as transformers reads it; the plan shows what that comes to."""
+    """Token ids that end a row, in addition to the model's. With ignore_eos they replace the model's."""
+    defaults: Tuning[Literal["specpipe", "model"]] = "specpipe"
+    """Defaults of keys that this section leaves out. `specpipe`: this table. `model`: the target's
+    generation_config.json, read as transformers reads it; `--dry-run` shows the values."""
 
     @model_validator(mode="after")
-    def _can_be_sampled_with(self) -> SamplingSection:
+    def _check_values(self) -> SamplingSection:
         wrong = []
         for name in SAMPLING_FIELDS:
             try:

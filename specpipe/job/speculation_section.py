@@ -8,42 +8,42 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from specpipe.core import MAX_DRAFT_TOKENS, EngineConfig, Method, ProposerChoice
-from specpipe.job.field_types import Count, Int, Number, OffIsAWord, default_of
+from specpipe.job.field_types import Count, Int, Number, OffIsAWord, Tuning, default_of
 from specpipe.job.job_section import JobSection
 
 PolicyName = Literal["off", "fixed", "queue_threshold", "goodput"]
 
 
 class SpeculationSection(JobSection):
-    """How many tokens are drafted, when, by whom, and how they are verified."""
+    """Drafting and verification."""
 
-    policy: Annotated[PolicyName, OffIsAWord] = "goodput"
-    """`off`: plain decoding, the draft is not loaded. `fixed`: always num_speculative_tokens. `queue_threshold`:
-    num_speculative_tokens, but none while more than max_running rows are running. `goodput`: whatever is expected to
-    generate the most tokens per second, from 0 to num_speculative_tokens, as it learns (docs/speculation.md)."""
-    num_speculative_tokens: Annotated[Int, Field(ge=1, le=MAX_DRAFT_TOKENS)] = 3
-    """K: tokens drafted in a round; with `policy: goodput` at most so many."""
-    max_running: Count = 64
-    """For `queue_threshold`: no speculation while more rows than this are running in a worker."""
+    policy: Tuning[Annotated[PolicyName, OffIsAWord]] = "goodput"
+    """`off`: plain decoding, the draft model is not loaded. `fixed`: num_speculative_tokens in every round.
+    `queue_threshold`: none while more than max_running rows run. `goodput`: the number from 0 to num_speculative_tokens
+    with the most expected tokens per second, learnt during the run (docs/speculation.md)."""
+    num_speculative_tokens: Tuning[Annotated[Int, Field(ge=1, le=MAX_DRAFT_TOKENS)]] = 3
+    """K, the draft tokens of a round; with `policy: goodput` the maximum."""
+    max_running: Tuning[Count] = 64
+    """For `queue_threshold`: maximum running rows of a worker with speculation."""
     method: Method = "standard"
-    """How drafts are verified. `standard`: rejection sampling. `block`: block verification, accepts no less.
+    """Verification method. `standard`: rejection sampling. `block`: block verification, which accepts at least as many.
     `invariant`: sampled tokens do not depend on K, draft or policy. `synthetic`: accepts at given rates, to measure
-    speed; its outputs are stamped and no text to use."""
-    proposer: ProposerChoice = "draft"
-    """`draft`: the draft model. `ngram`: tokens that followed the same words earlier in the row. `none`: no drafts.
-    `auto`: with `policy: goodput`, whichever of the draft model (where one is named) and n-grams does best."""
-    ngram_min: Count = default_of(EngineConfig, "ngram_min")
-    """Shortest suffix that the n-gram proposer looks for."""
-    ngram_max: Count = default_of(EngineConfig, "ngram_max")
-    """Longest suffix that the n-gram proposer looks for."""
+    speed; its outputs are marked and useless as text."""
+    proposer: Tuning[ProposerChoice] = "draft"
+    """`draft`: the draft model. `ngram`: tokens that followed the same n-gram earlier in the row. `none`: no drafts.
+    `auto`: with `policy: goodput`, the faster of the draft model (if there is one) and n-grams."""
+    ngram_min: Tuning[Count] = default_of(EngineConfig, "ngram_min")
+    """Shortest suffix that the n-gram proposer looks up."""
+    ngram_max: Tuning[Count] = default_of(EngineConfig, "ngram_max")
+    """Longest suffix that the n-gram proposer looks up."""
     synthetic_rates: tuple[Annotated[Number, Field(ge=0, le=1)], ...] | None = None
-    """For `synthetic`: probability that at least so many drafts are accepted, one entry for each of the K positions,
-    never rising."""
+    """For `synthetic`: for each of the K positions, the probability that all tokens up to it are accepted.
+    Non-increasing."""
     synthetic_acceptance_length: Annotated[Number, Field(ge=1)] | None = None
-    """For `synthetic`, instead of the rates: mean tokens that a round yields, from 1 to K + 1."""
+    """For `synthetic`, in place of the rates: mean tokens per round, 1 to K + 1."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> SpeculationSection:
+    def _check_combinations(self) -> SpeculationSection:
         wrong = [*self._auto_problems(), *self._ngram_problems(), *self._synthetic_problems()]
         if wrong:
             raise ValueError("\n".join(wrong))
@@ -52,7 +52,7 @@ class SpeculationSection(JobSection):
     def _auto_problems(self) -> list[str]:
         if self.proposer != "auto" or self.policy in ("goodput", "off"):
             return []
-        return [f".proposer is auto; expected that only with policy: goodput, and this is {self.policy}"]
+        return [f".proposer is auto, which requires policy: goodput; policy is {self.policy}"]
 
     def _ngram_problems(self) -> list[str]:
         if self.ngram_min <= self.ngram_max:
@@ -63,25 +63,25 @@ class SpeculationSection(JobSection):
         rates, length, k = self.synthetic_rates, self.synthetic_acceptance_length, self.num_speculative_tokens
         given = [name for name in ("synthetic_rates", "synthetic_acceptance_length") if getattr(self, name) is not None]
         if self.method != "synthetic":
-            return [f".{name} is set; expected that only with method: synthetic" for name in given]
+            return [f".{name} is set, which requires method: synthetic; method is {self.method}" for name in given]
         if len(given) != 1:
             return [".method is synthetic; expected exactly one of synthetic_rates and synthetic_acceptance_length"]
         if rates is not None and len(rates) != k:
-            return [f".synthetic_rates has {len(rates)} entries; expected {k}, one for each of num_speculative_tokens"]
+            return [f".synthetic_rates has {len(rates)} entries; expected {k} (num_speculative_tokens)"]
         if rates is not None and any(a < b for a, b in pairwise(rates)):
-            return [f".synthetic_rates is {list(rates)}; expected rates that never rise"]
+            return [f".synthetic_rates is {list(rates)}; expected non-increasing rates"]
         if length is not None and length > k + 1:
             return [f".synthetic_acceptance_length is {length}; expected at most {k + 1} (num_speculative_tokens + 1)"]
         return []
 
     @property
     def max_k(self) -> int:
-        """Widest round that any plan of this job asks for; 0 when nothing is ever drafted."""
+        """Largest K of any plan of this job; 0 when nothing is ever drafted."""
         return 0 if self.policy == "off" or self.proposer == "none" else self.num_speculative_tokens
 
     @property
     def active_proposer(self) -> ProposerChoice:
-        """The proposer that has work to do: "none" when nothing is ever drafted."""
+        """Proposer of the job; "none" when nothing is ever drafted."""
         return self.proposer if self.max_k else "none"
 
     @property

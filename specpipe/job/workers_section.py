@@ -7,54 +7,56 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from specpipe.core import MAX_ATTEMPTS, STALL_S, EngineConfig
-from specpipe.job.field_types import Count, Described, Number, default_of
+from specpipe.job.field_types import Count, Described, Number, Tuning, default_of
 from specpipe.job.job_section import JobSection
 
 
 class WorkerRange(JobSection):
-    """How many workers a run takes: it begins with room for `min`, and others join as there is room, up to `max`."""
+    """Range of workers: the run starts with room for `min`, and more join as there is room, up to `max`."""
 
     min: Count = 1
     max: Count
 
     @model_validator(mode="after")
-    def _is_a_range(self) -> WorkerRange:
+    def _check_range(self) -> WorkerRange:
         if self.min > self.max:
             raise ValueError(f".min is {self.min}; expected at most max ({self.max})")
         return self
 
 
 class WorkersSection(JobSection):
-    """Ray actors, each of which holds the pair on one device."""
+    """Ray actors, each with the pair of models on one device."""
 
-    count: Annotated[
-        Count | Literal["auto"] | WorkerRange,
-        Described("a whole number (1 or more), auto or a range such as {min: 2, max: 8}"),
+    count: Tuning[
+        Annotated[
+            Count | Literal["auto"] | WorkerRange,
+            Described("an integer (>= 1), auto or a range such as {min: 2, max: 8}"),
+        ]
     ] = "auto"
-    """`auto`: one for each GPU of the cluster, or one on a machine without GPUs. `{min: 2, max: 8}`: the run starts
-    where there is room for min, and takes up to max; in a cluster workers join and leave while it goes on."""
-    slots: Count = default_of(EngineConfig, "slots")
+    """`auto`: one for each GPU of the cluster, or one without GPUs. `{min: 2, max: 8}`: the run starts once min fit;
+    in a cluster workers join and leave later, up to max."""
+    slots: Tuning[Count] = default_of(EngineConfig, "slots")
     """Rows that a worker generates at once."""
-    gpus_per_worker: Count = 1
-    """One GPU holds a pair; nothing else is served."""
-    cpus_per_worker: Annotated[Number, Field(gt=0)] | Literal["auto"] = "auto"
-    """CPUs that Ray sets aside for a worker."""
-    shard_tokens: Count | None = None
-    """Size of a shard in estimated tokens (prompt + output). Left out, it goes by the device: some minutes of work.
-    A run that is resumed keeps the shards it began with."""
-    max_attempts: Count = MAX_ATTEMPTS
-    """Times that a shard is tried before the run goes on without it."""
-    stall_seconds: Annotated[Number, Field(gt=0)] = STALL_S
-    """A worker whose engine step, or whose answer, takes longer is taken for hung: its stacks are logged and it is
-    replaced. Loading and warm-up are not counted."""
-    prefill_budget: Count = default_of(EngineConfig, "prefill_budget")
-    """Most prompt tokens that a worker reads in one step."""
+    gpus_per_worker: Tuning[Count] = 1
+    """Only 1 is supported: a pair runs on one GPU."""
+    cpus_per_worker: Tuning[Annotated[Number, Field(gt=0)] | Literal["auto"]] = "auto"
+    """CPUs that Ray reserves for a worker."""
+    shard_tokens: Tuning[Count | None] = None
+    """Size of a shard in estimated tokens (prompt + output); by default some minutes of work on the device. A resumed
+    run keeps its shards."""
+    max_attempts: Tuning[Count] = MAX_ATTEMPTS
+    """Attempts at a shard before the run goes on without it."""
+    stall_seconds: Tuning[Annotated[Number, Field(gt=0)]] = STALL_S
+    """Time limit of an engine step or a worker's reply. A worker beyond it counts as hung: its stack traces are logged
+    and it is replaced. Loading and warm-up are exempt."""
+    prefill_budget: Tuning[Count] = default_of(EngineConfig, "prefill_budget")
+    """Maximum prompt tokens of one engine step."""
 
     @model_validator(mode="after")
-    def _one_gpu_holds_a_pair(self) -> WorkersSection:
+    def _check_gpus(self) -> WorkersSection:
         if self.gpus_per_worker != 1:
             raise ValueError(
-                f".gpus_per_worker is {self.gpus_per_worker}; expected 1: a pair lives on one GPU. "
-                "Use more GPUs with more workers (workers.count)"
+                f".gpus_per_worker is {self.gpus_per_worker}; expected 1, because a pair runs on one GPU. "
+                "To use more GPUs, run more workers (workers.count)"
             )
         return self

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from specpipe.arrays import Array
 from specpipe.core import ProposerName
-from specpipe.simulator.machine import Array
 from specpipe.simulator.scenarios import Scenario
 from specpipe.simulator.simulated_worker import SimulatedWorker
 

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
+from specpipe.arrays import Array
 from specpipe.core import CostPoint, PrefillPoint, Profile
-from specpipe.simulator.machine import Array
 from specpipe.simulator.oracle import RoundChoice
 from specpipe.simulator.round_log import RoundLog
 from specpipe.simulator.scenarios import Scenario

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
+from specpipe.arrays import Array
 from specpipe.core import EngineConfig, ProposerName
 from specpipe.errors import JobError
-from specpipe.simulator.machine import Array, Machine
+from specpipe.simulator.machine import Machine
 
 LEAST_ROUNDS = 700
 """About as many as a scenario has even where every round drafts the most."""

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from specpipe.arrays import Array
 from specpipe.core import ProposerName
-from specpipe.speculation.cost_cells import MEMORY, SHORT, Array, CostCells, proposer_code
+from specpipe.speculation.cost_cells import MEMORY, SHORT, CostCells, proposer_code
 from specpipe.speculation.round_model import FEATURES, KV, LOAD_SLOWDOWN, fit_model, model_terms, monotone, one_hot
 
 _LITTLE = 1 / 8  # of all rounds

@@ -10,13 +10,14 @@ from functools import lru_cache
 
 import numpy as np
 
+from specpipe.arrays import Array
 from specpipe.core import Exploration, ProposerName, SpeculationPlan
 from specpipe.speculation.activation import plan_activation
 from specpipe.speculation.cost_table import CostTable
 from specpipe.speculation.exploration import EARLY_ROUNDS, EARLY_SHARE, EXPLORE_SHARE, explore, trial_tokens
 from specpipe.speculation.plan_reason import plan_reason
 from specpipe.speculation.policy import PolicyInputs
-from specpipe.speculation.throughput import Array, ProposerChoice, RemainingWork, expected_tokens, seconds_per_token
+from specpipe.speculation.throughput import ProposerChoice, RemainingWork, expected_tokens, seconds_per_token
 
 HYSTERESIS = 0.02
 """What is in force is left only for something expected to be this much faster."""

@@ -1,4 +1,4 @@
-"""What a job means to the parts that run it."""
+"""JobSpec: derived values, identity and tuning, and the reference page."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from specpipe.core import EngineConfig, SamplingParams
 from specpipe.job import JobSpec, load_job, parse_job
+from specpipe.job.job_spec import tuning_fields
 from specpipe.job.reference import reference
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +18,7 @@ def job(**sections: object) -> JobSpec:
     return parse_job({**base, **sections}, source="test")
 
 
-def test_the_shipped_job_is_the_fields_benchmark() -> None:
+def test_sharegpt_job_has_the_benchmark_settings() -> None:
     spec = load_job(ROOT / "jobs" / "sharegpt.yaml")
     expected = SamplingParams(temperature=0.0, max_new_tokens=300, ignore_eos=True)
     assert spec.name == "sharegpt" and spec.sampling_params() == expected
@@ -25,12 +26,12 @@ def test_the_shipped_job_is_the_fields_benchmark() -> None:
     assert (spec.model.target, spec.draft_model) == ("builtin:tiny", "builtin:tiny")
 
 
-def test_defaults_are_those_of_the_vocabulary() -> None:
+def test_job_defaults_equal_core_defaults() -> None:
     assert job().sampling_params() == SamplingParams()
     assert job(speculation={"policy": "off"}).engine_config(512) == EngineConfig(max_model_len=512)
 
 
-def test_sampling_defaults_fill_what_the_job_leaves_out() -> None:
+def test_with_sampling_fills_only_missing_keys() -> None:
     spec = job(sampling={"defaults": "model", "temperature": 0.3, "stop": ["x"]})
     filled = spec.with_sampling({"temperature": 0.9, "top_k": 20})
     assert filled.sampling_params() == SamplingParams(temperature=0.3, top_k=20, stop=("x",))
@@ -38,7 +39,7 @@ def test_sampling_defaults_fill_what_the_job_leaves_out() -> None:
     assert filled.identity() != spec.identity()
 
 
-def test_the_engine_gets_the_jobs_numbers() -> None:
+def test_engine_config_copies_the_jobs_values() -> None:
     spec = job(
         workers={"slots": 4, "prefill_budget": 99},
         speculation={"method": "invariant", "proposer": "ngram", "num_speculative_tokens": 5, "ngram_max": 6},
@@ -51,13 +52,13 @@ def test_the_engine_gets_the_jobs_numbers() -> None:
 @pytest.mark.parametrize(
     ("draft", "proposers", "engine"), [("small", ("draft", "ngram"), "auto"), (None, ("ngram",), "ngram")]
 )
-def test_auto_offers_what_there_is(draft: str | None, proposers: tuple[str, ...], engine: str) -> None:
+def test_auto_proposers_depend_on_the_draft_model(draft: str | None, proposers: tuple[str, ...], engine: str) -> None:
     spec = job(model={"target": "big", "draft": draft}, speculation={"policy": "goodput", "proposer": "auto"})
     assert (spec.proposers, spec.engine_config(64).proposer, spec.draft_model) == (proposers, engine, draft)
 
 
 @pytest.mark.parametrize(("policy", "proposer"), [("off", "draft"), ("fixed", "none"), ("off", "none")])
-def test_where_nothing_is_drafted_the_engine_is_told_so(policy: str, proposer: str) -> None:
+def test_max_k_is_zero_without_drafting(policy: str, proposer: str) -> None:
     speculation = job(speculation={"policy": policy, "proposer": proposer}).speculation
     assert (speculation.max_k, speculation.active_proposer) == (0, "none")
 
@@ -66,19 +67,19 @@ def test_where_nothing_is_drafted_the_engine_is_told_so(policy: str, proposer: s
     ("length", "k", "rates"),
     [(1, 2, (0.0, 0.0)), (2.75, 3, (1.0, 0.75, 0.0)), (4, 3, (1.0, 1.0, 1.0)), (1.5, 1, (0.5,))],
 )
-def test_an_acceptance_length_becomes_rates_that_sum_to_it_less_one(
+def test_acceptance_length_becomes_rates_summing_to_length_minus_one(
     length: float, k: int, rates: tuple[float, ...]
 ) -> None:
     spec = job(speculation={"method": "synthetic", "synthetic_acceptance_length": length, "num_speculative_tokens": k})
     assert spec.speculation.rates == spec.engine_config(64).synthetic_rates == rates
 
 
-def test_given_rates_are_taken_as_they_are() -> None:
+def test_given_rates_are_unchanged() -> None:
     assert job(speculation={"method": "synthetic", "synthetic_rates": [0.9, 0.5, 0]}).speculation.rates == (0.9, 0.5, 0)
     assert job().speculation.rates == ()
 
 
-def test_identity_and_tuning_are_every_field_once_and_json() -> None:
+def test_identity_and_tuning_hold_every_field_once_as_json() -> None:
     spec = job()
     identity, tuning = spec.identity(), spec.tuning()
     dumped = spec.model_dump()
@@ -86,6 +87,15 @@ def test_identity_and_tuning_are_every_field_once_and_json() -> None:
     places |= {name for name, value in dumped.items() if not isinstance(value, dict)}
     assert identity.keys() | tuning.keys() == places and not identity.keys() & tuning.keys()
     assert json.loads(json.dumps(identity)) == identity and json.loads(json.dumps(tuning)) == tuning
+
+
+def test_tuning_marks_are_on_exactly_these_fields() -> None:
+    model = {"model.device", "model.draft_dtype"}
+    policy = {"policy", "num_speculative_tokens", "max_running", "proposer", "ngram_min", "ngram_max"}
+    workers = {"count", "slots", "gpus_per_worker", "cpus_per_worker", "shard_tokens", "max_attempts", "stall_seconds"}
+    rest = {"name", "data.warmup_rows", "sampling.defaults", "output.path", "output.max_failed_rows"}
+    expected = model | rest | {f"speculation.{key}" for key in policy} | {f"workers.{key}" for key in workers}
+    assert tuning_fields() == expected | {"workers.prefill_budget"}
 
 
 @pytest.mark.parametrize(
@@ -111,18 +121,18 @@ def test_identity_and_tuning_are_every_field_once_and_json() -> None:
         ("output", {"path": "elsewhere", "max_failed_rows": 9}, False),
     ],
 )
-def test_identity_changes_with_what_makes_the_outputs_alone(section: str, values: object, is_identity: bool) -> None:
+def test_only_fields_that_make_outputs_change_identity(section: str, values: object, is_identity: bool) -> None:
     changed = job(**{section: values})
     assert (changed.identity() != job().identity()) is is_identity
     assert (changed.tuning() != job().tuning()) is not is_identity
 
 
-def test_the_reference_page_is_current() -> None:
+def test_reference_page_is_current() -> None:
     page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
     assert page == reference(), "run `python -m specpipe.job.reference > docs/jobs.md`"
 
 
-def test_every_field_is_documented() -> None:
+def test_every_field_has_a_description() -> None:
     rows = [line for line in reference().splitlines() if line.startswith("| `")]
     assert len(rows) == len(job().identity()) + len(job().tuning())
     assert all(row.rsplit("|", 2)[1].strip() for row in rows)

@@ -1,4 +1,4 @@
-"""Whatever a job file holds, it is a job or a JobError in plain words: never a traceback."""
+"""Any content of a job file gives a job or a JobError, never another exception."""
 
 from pathlib import Path
 
@@ -24,14 +24,14 @@ sections = st.dictionaries(keys, values, max_size=6)
 jobs = st.dictionaries(st.sampled_from([*SECTIONS, "name", "seed"]) | keys, sections | values, max_size=7)
 
 
-def is_a_job_or_a_job_error(values: object) -> None:
+def parses_or_raises_job_error(values: object) -> None:
     try:
         parse_job(values, source="any")
     except JobError as error:
         assert str(error).startswith("any")
 
 
-def loads_or_is_a_job_error(path: Path, text: str) -> None:
+def loads_or_raises_job_error(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     try:
         load_job(path)
@@ -41,16 +41,16 @@ def loads_or_is_a_job_error(path: Path, text: str) -> None:
 
 def check(cases: int, path: Path) -> None:
     each = settings(max_examples=cases, deadline=None, suppress_health_check=list(HealthCheck))
-    each(given(values=values | jobs)(is_a_job_or_a_job_error))()
+    each(given(values=values | jobs)(parses_or_raises_job_error))()
     texts = st.one_of(st.text(), st.binary().map(lambda data: data.decode("latin-1")), jobs.map(yaml.dump))
-    each(given(text=texts)(loads_or_is_a_job_error))(path)
+    each(given(text=texts)(loads_or_raises_job_error))(path)
 
 
-def test_any_values_and_any_text_are_a_job_or_a_job_error(tmp_path: Path) -> None:
-    check(200, tmp_path / "any.yaml")
+def test_any_values_or_text_give_job_or_job_error(tmp_path: Path) -> None:
+    check(60, tmp_path / "any.yaml")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_ten_thousand_job_files(tmp_path: Path) -> None:
+def test_ten_thousand_job_files_give_job_or_job_error(tmp_path: Path) -> None:
     check(10_000, tmp_path / "any.yaml")
