@@ -1,4 +1,4 @@
-"""`specpipe convert`: chats to a dataset, and a run's outputs to what other programs read."""
+"""`specpipe convert`: chats to a dataset, and outputs of a run to other formats."""
 
 from __future__ import annotations
 
@@ -7,24 +7,34 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from specpipe.cli.options import overwrite_option
+
 if TYPE_CHECKING:
     from specpipe.data.conversion.convert_chats import ConvertReport
 
-_WIDTH = 80
-_EXPORTS = ("lm-eval", "openai-batch", "jsonl", "csv", "sharegpt")
+_MAX_WIDTH = 80
+_EXPORT_FORMATS = ("lm-eval", "openai-batch", "jsonl", "csv", "sharegpt")
 
 
-@click.command(short_help="Turn chat files into a dataset, or a run's outputs into another format.")
+@click.command(short_help="Convert chats to a dataset, or a run's outputs to another format.")
 @click.argument("source", metavar="SRC", type=click.Path())
-@click.option("--to", "to", type=click.Choice(["parquet", *_EXPORTS]), required=True, help="What to write.")
-@click.option("--out", type=click.Path(), help="The file to write. Left out: beside SRC, with another ending.")
+@click.option("--to", "to", type=click.Choice(["parquet", *_EXPORT_FORMATS]), required=True, help="Format to write.")
+@click.option(
+    "--out", type=click.Path(), metavar="FILE", help="File to write.  [default: SRC with the format's extension]"
+)
 @click.option(
     "--turns",
     type=click.Choice(["first", "all"]),
-    help="first: the first user turn (default for ShareGPT). all: all before the last answer (for OpenAI messages).",
+    help="Turns that form the prompt: the first user turn, or all before the last answer.  [default: first for "
+    "ShareGPT, all for OpenAI messages]",
 )
-@click.option("--keep", multiple=True, metavar="KEY", help="Keep a key of the records as a text column, any number.")
-@click.option("--overwrite", is_flag=True, help="Replace the output file.")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="KEY",
+    help="Copy a key of the records to a text column. May be given several times.",
+)
+@overwrite_option
 def convert(
     source: str,
     to: str,
@@ -33,13 +43,13 @@ def convert(
     keep: tuple[str, ...],
     overwrite: bool,
 ) -> None:
-    """Convert SRC: a file of chats to a dataset that jobs read, or the output folder of a run to another format.
+    """Convert SRC: a file of chats to a dataset for jobs, or the output folder of a run to another format.
 
-    To parquet: SRC is one JSON array or JSON lines, of any size: ShareGPT conversations or OpenAI messages. The columns
-    of the output are id, messages (the prompt) and answer (what SRC has for it), then those of --keep.
+    --to parquet: SRC is a JSON array or JSON lines, of any size, with ShareGPT conversations or OpenAI messages. The
+    output has the columns id, messages (the prompt) and answer (from SRC), and those of --keep.
 
-    To another format: SRC is a complete run. jsonl and csv have all its columns; openai-batch the answers to a batch
-    file, by custom_id; sharegpt the chats with their new answers; lm-eval the predictions of an evaluation.
+    Other formats: SRC is a complete run. jsonl and csv hold all its columns; openai-batch the answers to a batch file,
+    by custom_id; sharegpt the chats with the new answers; lm-eval the predictions of an evaluation.
 
     \b
       specpipe convert ShareGPT_V3_unfiltered.json --to parquet
@@ -52,35 +62,36 @@ def convert(
     from specpipe.data.conversion.convert_chats import convert_chats
 
     out = out or f"{os.path.splitext(source)[0]}.{to}"
-    _print(convert_chats(source, out, take=turns, keep=list(dict.fromkeys(keep)), overwrite=overwrite))
+    _print_report(convert_chats(source, out, take=turns, keep=list(dict.fromkeys(keep)), overwrite=overwrite))
 
 
 def _export(run: str, to: str, out: str | None, *, overwrite: bool, chat_options: bool) -> None:
+    """Writes the outputs of a run in the format `to`. Raises UsageError if options for chats were given."""
     from typing import cast
 
     from specpipe.evaluation.export.export_run import ENDINGS, ExportFormat, export
 
     if chat_options:
-        raise click.UsageError("--turns and --keep belong to --to parquet; a run's columns are named in its job")
+        raise click.UsageError("--turns and --keep require --to parquet; the columns of a run are named in its job")
     form = cast(ExportFormat, to)
     report = export(run, form, out or f"{run.rstrip('/')}.{ENDINGS[form]}", overwrite=overwrite)
     click.echo(f"{report.rows:,} rows{f', {report.failed:,} of them failed' if report.failed else ''} → {report.out}")
 
 
-def _print(report: ConvertReport) -> None:
+def _print_report(report: ConvertReport) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, width=min(_WIDTH, console.width), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, width=min(_MAX_WIDTH, console.width), pad_edge=False)
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
     rows: list[tuple[str, int]] = [("records", report.records), ("  written", report.written)]
     rows += [(f"  skipped: {reason}", count) for reason, count in report.skipped.most_common()]
     rows += [
-        (f"turns: {speaker} → {role}" if role else f"turns: {speaker}, no known role", count)
+        (f"turns: {speaker} → {role}" if role else f"turns: {speaker}, unknown role", count)
         for (speaker, role), count in report.turns.most_common()
     ]
     rows += [(f"records with {key!r}, left out (--keep {key})", count) for key, count in report.left_out.most_common()]

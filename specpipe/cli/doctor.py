@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import click
 
+from specpipe.cli.options import set_option
 
-@click.command(short_help="Check what a job needs of this machine.")
+_LABELS = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "problem": ("PROBLEM", "bold red")}
+
+
+@click.command(short_help="Check whether this machine can run a job.")
 @click.argument("job", type=click.Path(), required=False)
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a field of the job, any number.")
+@set_option
 @click.pass_context
 def doctor(ctx: click.Context, job: str | None, overrides: tuple[str, ...]) -> None:
-    """Check this machine, and whether it can run JOB: software, GPUs, disks, output folder, models, dataset, memory.
+    """Check this machine and, with JOB, whether it can run the job.
 
-    Nothing is downloaded or started. Exit code 1 when something has to be mended.
+    Checks software, GPUs and disks; of JOB the output folder, models, dataset and memory. Downloads and starts nothing.
+    The exit code is 1 if there is a problem.
     """
     from rich.console import Console
     from rich.text import Text
 
-    from specpipe.cli.log_setup import quiet
+    from specpipe.cli.log_setup import configure_logging
     from specpipe.doctor import examine
     from specpipe.errors import EXIT_FAILED
     from specpipe.job import load_job
 
-    quiet(verbose=False)
+    configure_logging()
     spec = None if job is None else load_job(job, overrides)
     console = Console(soft_wrap=True)
-    marks = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "problem": ("PROBLEM", "bold red")}
     problems = 0
     for finding in examine(spec):
         problems += finding.status == "problem"
-        console.print(Text.assemble(marks[finding.status], " ", (f"{finding.name}: ", "bold"), finding.found))
+        console.print(Text.assemble(_LABELS[finding.status], " ", (f"{finding.name}: ", "bold"), finding.found))
         if finding.mend:
             console.print(Text(f"        → {finding.mend}"))
-    console.print(f"{problems} problem(s)" if problems else "Nothing to mend.")
+    console.print(f"{problems} problem{'s' if problems > 1 else ''} found." if problems else "No problems found.")
     ctx.exit(EXIT_FAILED if problems else 0)

@@ -1,17 +1,17 @@
-"""`specpipe eval`."""
+"""`specpipe eval`: scores of runs by lm-eval."""
 
 from __future__ import annotations
 
 import click
 
-from specpipe.cli.options import log_option
+from specpipe.cli.options import log_json_option, set_option, verbose_option
 
-_PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+_PASS_FLAGS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 @click.group("eval", short_help="Score runs with lm-eval.")
 def evaluate() -> None:
-    """Score what a run generated with lm-eval's own tasks and metrics.
+    """Score the outputs of runs with lm-eval's own tasks and metrics.
 
     \b
       specpipe eval record --model builtin:tiny --out gsm8k.parquet --tasks gsm8k
@@ -20,13 +20,17 @@ def evaluate() -> None:
     """
 
 
-@evaluate.command(context_settings=_PASS_ON, short_help="Write an evaluation's requests as a dataset.")
-@click.option("--model", required=True, metavar="NAME", help="The target: its tokenizer and template make the prompts.")
-@click.option("--out", required=True, metavar="FILE", help="The Parquet file to write.")
-@click.option("--max-length", type=click.IntRange(min=2), metavar="N", help="Longest prompt + output in tokens.")
-@click.option("--chat-template", type=click.Path(), help="A Jinja file instead of the model's own template.")
+@evaluate.command(context_settings=_PASS_FLAGS_ON, short_help="Write the requests of an evaluation as a dataset.")
+@click.option("--model", required=True, metavar="NAME", help="Target model; prompts use its tokenizer and template.")
+@click.option("--out", required=True, metavar="FILE", help="Parquet file to write.")
+@click.option(
+    "--max-length", type=click.IntRange(min=2), metavar="N", help="Most tokens of a prompt and its output together."
+)
+@click.option("--chat-template", type=click.Path(), metavar="FILE", help="Jinja template; default: the model's own.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the tokenizer.")
-@click.option("--add-bos-token/--no-add-bos-token", default=None, help="As lm-eval's model argument of that name.")
+@click.option(
+    "--add-bos-token/--no-add-bos-token", default=None, help="Passed on as lm-eval's model argument add_bos_token."
+)
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def record(
     model: str,
@@ -37,20 +41,20 @@ def record(
     add_bos_token: bool | None,
     flags: tuple[str, ...],
 ) -> None:
-    """Write what lm-eval would ask with FLAGS, its own command line, as a dataset that `specpipe run` reads.
+    """Write the requests of an lm-eval evaluation as a dataset for `specpipe run`.
 
-    Options of specpipe come first, then lm-eval's.
+    FLAGS are options of lm-eval's own command line. They follow those of specpipe.
 
     \b
       specpipe eval record --model builtin:tiny --out requests.parquet \\
           --tasks gsm8k --num_fewshot 5 --limit 200 --apply_chat_template
     """
-    from specpipe.cli.log_setup import quiet
+    from specpipe.cli.log_setup import configure_logging
 
-    quiet(verbose=False)
-    from specpipe.evaluation.harness.recording import record as write
+    configure_logging()
+    from specpipe.evaluation.harness.recording import record as record_requests
 
-    count = write(
+    count = record_requests(
         flags,
         out,
         target=model,
@@ -62,19 +66,19 @@ def record(
     click.echo(f"{count:,} requests → {out}")
 
 
-@evaluate.command(context_settings=_PASS_ON, short_help="Score a run's outputs.")
-@click.option("--out", metavar="FOLDER", help="Folder for the results. Left out: lm_eval in the run's own folder.")
-@click.option("--requests", metavar="FILE", help="The recording, where it has moved since the run.")
+@evaluate.command(context_settings=_PASS_FLAGS_ON, short_help="Score the outputs of a run.")
+@click.option("--out", metavar="FOLDER", help="Folder for the results.  [default: lm_eval in the run's folder]")
+@click.option("--requests", metavar="FILE", help="Recorded requests, if the file has moved since the run.")
 @click.argument("run", metavar="RUN")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def replay(out: str | None, requests: str | None, run: str, flags: tuple[str, ...]) -> None:
-    """Have lm-eval score RUN, the output folder of a job on a recording.
+    """Score RUN, the output folder of a job on recorded requests, with lm-eval.
 
-    FLAGS of lm-eval are the recorded ones; others that would change prompts or scores are refused.
+    lm-eval's options are those of the recording. FLAGS may add others, but none that change prompts or scores.
     """
-    from specpipe.cli.log_setup import quiet
+    from specpipe.cli.log_setup import configure_logging
 
-    quiet(verbose=False)
+    configure_logging()
     from specpipe.evaluation.harness.replay import replay as score
 
     scored = score(run, flags, out=out, requests=requests)
@@ -84,23 +88,23 @@ def replay(out: str | None, requests: str | None, run: str, flags: tuple[str, ..
 
 @evaluate.command(short_help="Record, run plain and speculative, score and compare.")
 @click.argument("job", type=click.Path())
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N documents of each task.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a field of the job, any number.")
-@click.option("-v", "--verbose", is_flag=True, help="Log what the driver and the workers do.")
-@log_option
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Use only the first N documents of each task.")
+@set_option
+@verbose_option
+@log_json_option
 @click.pass_context
 def run(
     ctx: click.Context, job: str, limit: int | None, overrides: tuple[str, ...], verbose: bool, log_json: bool
 ) -> None:
-    """Run JOB, a job file with a section `eval`: made for a schedule (output.path: runs/{name}-{date}).
+    """Run JOB, a job file with a section `eval`, plain and speculative, and compare the scores.
 
-    Start it again to go on where it ended. The exit code is 1 where speculation changed a score by more than chance
-    explains.
+    Suited to a schedule (output.path: runs/{name}-{date}). Run the same command again to resume. The exit code is 1 if
+    speculation changed a score by more than chance explains.
     """
-    from specpipe.cli.log_setup import quiet
+    from specpipe.cli.log_setup import configure_logging
 
-    quiet(verbose=verbose, as_json=log_json)
-    from specpipe.cli.compare import print_comparison
+    configure_logging(verbose=verbose, as_json=log_json)
+    from specpipe.cli.comparison_table import print_comparison
     from specpipe.cli.log_display import LogDisplay, display_for, log_result
     from specpipe.evaluation.schedule.eval_job import load_eval_job
     from specpipe.evaluation.schedule.run_evaluation import run_evaluation
@@ -108,7 +112,7 @@ def run(
     from specpipe.pipeline.cluster.backend import RayBackend
     from specpipe.pipeline.run.run import RunResult, Viewer, execute
 
-    def execute_shown(spec: JobSpec) -> RunResult:
+    def execute_with_display(spec: JobSpec) -> RunResult:
         with display_for(spec.name, as_json=log_json) as display:
             viewer = Viewer(announce=display.announce, progress=display.show)
             result = execute(spec, viewer=viewer, backend=RayBackend(verbose=verbose, json_logs=log_json))
@@ -116,12 +120,12 @@ def run(
             log_result(result)
         return result
 
-    loaded = load_eval_job(job, overrides, limit=limit)
-    say = LogDisplay().announce if log_json else click.echo
-    result = run_evaluation(loaded, execute_shown, say)
+    eval_job = load_eval_job(job, overrides, limit=limit)
+    announce = LogDisplay().announce if log_json else click.echo
+    result = run_evaluation(eval_job, execute_with_display, announce)
     if result.comparison is not None and log_json:
-        say(f"{result.comparison.verdict} → {loaded.folder}")
+        announce(f"{result.comparison.verdict} → {eval_job.folder}")
     elif result.comparison is not None:
         print_comparison(result.comparison)
-        click.echo(f"→ {loaded.folder}")
+        click.echo(f"→ {eval_job.folder}")
     ctx.exit(result.exit_code)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from specpipe.cli.options import overwrite_option
+
 _PROMPTS = (
     "Hello, how are you?",
     "What is the capital of France?",
@@ -19,62 +21,65 @@ _PROMPTS = (
 )
 
 _JOB = """\
-# A job for specpipe. It runs as it is, on a laptop without a network:
+# A job for specpipe. It runs unchanged on a laptop without a network:
 #
-#   specpipe run {job} --dry-run     what it would do
-#   specpipe run {job}               do it; a second start goes on where the first one ended
-#   specpipe doctor {job}            whether this machine can
+#   specpipe run {job} --dry-run     print the plan
+#   specpipe run {job}               run it; run it again to resume
+#   specpipe doctor {job}            check whether this machine can run it
 #
-# Lines that begin with "#" and a key show what else there is. Every key: docs/jobs.md.
+# Lines that begin with "#" and a key show other options. All keys: docs/jobs.md.
 
 model:
-  target: builtin:tiny            # the model whose text you want: a Hugging Face name, or a folder
-  draft: builtin:tiny             # a smaller one with the same vocabulary, which proposes tokens
+  target: builtin:tiny            # model that generates the text: a Hugging Face name or a folder
+  draft: builtin:tiny             # smaller model with the same vocabulary, which proposes tokens
   # dtype: auto                   # bfloat16 on a GPU, float32 on a CPU
-  # max_model_len: 4096           # longest prompt + output in tokens; left out, what the target was made for
-  # chat_template: chat.jinja     # instead of the model's own
+  # max_model_len: 4096           # most tokens of prompt and output; default: the target's limit
+  # chat_template: chat.jinja     # Jinja file, instead of the model's template
   # chat_template_kwargs: {{enable_thinking: false}}
 
 data:
   path: {prompts}
                                   # Parquet, Arrow or JSON lines; a file, a folder, a glob or a URI (s3://…)
                                   # with a column prompt, messages, conversations, prompt_token_ids or body
-  # prompt: question              # the prompt's column, where it is called otherwise
-  # limit: 100                    # only the first rows, to try things
+  # prompt: question              # name of the prompt's column, if it is another one
+  # limit: 100                    # run only the first rows
   # system_prompt: Answer briefly.
-  # on_too_long: truncate_left    # instead of an error row
+  # on_too_long: truncate_left    # default: an error in the row
 
 sampling:
   temperature: 0                  # 0 is greedy
   max_new_tokens: 100
   # top_p: 0.95
   # repetition_penalty: 1.1       # also presence_penalty, frequency_penalty
-  # logprobs: 0                   # write every token's log-probability; 5: and those of the 5 most likely ones
+  # logprobs: 0                   # write each token's log-probability; 5: also the 5 most likely tokens
   # stop: ["Question:"]
-  # defaults: model               # for keys left out here: the model's generation_config.json
+  # defaults: model               # take missing keys from the model's generation_config.json
 
 speculation:
-  policy: goodput                 # as many tokens as pay at the number of rows that run, up to:
+  policy: goodput                 # chooses the number of draft tokens by throughput, up to:
   num_speculative_tokens: 3
-  # policy: "off"                 # plain decoding, to compare with
-  # proposer: ngram               # drafts from the row's own words, without a draft model
+  # policy: "off"                 # plain decoding, for comparison
+  # proposer: ngram               # drafts from n-grams of the row, without a draft model
 
 workers:
   count: auto                     # one for each GPU
-  slots: 16                       # rows that a worker generates at once; 64 and more on a large GPU
+  slots: 16                       # rows that a worker runs at once; 64 or more on a large GPU
 
 output:
   path: {runs}
-  # keep_columns: [category]      # columns of the input to copy
-  # max_failed_rows: 10           # more bad rows than this end the run with exit code 3
+  # keep_columns: [category]      # input columns to copy
+  # max_failed_rows: 10           # with more failed rows, the exit code is 3
 """
 
 
-@click.command(short_help="Write a job file to start from.")
+@click.command(short_help="Write a commented job file to start from.")
 @click.argument("path", type=click.Path(dir_okay=False), default="job.yaml")
-@click.option("--overwrite", is_flag=True, help="Replace files that are there.")
+@overwrite_option
 def init(path: str, overwrite: bool) -> None:
-    """Write a commented job file to PATH (job.yaml), with prompts beside it. Both run as they are."""
+    """Write a commented job file to PATH (default: job.yaml), and a file of example prompts beside it.
+
+    The job runs without changes on the embedded models.
+    """
     from specpipe.errors import JobError
 
     job = Path(path)
@@ -84,12 +89,12 @@ def init(path: str, overwrite: bool) -> None:
         job: _JOB.format(job=job, prompts=json.dumps(str(prompts)), runs=f"runs/{job.stem}"),
         prompts: "".join(json.dumps(row) + "\n" for row in rows),
     }
-    if there := [str(file) for file in texts if file.exists() and not overwrite]:
-        raise JobError(f"{' and '.join(there)} is there already; give another PATH, or --overwrite")
+    if existing := [str(file) for file in texts if file.exists() and not overwrite]:
+        raise JobError(f"{' and '.join(existing)} already exists; give another PATH, or --overwrite")
     try:
         job.parent.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
             file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise JobError(f"{error.filename} cannot be written: {error.strerror}") from error
-    click.echo(f"Wrote {job} and {prompts}. Start with: specpipe run {job}")
+    click.echo(f"Wrote {job} and {prompts}. Run the job with: specpipe run {job}")

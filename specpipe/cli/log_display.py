@@ -1,4 +1,4 @@
-"""A run as it goes, as records of the log: for collectors, where nobody looks at a terminal."""
+"""Progress of a run as log records, for log collectors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from specpipe.pipeline.logs import with_fields
 from specpipe.pipeline.run.run import RunResult
 
 log = logging.getLogger(__name__)
-_EVERY_S = 5.0
+_INTERVAL_S = 5.0
 
 
 class Display(Protocol):
-    """Shows a run to whoever watches it. A context manager."""
+    """Shows the progress of a run while its block runs."""
 
     def __enter__(self) -> Display: ...
 
@@ -26,13 +26,17 @@ class Display(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def announce(self, line: str) -> None: ...
+    def announce(self, line: str) -> None:
+        """Shows one line of text."""
+        ...
 
-    def show(self, progress: Progress) -> None: ...
+    def show(self, progress: Progress) -> None:
+        """Shows a snapshot; may skip some."""
+        ...
 
 
 class LogDisplay:
-    """A record every few seconds, with all that Progress knows as fields."""
+    """Display that logs a record every few seconds, with the fields of Progress."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -50,17 +54,17 @@ class LogDisplay:
 
     def show(self, progress: Progress) -> None:
         if (now := time.monotonic()) >= self._next:
-            self._next = now + _EVERY_S
+            self._next = now + _INTERVAL_S
             log.info("progress", extra=with_fields(**dataclasses.asdict(progress)))
 
 
 def display_for(name: str, *, as_json: bool) -> Display:
-    """A terminal's display of the job `name`, or records of the log."""
+    """Returns the display of a job: on the terminal, or as log records."""
     return LogDisplay() if as_json else RunDisplay(name)
 
 
 def log_result(result: RunResult) -> None:
-    """How a run ended: the summary's plain figures as fields."""
+    """Logs how a run ended, with the numbers and strings of its summary as fields."""
     figures = {key: value for key, value in result.summary.items() if isinstance(value, int | float | str)}
     facts = {**figures, "state": result.state, "exit_code": result.exit_code, "folder": result.folder}
     log.info("%s", result.state, extra=with_fields(**facts))

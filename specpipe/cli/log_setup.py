@@ -1,4 +1,4 @@
-"""Only our own words on the terminal, unless asked for more."""
+"""Logging of a command: specpipe's own records on stderr, those of libraries only on request."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from typing import TextIO
 from specpipe.pipeline.logs import JsonFormatter, TextFormatter
 
 
-class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to whatever sys.stderr is at the time: a live display replaces it, to print above itself."""
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to the current `sys.stderr`: the live display replaces it in order to print above itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
 
 
-def quiet(*, verbose: bool, as_json: bool = False) -> None:
-    """Our log goes to stderr, from warnings on or from information on; other libraries' only with `verbose`.
+def configure_logging(*, verbose: bool = False, as_json: bool = False) -> None:
+    """Sends logs to stderr: warnings of specpipe, or with `verbose` also information and warnings of libraries.
 
-    `as_json`: one line of JSON each, from information on: progress and results too.
+    Call it before libraries are imported: they read the environment variables on import, and workers inherit them.
 
-    Call it before they are imported: they read the environment then. Workers inherit it.
+    Args:
+        verbose: Also log specpipe's information and other libraries' warnings.
+        as_json: Write one JSON object per line, from level information on, progress and results included.
     """
-    handler = _Stderr()
+    handler = _StderrHandler()
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(handlers=[handler], force=as_json)
     logging.getLogger().setLevel(logging.WARNING if verbose else logging.ERROR)

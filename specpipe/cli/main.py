@@ -1,4 +1,4 @@
-"""`specpipe`: the command group, and how errors and interrupts end it."""
+"""The command group `specpipe`: its commands, and how errors and interrupts end them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specpipe.cli.convert import convert
 from specpipe.cli.doctor import doctor
 from specpipe.cli.eval import evaluate
 from specpipe.cli.init import init
-from specpipe.cli.options import AS_JSON
+from specpipe.cli.options import LOG_JSON
 from specpipe.cli.run import run
 from specpipe.cli.show import show
 from specpipe.cli.verify import verify
@@ -22,47 +22,48 @@ from specpipe.errors import EXIT_INTERRUPTED, SpecpipeError
 from specpipe.pipeline.logs import printable
 
 
-class _Group(click.Group):
-    """One message for a user's mistake, no traceback; the exit code is the error's own."""
+class _MainGroup(click.Group):
+    """Ends commands on a SpecpipeError with one message, without a traceback, and with the error's exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except SpecpipeError as error:
-            _say(ctx, f"Error: {error}")
+            _report_error(ctx, f"Error: {error}")
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            _say(ctx, "Aborted. What is published stays; the same command goes on from there.")
+            _report_error(ctx, "Aborted. Published outputs are kept; run the same command again to resume.")
             ctx.exit(EXIT_INTERRUPTED)
 
 
-def _say(ctx: click.Context, text: str) -> None:
-    if ctx.meta.get(AS_JSON):
+def _report_error(ctx: click.Context, text: str) -> None:
+    if ctx.meta.get(LOG_JSON):
         logging.getLogger("specpipe").error("%s", text)
     else:
         click.echo(printable(text), err=True)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=_MainGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="specpipe")
 def main() -> None:
-    """Generate text for whole datasets, with speculative decoding.
+    """Generate text for whole datasets with speculative decoding.
 
     \b
-      specpipe run jobs/sharegpt.yaml             generate; a second start goes on where the first one ended
-      specpipe run jobs/sharegpt.yaml --dry-run   what it would do, without doing it
-      specpipe show runs/sharegpt                 how a run went, or goes
-      specpipe compare runs/plain runs/sharegpt   whether two runs' outputs and scores are the same
-      specpipe eval run jobs/eval-tiny.yaml       proof with lm-eval that speculation changes nothing
-      specpipe verify runs/sharegpt               proves that no row is missing, doubled or damaged
+      specpipe init job.yaml                      write a job file to start from
+      specpipe run jobs/sharegpt.yaml             run a job; run it again to resume
+      specpipe run jobs/sharegpt.yaml --dry-run   print the plan of a job without running it
+      specpipe show runs/sharegpt                 show the totals and progress of a run
+      specpipe verify runs/sharegpt               verify that no row is missing, duplicated or damaged
+      specpipe compare runs/plain runs/sharegpt   compare outputs and scores of two runs
+      specpipe eval run jobs/eval-tiny.yaml       test with lm-eval that speculation changes no score
 
     \b
     Exit codes:
       0    complete
       1    failed
       2    bad usage, job file, model, dataset or output folder
-      3    complete, with more failed rows or shards than the job allows
-      130  interrupted; start it again to resume
+      3    complete, but with more failed rows or shards than the job allows
+      130  interrupted; run the same command again to resume
     """
 
 

@@ -1,4 +1,4 @@
-"""`specpipe run --dry-run`: the plan as a table."""
+"""The plan of a run as a table, for `specpipe run --dry-run`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.text import Text
 
 from specpipe.pipeline.run.dry_run import RunPlan
 
-_WIDTH = 80
+_MAX_WIDTH = 80
 
 
-def size(count: int) -> str:
-    """Bytes for people."""
+def bytes_text(count: int) -> str:
+    """Returns a number of bytes as text: 512 B, 1.5 KiB, 30 GiB."""
     amount, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if amount < 1024 or unit == "TiB":
@@ -23,6 +23,7 @@ def size(count: int) -> str:
 
 
 def describe_sampling(plan: RunPlan) -> str:
+    """Returns the sampling parameters in one line, and those that the model recommends if they differ."""
     sampling = plan.sampling
     drawn = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
     kept = [f"{name} {getattr(sampling, name):g}" for name in ("top_k", "top_p", "min_p")] if sampling.truncates else []
@@ -37,11 +38,12 @@ def describe_sampling(plan: RunPlan) -> str:
     text = ", ".join([drawn, *kept, f"{least} to {sampling.max_new_tokens:,} new tokens"])
     if not plan.recommended:
         return text
-    said = ", ".join(f"{name} {value:g}" for name, value in plan.recommended.items())
-    return f"{text}; the model's authors recommend {said} (sampling.defaults: model)"
+    recommended = ", ".join(f"{name} {value:g}" for name, value in plan.recommended.items())
+    return f"{text}; the model's authors recommend {recommended} (sampling.defaults: model)"
 
 
 def describe_endings(plan: RunPlan) -> str:
+    """Returns the tokens and strings that end a row, in one line."""
     sampling = plan.sampling
     ids = () if sampling.ignore_eos else plan.eos_token_ids
     ids = tuple(dict.fromkeys((*ids, *sampling.stop_token_ids)))
@@ -52,8 +54,9 @@ def describe_endings(plan: RunPlan) -> str:
 
 
 def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None:
+    """Prints the plan of the job `name`."""
     console = console or Console()
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, width=min(_WIDTH, console.width), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, width=min(_MAX_WIDTH, console.width), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1, overflow="fold")
     draft = f", drafts by {plan.draft}" if plan.draft else ""
@@ -66,7 +69,7 @@ def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None
         ("workers", f"{plan.workers:,} on {plan.device}, {plan.slots} slots each"),
         ("models", f"{plan.target}{draft} ({plan.dtype})"),
         ("speculation", speculation),
-        ("memory a worker", f"{size(plan.weight_bytes)} weights, up to {size(plan.kv_bytes)} KV pages"),
+        ("memory a worker", f"{bytes_text(plan.weight_bytes)} weights, up to {bytes_text(plan.kv_bytes)} KV pages"),
         ("sampling", describe_sampling(plan)),
         ("ends at", describe_endings(plan)),
         ("longest row", f"{plan.max_model_len:,} tokens, prompt and output"),

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import click
 
-from specpipe.cli.options import log_option
+from specpipe.cli.options import log_json_option, set_option, verbose_option
 
 
-@click.command(short_help="Run a job, or what is left of it.")
+@click.command(short_help="Run a job, or resume it.")
 @click.argument("job", type=click.Path(), required=False)
-@click.option("--model", metavar="NAME", help="The target (model.target).")
-@click.option("--draft", metavar="NAME", help="The draft (model.draft). Without JOB and --draft, n-grams draft.")
-@click.option("--data", metavar="PATH", help="The dataset (data.path).")
-@click.option("--out", metavar="PATH", help="The output folder (output.path).")
-@click.option("--dry-run", is_flag=True, help="Check the job, its models and data; print the plan; start nothing.")
-@click.option("--retry-failed", is_flag=True, help="Run rows that have an error again, and only those, besides.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N rows (data.limit).")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a field of the job, any number.")
-@click.option("-v", "--verbose", is_flag=True, help="Log what the driver and the workers do.")
-@log_option
+@click.option("--model", metavar="NAME", help="Target model (model.target).")
+@click.option(
+    "--draft", metavar="NAME", help="Draft model (model.draft). Without JOB and --draft, n-grams of the row are used."
+)
+@click.option("--data", metavar="PATH", help="Dataset (data.path).")
+@click.option("--out", metavar="PATH", help="Output folder (output.path).")
+@click.option("--dry-run", is_flag=True, help="Check the job, its models and data, and print the plan; run nothing.")
+@click.option("--retry-failed", is_flag=True, help="Also run rows again whose output has an error.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Run only the first N rows (data.limit).")
+@set_option
+@verbose_option
+@log_json_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -36,21 +38,21 @@ def run(
 ) -> None:
     """Run JOB, a YAML file, and write outputs and telemetry to its output.path.
 
-    Without JOB, --model, --data and --out say what to run; --set changes all else.
+    Without JOB, --model, --data and --out describe the job; --set sets other fields.
 
-    Start it again to go on after an interruption or a crash: published shards are not run again. Ctrl-C once lets the
-    running shards finish; twice stops at once. Either way nothing that was published is lost. Rows that failed are not
-    run again either, unless --retry-failed says so.
+    Run the same command again to resume after an interruption or a crash: published shards are not run again. Ctrl-C
+    once stops after the running shards have finished, twice stops at once; published outputs are kept. Rows that failed
+    are run again only with --retry-failed.
 
     \b
       specpipe run jobs/sharegpt.yaml --limit 20 --set output.path=runs/try
       specpipe run jobs/sharegpt.yaml --set speculation.policy=off --set workers.slots=32
       specpipe run --model builtin:tiny --draft builtin:tiny --data prompts.jsonl --out runs/tiny
     """
-    from specpipe.cli.log_setup import quiet
+    from specpipe.cli.log_setup import configure_logging
     from specpipe.job.job_from_options import job_from_options
 
-    quiet(verbose=verbose, as_json=log_json)
+    configure_logging(verbose=verbose, as_json=log_json)
     limits = () if limit is None else (f"data.limit={limit}",)
     spec = job_from_options(job, (*overrides, *limits), model=model, draft=draft, data=data, out=out)
     if dry_run:

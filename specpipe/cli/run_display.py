@@ -1,4 +1,4 @@
-"""A run as it goes: a live display on a terminal, a line every few seconds elsewhere."""
+"""Progress of a run: a live display on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.text import Text
 
 from specpipe.pipeline.driver.progress import Progress
 
-_LINE_EVERY_S = 5.0
-_PLACING_S = 5.0  # where there is room Ray takes less to give a worker its place
+_LINE_INTERVAL_S = 5.0
+_PLACEMENT_S = 5.0  # Ray needs less than this to place a worker if the cluster has room
 
 
 def duration(seconds: float) -> str:
-    """12 s, 3:07 or 1:02:03."""
+    """Returns a duration as text: 12 s, 3:07 or 1:02:03."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -27,11 +27,11 @@ def duration(seconds: float) -> str:
 
 
 class RunDisplay:
-    """Shows Progress snapshots on stdout. A context manager; says nothing until it is shown something."""
+    """Shows Progress snapshots on stdout while its block runs; prints nothing before the first one."""
 
-    def __init__(self, name: str, console: Console | None = None, *, ours: bool = True) -> None:
-        """`ours`: the run is this process's, which Ctrl-C reaches."""
-        self._name, self._ours = name, ours
+    def __init__(self, name: str, console: Console | None = None, *, interruptible: bool = True) -> None:
+        """`interruptible`: the run is in this process, so that Ctrl-C stops it."""
+        self._name, self._interruptible = name, interruptible
         self._console = console or Console()
         self._live: Live | None = None
         self._next_line = 0.0
@@ -46,16 +46,18 @@ class RunDisplay:
             self._live.stop()
 
     def announce(self, line: str) -> None:
+        """Prints one line of text."""
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def show(self, progress: Progress) -> None:
+        """Updates the live display, or prints a line if the last one is some seconds old."""
         if self._console.is_terminal:
             if self._live is None:
                 self._live = Live(console=self._console, refresh_per_second=4, transient=True)
                 self._live.start()
             self._live.update(self._panel(progress))
         elif (now := time.monotonic()) >= self._next_line:
-            self._next_line = now + _LINE_EVERY_S
+            self._next_line = now + _LINE_INTERVAL_S
             self.announce(self._line(progress))
 
     def _panel(self, progress: Progress) -> Group:
@@ -69,14 +71,14 @@ class RunDisplay:
             ProgressBar(total=max(1, progress.total_rows), completed=progress.done_rows),
             f"{progress.done_rows:,}/{progress.total_rows:,} rows {share:4.0%}",
         )
-        return Group(head, Text(" · ".join(_facts(progress, self._ours)), style="dim"))
+        return Group(head, Text(" · ".join(_facts(progress, self._interruptible)), style="dim"))
 
     def _line(self, progress: Progress) -> str:
         rows = f"{progress.done_rows}/{progress.total_rows} rows"
-        return f"[{duration(progress.elapsed_s)}] {rows} · {' · '.join(_facts(progress, self._ours))}"
+        return f"[{duration(progress.elapsed_s)}] {rows} · {' · '.join(_facts(progress, self._interruptible))}"
 
 
-def _facts(progress: Progress, ours: bool) -> list[str]:
+def _facts(progress: Progress, interruptible: bool) -> list[str]:
     if not progress.workers and (waiting := _not_ready(progress)):
         return [waiting]
     facts = [
@@ -93,19 +95,19 @@ def _facts(progress: Progress, ours: bool) -> list[str]:
     if progress.failed_shards:
         facts.append(_count(progress.failed_shards, "failed shard"))
     if progress.draining:
-        facts.append("finishing running shards" + (", Ctrl-C again stops now" if ours else ""))
+        facts.append("finishing running shards" + (", Ctrl-C again stops now" if interruptible else ""))
     elif progress.eta_s is not None and progress.done_rows < progress.total_rows:
         facts.append(f"ETA {duration(progress.eta_s)}")
     return facts
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _not_ready(progress: Progress) -> str:
-    """Workers that load their models, and those that the cluster has no room for yet."""
-    waiting = progress.unplaced if progress.elapsed_s >= _PLACING_S else 0
+    """Returns the number of workers that load models, and of those that wait for resources of the cluster."""
+    waiting = progress.unplaced if progress.elapsed_s >= _PLACEMENT_S else 0
     starting = progress.starting + progress.unplaced - waiting
     parts = [
         f"{starting} starting" if starting else "",

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import click
 
+from specpipe.cli.options import json_option
 
-@click.command(short_help="Show how a run went, or goes.")
+
+@click.command(short_help="Show the totals and progress of a run.")
 @click.argument("run", type=click.Path())
-@click.option("--follow", is_flag=True, help="Stay until the run ends; the exit code is then the run's.")
-@click.option("--html", "page", is_flag=False, flag_value="", metavar="[FILE]", help="Write the report, as of now.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; with --follow a line of JSON each.")
+@click.option("--follow", is_flag=True, help="Show progress until the run ends; exit with the exit code of the run.")
+@click.option(
+    "--html", "page", is_flag=False, flag_value="", metavar="[FILE]", help="Write the report of the run as HTML."
+)
+@json_option("Print the summary as JSON; with --follow, one JSON object per line while the run goes on.")
 @click.pass_context
 def show(ctx: click.Context, run: str, follow: bool, page: str | None, as_json: bool) -> None:
-    """Print the totals of RUN, the output folder of a job, also while the job is running.
+    """Print the totals of RUN, the output folder of a job, during the run or after it.
 
-    RUN may be a URI, and the run may be going on elsewhere: its folder is all that is read. --html without FILE
-    writes RUN's name with .html into the working directory.
+    RUN may be a URI, and the job may run on another machine: only files in its folder are read. --html without FILE
+    writes a file named after RUN to the current directory.
 
-    Of a history of evaluations, a Parquet file that `specpipe eval run` appends to: scores and acceptance over time.
+    RUN may also be a history of evaluations, a Parquet file that `specpipe eval run` appends to: prints scores and
+    acceptance over time.
 
     \b
       specpipe show runs/sharegpt
@@ -35,7 +40,7 @@ def show(ctx: click.Context, run: str, follow: bool, page: str | None, as_json: 
     if page is not None:
         _write_page(run, page)
     elif not (follow and as_json):
-        _print(run, state, as_json=as_json)
+        _show_summary(run, state, as_json=as_json)
     ctx.exit(code)
 
 
@@ -53,7 +58,11 @@ def _show_history(path: str, *, as_json: bool) -> None:
 
 
 def _follow(run: str, *, as_json: bool) -> tuple[int, str | None]:
-    """→ the run's exit code, or that of an interrupted command, and how the run said that it ended."""
+    """Shows progress until the run ends.
+
+    Returns the exit code of the run and the final state that it recorded; for an interrupted command its own exit code
+    and None.
+    """
     import json
 
     from specpipe.cli.run_display import RunDisplay
@@ -61,13 +70,13 @@ def _follow(run: str, *, as_json: bool) -> tuple[int, str | None]:
     from specpipe.pipeline.run.follow import DIED, follow
 
     try:
-        with RunDisplay(run.rstrip("/").rpartition("/")[2], ours=False) as display:
+        with RunDisplay(run.rstrip("/").rpartition("/")[2], interruptible=False) as display:
             end = follow(run, (lambda now: click.echo(json.dumps(now.to_dict()))) if as_json else display.show)
     except KeyboardInterrupt:
-        click.echo("Not followed any more; a run that goes on is not touched.", err=True)
+        click.echo("Stopped following. The run itself is not affected.", err=True)
         return EXIT_INTERRUPTED, None
     if end.state == DIED:
-        click.echo("The run has stopped and not said why: its driver is gone. Start it again to go on.", err=True)
+        click.echo("The driver ended without recording a final state. Run the job again to resume.", err=True)
         return end.exit_code, None
     return end.exit_code, end.state
 
@@ -83,12 +92,12 @@ def _write_page(run: str, page: str) -> None:
     try:
         path.write_text(html, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error}; give another file behind --html") from error
+        raise OutputError(f"{path} cannot be written: {error}; give another file with --html") from error
     click.echo(str(path))
 
 
-def _print(run: str, state: str | None, *, as_json: bool) -> None:
-    """`state`: how the run said that it ended; it may hold its lock a little longer, while Ray stops."""
+def _show_summary(run: str, state: str | None, *, as_json: bool) -> None:
+    """Prints the summary. `state`: recorded final state; the lock may be held a little longer, while Ray stops."""
     import json
 
     from specpipe.cli.summary_table import print_summary

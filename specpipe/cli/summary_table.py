@@ -1,4 +1,4 @@
-"""The end of a run, and `specpipe show`: totals as one table that fits 80 columns."""
+"""Totals of a run as one table of at most 80 columns, for `specpipe run` and `specpipe show`."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from specpipe.cli.run_display import duration
 if TYPE_CHECKING:
     from specpipe.pipeline.run.run import RunResult
 
-_WIDTH = 80
+_MAX_WIDTH = 80
 
 
 def print_result(result: RunResult, max_failed_rows: int) -> None:
-    """The table, and a line on what to do next where there is something to do."""
+    """Prints the totals of a finished run, and what the user can do next."""
     console = Console()
     print_summary({**result.summary, "state": result.state}, title=result.folder, console=console)
-    console.print("There: outputs/*.parquet, and report.html with the plots.", highlight=False)
+    console.print("Outputs: outputs/*.parquet. Report with plots: report.html.", highlight=False)
     failed = result.summary["failed"]
     if result.state == "already complete":
-        console.print("This run was complete already; nothing was run.", highlight=False)
+        console.print("The run was already complete; nothing was run.", highlight=False)
     if not result.summary["complete"]:
-        console.print("Start it again to go on: what is published is not run again.", highlight=False)
+        console.print("Run it again to resume; published shards are not run again.", highlight=False)
     if failed > max_failed_rows:
         rows = f"{failed:,} row{'s' if failed > 1 else ''} failed"
-        console.print(f"{rows} and output.max_failed_rows is {max_failed_rows:,}.", highlight=False)
-        console.print("Why is in the column error, examples in report.html.", highlight=False)
-        console.print("--retry-failed runs them again, and only those.", highlight=False)
+        console.print(f"{rows}; output.max_failed_rows is {max_failed_rows:,}.", highlight=False)
+        console.print("See the column error of the outputs; report.html has examples.", highlight=False)
+        console.print("Run it again with --retry-failed to retry only these rows.", highlight=False)
 
 
 def print_summary(summary: Mapping[str, Any], *, title: str, console: Console | None = None) -> None:
-    """summary.json for people."""
+    """Prints the contents of summary.json as a table."""
     console = console or Console()
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, width=min(_WIDTH, console.width), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, width=min(_MAX_WIDTH, console.width), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
     for section in (_rows(summary), _speed(summary), _speculation(summary), _time(summary)):
@@ -47,7 +47,7 @@ def print_summary(summary: Mapping[str, Any], *, title: str, console: Console | 
         table.add_section()
     heading = Text.assemble((title, "bold"), "  ", (str(summary["state"]), _style(summary)))
     if summary["synthetic"]:
-        heading.append("  SYNTHETIC ACCEPTANCE: outputs are no text to use", style="bold red")
+        heading.append("  SYNTHETIC ACCEPTANCE: the outputs are not usable text", style="bold red")
     console.print(heading, soft_wrap=True)
     console.print(table)
 
@@ -59,12 +59,12 @@ def _style(summary: Mapping[str, Any]) -> str:
 def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     done = summary["completed"] + summary["failed"]
     rows = [
-        ("rows", f"{done:,} of {summary['total_rows']:,}" + _if(summary["failed"], ", {:,} failed")),
+        ("rows", f"{done:,} of {summary['total_rows']:,}" + _if_any(summary["failed"], ", {:,} failed")),
         ("shards", f"{summary['published_shards']:,} of {summary['total_shards']:,}" + _starts(summary)),
         ("tokens", f"{summary['total_input_tokens']:,} in, {summary['total_output_tokens']:,} out"),
     ]
-    for shard, why in list(summary["failed_shards"].items())[:3]:
-        rows.append((f"shard {shard} failed", str(why).splitlines()[0]))
+    for shard, reason in list(summary["failed_shards"].items())[:3]:
+        rows.append((f"shard {shard} failed", str(reason).splitlines()[0]))
     return rows
 
 
@@ -72,7 +72,7 @@ def _starts(summary: Mapping[str, Any]) -> str:
     return f", in {summary['starts']} starts" if summary["starts"] > 1 else ""
 
 
-def _if(count: int, text: str) -> str:
+def _if_any(count: int, text: str) -> str:
     return text.format(count) if count else ""
 
 
@@ -114,8 +114,8 @@ def _speculation(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _tuning(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if summary["expected_tokens_per_s"]:
-        realised = f"{summary['engine_tokens_per_s']:,.0f} tok/s, prefill included"
-        rows.append(("expected of rounds", f"{summary['expected_tokens_per_s']:,.0f} tok/s; made {realised}"))
+        realised = f"measured {summary['engine_tokens_per_s']:,.0f} tok/s, prefill included"
+        rows.append(("expected in rounds", f"{summary['expected_tokens_per_s']:,.0f} tok/s; {realised}"))
         rows.append(("latest plan", summary["plan_reason"]))
     if summary["useless_draft"]:
         rows.append(("useless draft", summary["useless_draft"]))

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import click
 
+from specpipe.cli.options import json_option
 
-@click.command(short_help="Prove that a run is complete.")
+
+@click.command(short_help="Verify that a run is complete.")
 @click.argument("run", type=click.Path())
-@click.option("--fast", is_flag=True, help="Do not read the inputs again: trust their size and time of change.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--fast", is_flag=True, help="Do not read the inputs again: check only their size and modification time.")
+@json_option("Print the result as JSON.")
 @click.pass_context
 def verify(ctx: click.Context, run: str, fast: bool, as_json: bool) -> None:
-    """Prove that RUN, the output folder of a job, holds every input row exactly once.
+    """Verify that RUN, the output folder of a job, holds every input row exactly once.
 
-    Reads the inputs and every page of every part again: shard hashes, row names, seeds, checksums and telemetry must
-    fit together. Lists what is missing or wrong, by shard and row. No model is loaded and nothing is written.
+    Reads the inputs and every page of every part: shard hashes, row ids, seeds, checksums and telemetry must match.
+    Prints what is missing or wrong by shard and row. Loads no model and writes nothing.
 
     \b
-    Exit codes: 0 proven complete · 1 something is wrong · 2 no run · 3 rows are missing, or more failed than allowed
+    Exit codes:
+      0  verified complete
+      1  data is damaged or inconsistent
+      2  RUN is not a run
+      3  rows are missing, or more rows failed than the job allows
 
     \b
       specpipe verify runs/sharegpt
@@ -25,21 +31,21 @@ def verify(ctx: click.Context, run: str, fast: bool, as_json: bool) -> None:
     """
     import json
 
-    from specpipe.pipeline.store.verify import verify as prove
+    from specpipe.pipeline.store.verify import verify as verify_run
 
-    found = prove(run, fast=fast)
+    result = verify_run(run, fast=fast)
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=1, ensure_ascii=False))
-        ctx.exit(found.exit_code)
-    for finding in found.findings:
+        click.echo(json.dumps(result.to_dict(), indent=1, ensure_ascii=False))
+        ctx.exit(result.exit_code)
+    for finding in result.findings:
         click.echo(f"{finding.kind.upper():7} {finding}")
-    rows = f"{found.verified_rows:,} of {found.rows:,} rows, {found.verified_shards:,} of {found.shards:,} shards"
-    failed = f"; {found.failed_rows:,} rows have an error ({found.max_failed_rows:,} allowed)"
-    click.echo(f"{rows} are proven" + (failed if found.failed_rows else ""))
-    if found.complete:
-        click.echo("Complete: every input row is there once" + (" (inputs not read again)." if fast else "."))
-    elif found.exit_code != 1:
-        click.echo("Incomplete: start the run again to make what is missing.")
+    rows = f"{result.verified_rows:,} of {result.rows:,} rows, {result.verified_shards:,} of {result.shards:,} shards"
+    failed = f"; {result.failed_rows:,} rows have an error ({result.max_failed_rows:,} allowed)"
+    click.echo(f"{rows} verified" + (failed if result.failed_rows else ""))
+    if result.complete:
+        click.echo("Complete: every input row is in the output once" + (" (inputs not read again)." if fast else "."))
+    elif result.exit_code != 1:
+        click.echo("Incomplete: run the job again to generate the missing rows.")
     else:
-        click.echo("Not to be trusted: delete the parts named above and start the run again to make them anew.")
-    ctx.exit(found.exit_code)
+        click.echo("Damaged: delete the parts listed above and run the job again to generate them anew.")
+    ctx.exit(result.exit_code)

@@ -152,5 +152,5 @@ def test_a_complete_run_needs_no_cluster(job: Path, tmp_path: Path, monkeypatch:
     execute(make_job(tmp_path, "sampling.max_new_tokens=256", "workers.shard_tokens=5000"), backend=InProcessBackend())
     again = specpipe("run", job, "--set", "sampling.max_new_tokens=256")
     assert again.exit_code == 0, again.output
-    assert "complete already" in again.stdout
-    assert "report.html with the plots" in again.stdout
+    assert "already complete" in again.stdout
+    assert "Report with plots: report.html" in again.stdout

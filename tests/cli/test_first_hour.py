@@ -50,7 +50,7 @@ def test_every_line_that_init_comments_out_is_a_key_that_works() -> None:
 def test_init_replaces_nothing_unless_asked_to() -> None:
     Path("job-prompts.jsonl").write_text("mine")
     refused = specpipe("init")
-    assert refused.exit_code == 2 and "job-prompts.jsonl is there already" in refused.stderr
+    assert refused.exit_code == 2 and "job-prompts.jsonl already exists" in refused.stderr
     assert os.listdir() == ["job-prompts.jsonl"]
     assert specpipe("init", "--overwrite").exit_code == 0
 
@@ -80,7 +80,7 @@ def test_a_dataset_that_must_be_converted_says_how() -> None:
 def test_doctor_ends_with_1_when_there_is_something_to_mend() -> None:
     specpipe("init")
     well = specpipe("doctor", "job.yaml")
-    assert well.exit_code == 0 and "Nothing to mend." in well.stdout
+    assert well.exit_code == 0 and "No problems found." in well.stdout
     ill = specpipe("doctor", "job.yaml", "--set", "model.target=./nowhere")
     assert ill.exit_code == 1 and "PROBLEM target: model folder ./nowhere does not exist" in ill.stdout
     assert "Traceback" not in ill.output

@@ -28,4 +28,4 @@ def test_it_is_a_row_with_an_error_and_exit_code_3(write_job: Callable[..., Path
     assert [row["num_generated_tokens"] for row in rows] == [5, 0, 5]
 
     allowed = CliRunner().invoke(main, ["run", str(job), "--set", "output.max_failed_rows=1"])
-    assert allowed.exit_code == 0 and "complete already" in allowed.stdout
+    assert allowed.exit_code == 0 and "already complete" in allowed.stdout

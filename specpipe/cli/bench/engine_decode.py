@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from specpipe.benchmark.bench_config import MIXED_LENGTHS, MIXED_ROWS, PROFILED_ROUNDS, EngineBench
-from specpipe.cli.bench.engine_options import integer_option, json_option, model_options, read_model_options
+from specpipe.cli.bench.engine_options import integer_option, model_options, read_model_options
+from specpipe.cli.options import json_option
 from specpipe.errors import JobError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ _SHOWN_KERNELS = 30
     help=f"Also run {PROFILED_ROUNDS} more rounds of each batch size and K under torch.profiler; print kernels by "
     "time.",
 )
-@json_option
+@json_option("Print one JSON object per line.")
 def decode(
     target: str,
     draft: str,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import click
 
 from specpipe.benchmark.bench_config import EngineBench
+from specpipe.cli.options import Command
 from specpipe.errors import MachineError
 
 _DEFAULTS = EngineBench()
@@ -26,7 +28,7 @@ class ModelOptions(NamedTuple):
         return "bfloat16" if self.device == "cuda" else "float32"
 
 
-def model_options(command: Any) -> Any:
+def model_options(command: Command) -> Command:
     """Adds --target, --draft, --draft-dtype and --device; read them with `read_model_options`."""
     for option in (
         click.option(
@@ -34,7 +36,7 @@ def model_options(command: Any) -> Any:
             type=click.Choice(["auto", "cpu", "cuda"]),
             default="auto",
             show_default=True,
-            help="Device to measure; auto is the GPU.",
+            help="Device to measure; auto is the GPU if there is one.",
         ),
         click.option(
             "--draft-dtype",
@@ -71,11 +73,8 @@ def read_model_options(target: str, draft: str, draft_dtype: str, device: str) -
     return ModelOptions(target, draft, draft_dtype == "fp8", "cuda" if on_gpu else "cpu")
 
 
-def integer_option(name: str, default: int, help: str, *, least: int = 1, most: int | None = None) -> Any:
+def integer_option(
+    name: str, default: int, help: str, *, least: int = 1, most: int | None = None
+) -> Callable[[Command], Command]:
     """Returns an option for a number from `least` to `most`, with its default shown."""
     return click.option(name, default=default, show_default=True, type=click.IntRange(least, most), help=help)
-
-
-def json_option(command: Any) -> Any:
-    """Adds --json, the parameter `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")(command)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from specpipe.benchmark.bench_config import ACCEPTANCE, EngineBench, PolicyComparison
-from specpipe.cli.bench.engine_options import integer_option, json_option, model_options, read_model_options
+from specpipe.cli.bench.engine_options import integer_option, model_options, read_model_options
+from specpipe.cli.options import json_option
 from specpipe.errors import JobError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ _DEFAULTS = PolicyComparison()
 @integer_option("--rows", _DEFAULTS.rows, "Rows of a job.")
 @integer_option("--shard-rows", _DEFAULTS.shard_rows, "Rows of a shard.")
 @integer_option("--longest", _DEFAULTS.longest, "Longest prompt, and longest output, in tokens.", least=2)
-@json_option
+@json_option("Print one JSON object per line.")
 def policy(
     target: str,
     draft: str,

@@ -10,7 +10,8 @@ import click
 
 from specpipe.benchmark.bench_config import EngineBench
 from specpipe.cli.bench.engine_decode import start_up_line
-from specpipe.cli.bench.engine_options import integer_option, json_option, model_options, read_model_options
+from specpipe.cli.bench.engine_options import integer_option, model_options, read_model_options
+from specpipe.cli.options import json_option
 
 _DEFAULTS = EngineBench()
 
@@ -25,7 +26,7 @@ _DEFAULTS = EngineBench()
     least=0,
     most=len(_DEFAULTS.rates),
 )
-@json_option
+@json_option("Print one JSON object per line.")
 def start_up(target: str, draft: str, draft_dtype: str, device: str, slots: int, k: int, as_json: bool) -> None:
     """Measure the seconds from the start of this command to the first token of its engine.
 

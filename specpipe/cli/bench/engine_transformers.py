@@ -7,7 +7,8 @@ import json
 import click
 
 from specpipe.benchmark.bench_config import TransformersBench
-from specpipe.cli.bench.engine_options import integer_option, json_option
+from specpipe.cli.bench.engine_options import integer_option
+from specpipe.cli.options import json_option
 
 _DEFAULTS = TransformersBench()
 
@@ -16,7 +17,7 @@ _DEFAULTS = TransformersBench()
 @integer_option("--prompts", _DEFAULTS.prompts, "Prompts generated at once.")
 @integer_option("--k", _DEFAULTS.k, "Draft tokens per round.", least=0, most=32)
 @integer_option("--new-tokens", _DEFAULTS.new_tokens, "Tokens generated for each prompt.", least=2)
-@json_option
+@json_option("Print one JSON object per line.")
 def transformers(prompts: int, k: int, new_tokens: int, as_json: bool) -> None:
     """Compare the speed of specpipe with transformers: builtin:tiny, greedy, on this CPU.
 

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specpipe.cli.options import json_option
+
 if TYPE_CHECKING:
     from specpipe.benchmark.kernels import Timed
 
-_SIGNS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-
-
-_OPS = (
-    "rejection-sample",
+_SHORT_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_VERIFICATION = "rejection-sample"
+_OPERATIONS = (
+    _VERIFICATION,
     "sample",
     "sample-truncated",
     "apply-penalties",
@@ -25,26 +26,61 @@ _OPS = (
 )
 
 
-@click.command(short_help="Verification of drafts, from raw logits to tokens.")
+@click.command(short_help="Verification of drafts and other sampling kernels.")
 @click.option(
     "--op",
     "ops",
-    type=click.Choice(_OPS),
+    type=click.Choice(_OPERATIONS),
     multiple=True,
-    default=_OPS[:1],
-    help="What to time; options on acceptance and methods are for rejection-sample alone.",
+    default=(_VERIFICATION,),
+    show_default=True,
+    help=f"Operation to time. --acceptance, --method and --draft-lse apply to {_VERIFICATION} only.",
 )
-@click.option("-b", "--batch", "batches", type=click.IntRange(1), multiple=True, default=(1, 16, 64, 256))
-@click.option("-k", "ks", type=click.IntRange(1, 32), multiple=True, default=(3,), help="Draft tokens a request.")
-@click.option("--vocab", "vocabs", type=click.IntRange(16), multiple=True, default=(128256,))
-@click.option("--dtype", "dtypes", type=click.Choice(list(_SIGNS)), multiple=True, default=("bfloat16",))
+@click.option(
+    "-b",
+    "--batch",
+    "batches",
+    type=click.IntRange(1),
+    multiple=True,
+    default=(1, 16, 64, 256),
+    show_default=True,
+    help="Rows of a batch.",
+)
+@click.option(
+    "-k",
+    "ks",
+    type=click.IntRange(1, 32),
+    multiple=True,
+    default=(3,),
+    show_default=True,
+    help="Draft tokens per row.",
+)
+@click.option(
+    "--vocab",
+    "vocabs",
+    type=click.IntRange(16),
+    multiple=True,
+    default=(128256,),
+    show_default=True,
+    help="Size of the vocabulary.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    type=click.Choice(list(_SHORT_DTYPES)),
+    multiple=True,
+    default=("bfloat16",),
+    show_default=True,
+    help="Number format of the logits.",
+)
 @click.option(
     "--acceptance",
     "acceptances",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     multiple=True,
     default=(0.2, 0.7, 0.9),
-    help="Probability that a draft is accepted, each position.",
+    show_default=True,
+    help="Probability that a draft token is accepted, at each position.",
 )
 @click.option(
     "--method",
@@ -52,16 +88,25 @@ _OPS = (
     type=click.Choice(["standard", "block", "invariant", "synthetic"]),
     multiple=True,
     default=("standard",),
+    show_default=True,
+    help="Verification method.",
 )
-@click.option("--draft-lse/--no-draft-lse", default=True, help="Give the log-sum-exps that drafting left, or not.")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option(
+    "--draft-lse/--no-draft-lse",
+    default=True,
+    show_default=True,
+    help="Whether verification receives the log-sum-exps that drafting computed.",
+)
+@click.option(
+    "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="Device to measure."
+)
+@json_option("Print one JSON object per line.")
 def kernels(device: str, as_json: bool, ops: tuple[str, ...], **options: object) -> None:
-    """Time `rejection_sample`, or other operations of sampling, over every combination of the options.
+    """Time verification of drafts, or other sampling operations, for every combination of the options.
 
-    Each option may be given several times. On a GPU a CUDA graph of calls on different inputs, together larger than the
-    L2 cache, is replayed; on a CPU the reference runs. Times are microseconds a call; "of copy" compares the rows that
-    must be read, once, with the bandwidth of a large copy.
+    Most options may be given several times. On a GPU, a CUDA graph of calls is replayed, whose inputs together are
+    larger than the L2 cache; on a CPU, the reference implementation runs. Times are microseconds per call. "of copy" is
+    the bandwidth of reading the inputs once, as a share of the bandwidth of a large copy.
     """
     import torch
 
@@ -70,27 +115,27 @@ def kernels(device: str, as_json: bool, ops: tuple[str, ...], **options: object)
     from specpipe.errors import MachineError
 
     if device == "cuda" and not torch.cuda.is_available():
-        raise MachineError("--device cuda, but this machine has no usable GPU; expected one, or --device cpu")
+        raise MachineError("--device is cuda, but torch finds no GPU on this machine; use --device cpu")
     bench = KernelBench(device=device, **options)  # type: ignore[arg-type]  # its fields, checked by click
-    others = tuple(op for op in ops if op != _OPS[0])
-    if _OPS[0] in ops:
-        _show(sweep(bench), "method     accept length", as_json)
+    others = tuple(op for op in ops if op != _VERIFICATION)
+    if _VERIFICATION in ops:
+        _print_times(sweep(bench), "method     accept length", as_json)
     if others:
-        _show(sweep_ops(bench, others), "operation              ", as_json)
+        _print_times(sweep_ops(bench, others), "operation              ", as_json)
 
 
-def _show(measured: Iterable[Timed], what: str, as_json: bool) -> None:
+def _print_times(measured: Iterable[Timed], label_heading: str, as_json: bool) -> None:
     import dataclasses
     import json
 
     if not as_json:
-        click.echo(f"{'B':>4} {'K':>3} {'V':>7} dtype {what}   median µs   p10-p90 of copy")
+        click.echo(f"{'B':>4} {'K':>3} {'V':>7} dtype {label_heading}   median µs   p10-p90 of copy")
     for m in measured:
         if as_json:
             click.echo(json.dumps(dataclasses.asdict(m)))
             continue
         spread = f"{m.p10_us:.1f}-{m.p90_us:.1f}"
         click.echo(
-            f"{m.batch:>4} {m.k:>3} {m.vocab:>7} {_SIGNS[m.dtype]:<5} {m.label}"
+            f"{m.batch:>4} {m.k:>3} {m.vocab:>7} {_SHORT_DTYPES[m.dtype]:<5} {m.label}"
             f" {m.median_us:>11.1f} {spread:>9} {m.of_copy:>7.0%}"
         )

@@ -1,4 +1,4 @@
-"""`specpipe bench policy`."""
+"""`specpipe bench policy`: the goodput policy in simulated runs."""
 
 from __future__ import annotations
 
@@ -7,30 +7,38 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specpipe.cli.options import json_option
+
 if TYPE_CHECKING:
     from specpipe.simulator.simulation import SimulationResult
 
 
 @click.command(short_help="The goodput policy against an oracle and fixed K, simulated.")
+@click.option("--scenarios", metavar="FILE", help="Scenarios to simulate; default: the file that comes with specpipe.")
 @click.option(
-    "--scenarios", metavar="FILE", help="A file of your own; the one that comes with specpipe explains itself."
+    "--limit", type=click.IntRange(1), metavar="N", help="Simulate only the first N scenarios of each family."
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first so many scenarios of a family.")
-@click.option("--seed", type=click.IntRange(0), help="Other scenarios of the same families; default: the file's.")
+@click.option("--seed", type=click.IntRange(0), help="Seed of the scenarios; default: that of the file.")
 @click.option(
-    "--warm-up", default=50, show_default=True, type=click.IntRange(0), help="Rounds before the comparison begins."
+    "--warm-up",
+    default=50,
+    show_default=True,
+    type=click.IntRange(0),
+    metavar="ROUNDS",
+    help="Rounds of each scenario that are not compared.",
 )
 @click.option(
-    "--processes", type=click.IntRange(1), help="Scenarios that are played at once; default: one for each core."
+    "--processes", type=click.IntRange(1), metavar="N", help="Scenarios simulated at once; default: one per core."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line and scenario.")
+@json_option("Print one JSON object per line and scenario.")
 def policy(
     scenarios: str | None, limit: int | None, seed: int | None, warm_up: int, processes: int | None, as_json: bool
 ) -> None:
-    """Plays seeded scenarios through the policy that runs use; only the rounds are simulated.
+    """Simulate many runs under the goodput policy and compare them with an oracle and with fixed K.
 
-    Prints, by family, how much longer the policy takes after the warm-up than an oracle that knows what rounds take and
-    what is accepted, and than the scenario's best fixed K: median, 95th percentile and worst.
+    The policy is the one that runs use; only the rounds are simulated. Prints, for each family of scenarios, how much
+    longer than two others the policy takes after the warm-up: an oracle with exact round times and acceptance, and the
+    scenario's best fixed K. Columns are median, 95th percentile and maximum.
     """
     import dataclasses
     import json
@@ -40,29 +48,30 @@ def policy(
     from specpipe.simulator.simulation import simulate_all
 
     chosen = list(families(load_scenarios(scenarios, seed=seed), limit=limit))
-    played = simulate_all([one for _, members in chosen for one in members], warm_up=warm_up, processes=processes)
+    simulated = simulate_all([one for _, members in chosen for one in members], warm_up=warm_up, processes=processes)
     if not as_json:
         click.echo(f"{'family':<18} {'runs':>5} {'rounds':>9}   {'over the oracle':<25} over the best fixed K")
-    everything = []
+    all_results = []
     for name, members in chosen:
         results = []
-        for result in islice(played, len(members)):
+        for result in islice(simulated, len(members)):
             results.append(result)
             if as_json:
-                click.echo(json.dumps(dataclasses.asdict(results[-1])))
+                click.echo(json.dumps(dataclasses.asdict(result)))
         if not as_json:
-            click.echo(_line(name, results))
-        everything += results
-    if not as_json and everything:
-        click.echo(_line("all", everything))
+            click.echo(_family_line(name, results))
+        all_results += results
+    if not as_json and all_results:
+        click.echo(_family_line("all", all_results))
 
 
-def _line(name: str, results: Sequence[SimulationResult]) -> str:
-    spreads = [_spread([o.against_oracle for o in results]), _spread([o.against_fixed for o in results])]
-    return f"{name:<18} {len(results):>5} {sum(o.rounds for o in results):>9,}   {'   '.join(spreads)}"
+def _family_line(name: str, results: Sequence[SimulationResult]) -> str:
+    spreads = [_spread([r.against_oracle for r in results]), _spread([r.against_fixed for r in results])]
+    return f"{name:<18} {len(results):>5} {sum(r.rounds for r in results):>9,}   {'   '.join(spreads)}"
 
 
 def _spread(values: Sequence[float]) -> str:
+    """Returns median, 95th percentile and maximum as percentages."""
     import numpy as np
 
     median, high = np.quantile(values, [0.5, 0.95])

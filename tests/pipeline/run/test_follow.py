@@ -154,7 +154,7 @@ def test_the_command(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["show", str(tmp_path / "out"), "--follow", "--json"])
     assert shown.exit_code == 1
     assert [json.loads(line)["done_rows"] for line in shown.stdout.splitlines()] == [11]
-    assert "its driver is gone" in shown.stderr
+    assert "The driver ended without recording a final state" in shown.stderr
 
 
 def test_the_report_of_the_command(tmp_path: Path) -> None:
