@@ -23,7 +23,7 @@ def doctor(ctx: click.Context, job: str | None, overrides: tuple[str, ...]) -> N
     from rich.text import Text
 
     from specpipe.cli.log_setup import configure_logging
-    from specpipe.doctor import examine
+    from specpipe.doctor import diagnose
     from specpipe.errors import EXIT_FAILED
     from specpipe.job import load_job
 
@@ -31,10 +31,10 @@ def doctor(ctx: click.Context, job: str | None, overrides: tuple[str, ...]) -> N
     spec = None if job is None else load_job(job, overrides)
     console = Console(soft_wrap=True)
     problems = 0
-    for finding in examine(spec):
-        problems += finding.status == "problem"
-        console.print(Text.assemble(_LABELS[finding.status], " ", (f"{finding.name}: ", "bold"), finding.found))
-        if finding.mend:
-            console.print(Text(f"        → {finding.mend}"))
+    for diagnosis in diagnose(spec):
+        problems += diagnosis.status == "problem"
+        console.print(Text.assemble(_LABELS[diagnosis.status], " ", (f"{diagnosis.name}: ", "bold"), diagnosis.found))
+        if diagnosis.remedy:
+            console.print(Text(f"        → {diagnosis.remedy}"))
     console.print(f"{problems} problem{'s' if problems > 1 else ''} found." if problems else "No problems found.")
     ctx.exit(EXIT_FAILED if problems else 0)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from specpipe.data.locations import locate
 from specpipe.errors import OutputError
 from specpipe.pipeline.store.folder import RunFolder
-from specpipe.pipeline.store.manifest import Manifest, read_manifest
+from specpipe.pipeline.store.manifest import Manifest, require_manifest
 
 _BATCH_ROWS = 1024
 
@@ -27,9 +27,7 @@ class RunOutputs:
     def open(cls, path: str) -> RunOutputs:
         """Raises OutputError for a folder that is no run's, a run that is not complete, or a synthetic one."""
         folder = RunFolder.at(path)
-        manifest = read_manifest(folder)
-        if manifest is None:
-            raise OutputError(f"{folder.path} is no specpipe run: it has no manifest.json")
+        manifest = require_manifest(folder)
         if manifest.synthetic:
             raise OutputError(
                 f"{folder.path} ran with speculation.method: synthetic, which accepts drafts at given rates to measure "

@@ -71,7 +71,7 @@ def test_every_command_explains_itself(command: str) -> None:
 
 
 def test_a_job_file_that_is_not_there(tmp_path: Path) -> None:
-    refused(specpipe("run", tmp_path / "nope.yaml"), "nope.yaml is not there")
+    refused(specpipe("run", tmp_path / "nope.yaml"), "nope.yaml does not exist")
 
 
 def test_a_typo_in_a_job(job: Path) -> None:
@@ -144,8 +144,8 @@ def test_show_reads_a_run_that_has_no_summary_yet(tmp_path: Path) -> None:
 
 
 def test_show_of_something_else(tmp_path: Path) -> None:
-    refused(specpipe("show", tmp_path), "no specpipe run")
-    refused(specpipe("show", tmp_path / "missing"), "no specpipe run")
+    refused(specpipe("show", tmp_path), "not a specpipe run")
+    refused(specpipe("show", tmp_path / "missing"), "not a specpipe run")
 
 
 def test_a_complete_run_needs_no_cluster(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specpipe.errors import EXIT_FAILED, OutputError
+from specpipe.errors import EXIT_FAILED
 from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.run.inspection import inspect_run
-from specpipe.pipeline.store.folder import MANIFEST, RunFolder
-from specpipe.pipeline.store.manifest import read_manifest
-from specpipe.pipeline.store.progress_file import EVERY_S, Beat, read_beat
+from specpipe.pipeline.store.folder import RunFolder
+from specpipe.pipeline.store.manifest import require_manifest
+from specpipe.pipeline.store.progress_file import EVERY_S, ProgressBeat, read_beat
 from specpipe.pipeline.store.results import exit_code_of
 
 _SILENT_S = 2 * EVERY_S  # a file that rests for longer makes a follower ask who holds the run's lock
@@ -50,15 +50,13 @@ def follow(path: str, show: Callable[[Progress], None], *, every_s: float = 1.0)
             return _ended(folder, last)
 
 
-def _ended(folder: RunFolder, last: Beat | None) -> FollowEnd:
+def _ended(folder: RunFolder, last: ProgressBeat | None) -> FollowEnd:
     """Of a start that has said how it ended, or of a run that nobody holds."""
     if last is not None:
         if last.exit_code is None:
             return FollowEnd(state=DIED, exit_code=EXIT_FAILED)
         return FollowEnd(state=last.state, exit_code=last.exit_code)
-    manifest = read_manifest(folder)
-    if manifest is None:
-        raise OutputError(f"{folder.path} is no specpipe run: it has no {MANIFEST}")
+    manifest = require_manifest(folder)
     summary = inspect_run(folder.path)
     if not summary["complete"]:
         return FollowEnd(state=DIED, exit_code=EXIT_FAILED)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from specpipe.errors import OutputError
 from specpipe.pipeline.run.versions import versions
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.store.ledger import read_ledger
-from specpipe.pipeline.store.manifest import Manifest, read_manifest
+from specpipe.pipeline.store.manifest import Manifest, require_manifest
 from specpipe.pipeline.store.results import build_summary, read_summary
 
 
@@ -48,9 +47,7 @@ def view_run(path: str) -> RunView:
 
 def _open(path: str) -> tuple[RunFolder, Manifest]:
     folder = RunFolder.at(path)
-    manifest = read_manifest(folder)
-    if manifest is None:
-        raise OutputError(f"{folder.path} is no specpipe run: it has no manifest.json")
+    manifest = require_manifest(folder)
     return folder, manifest
 
 

@@ -24,9 +24,9 @@ from specpipe.pipeline.run.prepare import Prepared
 from specpipe.pipeline.store.folder import MANIFEST, RunFolder
 from specpipe.pipeline.store.ledger import read_ledger
 from specpipe.pipeline.store.manifest import Manifest, new_manifest
-from specpipe.pipeline.store.progress_file import ProgressLog, tell_all
+from specpipe.pipeline.store.progress_file import ProgressFile, call_all
 from specpipe.pipeline.store.results import exit_code_of_error, publish_costs
-from specpipe.pipeline.store.timeline_file import TimelineLog
+from specpipe.pipeline.store.timeline_file import TimelineFile
 from specpipe.pipeline.tuning import cost_cache_of, learning_of, policy_of
 from specpipe.pipeline.worker.config import WorkerConfig
 from specpipe.speculation.run_estimates import RunEstimates
@@ -50,9 +50,9 @@ class Start:
         epoch = folder.begin_epoch()
         folder.publish(MANIFEST, self.manifest.to_json().encode())
         config = _worker_config(prepared, folder, self.manifest, placement, epoch)
-        self._timeline, self.progress = TimelineLog(folder, epoch), ProgressLog(folder, epoch)
+        self._timeline, self.progress = TimelineFile(folder, epoch), ProgressFile(folder, epoch)
         observers = Observers(
-            progress=tell_all(watch, self.progress.add, backend.watcher(config)),
+            progress=call_all(watch, self.progress.add, backend.watcher(config)),
             published=lambda report: opened.done.add(report.telemetry),
             samples=self._timeline.add,
         )

@@ -116,6 +116,16 @@ def read_manifest(folder: RunFolder) -> Manifest | None:
         ) from error
 
 
+def require_manifest(folder: RunFolder) -> Manifest:
+    """Returns the folder's manifest. Raises OutputError for a folder without one."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise OutputError(
+            f"{folder.path} is not a specpipe run: it has no {MANIFEST}. Expected the output.path of a run"
+        )
+    return manifest
+
+
 def check_resumable(manifest: Manifest, identity: Mapping[str, Any], folder: RunFolder) -> None:
     """Raises OutputError that names every field in which the run in the folder differs from this job.
 

@@ -17,7 +17,7 @@ EVERY_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Beat:
+class ProgressBeat:
     """What the file says."""
 
     epoch: int
@@ -32,7 +32,7 @@ class Beat:
     """None for a start that ended before there was any."""
 
 
-class ProgressLog:
+class ProgressFile:
     """Writes the file whole, at most every few seconds. Where it cannot, its readers miss something, not the run."""
 
     def __init__(self, folder: RunFolder, epoch: int, every_s: float = EVERY_S) -> None:
@@ -61,17 +61,17 @@ class ProgressLog:
             log.info("followers see no progress: %s", error)
 
 
-def read_beat(folder: RunFolder) -> Beat | None:
+def read_beat(folder: RunFolder) -> ProgressBeat | None:
     """None where no start has written one, or one that cannot be read."""
     try:
         values = json.loads(folder.read(PROGRESS) or b"null")
         snapshot = values.pop("progress")
-        return Beat(**values, progress=None if snapshot is None else Progress.from_dict(snapshot))
+        return ProgressBeat(**values, progress=None if snapshot is None else Progress.from_dict(snapshot))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def tell_all(*watchers: Callable[[Progress], None]) -> Callable[[Progress], None]:
+def call_all(*watchers: Callable[[Progress], None]) -> Callable[[Progress], None]:
     """One watcher of several."""
 
     def tell(progress: Progress) -> None:

@@ -24,7 +24,7 @@ def parquet_bytes(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-class TimelineLog:
+class TimelineFile:
     """Collects the samples of all workers. What a crash loses is the last quarter of a segment at most."""
 
     def __init__(self, folder: RunFolder, epoch: int) -> None:

@@ -14,9 +14,9 @@ from specpipe.data import InputFile, list_files
 from specpipe.data.locations import locate
 from specpipe.errors import DataError, OutputError
 from specpipe.pipeline.store.folder import MANIFEST, SHARDS, SUMMARY, RunFolder
-from specpipe.pipeline.store.manifest import Manifest, read_manifest
+from specpipe.pipeline.store.manifest import Manifest, require_manifest
+from specpipe.pipeline.store.part_check import PartCheck, PartCheckResult
 from specpipe.pipeline.store.verification import Finding, Verification
-from specpipe.pipeline.store.verify_part import PartCheck, PartProof
 from specpipe.telemetry.shard_log import ShardLog
 from specpipe.telemetry.shard_table import total
 
@@ -30,9 +30,7 @@ def verify(path: str, *, fast: bool = False) -> Verification:
     for a folder that is no run's, and for one that a live run is writing.
     """
     folder = RunFolder.at(path)
-    manifest = read_manifest(folder)
-    if manifest is None:
-        raise OutputError(f"{folder.path} is no specpipe run: it has no {MANIFEST}")
+    manifest = require_manifest(folder)
     if owner := folder.lock().holder():
         raise OutputError(f"{folder.path} is being written by a live run ({owner}); verify it when that has ended")
     findings = [*_manifest(folder, manifest)]
@@ -63,7 +61,7 @@ def verify(path: str, *, fast: bool = False) -> Verification:
     )
 
 
-def _prove_parts(folder: RunFolder, manifest: Manifest, files: dict[str, InputFile]) -> Iterator[PartProof]:
+def _prove_parts(folder: RunFolder, manifest: Manifest, files: dict[str, InputFile]) -> Iterator[PartCheckResult]:
     identity = manifest.identity
     check = PartCheck(
         run_id=manifest.run_id,

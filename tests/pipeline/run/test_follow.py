@@ -17,7 +17,7 @@ from specpipe.pipeline.run import follow as following
 from specpipe.pipeline.run.follow import follow
 from specpipe.pipeline.run.run import Viewer, execute
 from specpipe.pipeline.store.folder import RunFolder
-from specpipe.pipeline.store.progress_file import ProgressLog, read_beat
+from specpipe.pipeline.store.progress_file import ProgressFile, read_beat
 
 QUICK = 0.02
 
@@ -71,7 +71,7 @@ def test_a_run_that_has_not_written_any_progress_yet_is_waited_for(tmp_path: Pat
         follower = Follower(tmp_path)
         follower.join(1.0)
         assert follower.is_alive()
-        ProgressLog(folder, 1).end("interrupted", 130)
+        ProgressFile(folder, 1).end("interrupted", 130)
         follower.join(30)
     assert follower.end == following.FollowEnd(state="interrupted", exit_code=130)
 
@@ -88,7 +88,7 @@ def test_a_driver_that_died_is_told_from_one_that_is_slow(tmp_path: Path) -> Non
     folder = RunFolder.at(str(tmp_path / "out"))
     lock = folder.lock()
     lock.acquire()
-    ProgressLog(folder, 1).add(snapshot(3))
+    ProgressFile(folder, 1).add(snapshot(3))
     follower = Follower(tmp_path / "out")
     follower.join(1.5)
     assert follower.is_alive()
@@ -107,13 +107,13 @@ def test_a_driver_that_died_before_it_wrote_any_progress(tmp_path: Path) -> None
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"no specpipe run: it has no manifest\.json"):
+    with pytest.raises(OutputError, match=r"not a specpipe run: it has no manifest\.json"):
         follow(str(tmp_path), pytest.fail)
 
 
 def test_progress_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     folder = RunFolder.at(str(tmp_path))
-    progress = ProgressLog(folder, 7, every_s=3600.0)
+    progress = ProgressFile(folder, 7, every_s=3600.0)
     assert read_beat(folder) is None
     for done in range(5):
         progress.add(snapshot(done))
@@ -145,12 +145,12 @@ def test_the_command(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["show", str(tmp_path / "out"), "--follow"])
     assert (shown.exit_code, "24 of 24, 1 failed" in shown.stdout) == (3, True)
     with RunFolder.at(str(tmp_path / "out")).lock():  # Ray stops after the run has said how it ended
-        ProgressLog(RunFolder.at(str(tmp_path / "out")), 1).end("complete", 3)
-        follower = threading.Timer(0.6, lambda: ProgressLog(RunFolder.at(str(tmp_path / "out")), 2).end("complete", 3))
+        ProgressFile(RunFolder.at(str(tmp_path / "out")), 1).end("complete", 3)
+        follower = threading.Timer(0.6, lambda: ProgressFile(RunFolder.at(str(tmp_path / "out")), 2).end("complete", 3))
         follower.start()
         shown = CliRunner().invoke(main, ["show", str(tmp_path / "out"), "--follow"])
     assert (shown.exit_code, shown.stdout.split()[1]) == (3, "complete")
-    ProgressLog(RunFolder.at(str(tmp_path / "out")), 2).add(snapshot(11))
+    ProgressFile(RunFolder.at(str(tmp_path / "out")), 2).add(snapshot(11))
     shown = CliRunner().invoke(main, ["show", str(tmp_path / "out"), "--follow", "--json"])
     assert shown.exit_code == 1
     assert [json.loads(line)["done_rows"] for line in shown.stdout.splitlines()] == [11]

@@ -228,7 +228,7 @@ def test_findings_about_a_shards_rows_are_few(run: Path) -> None:
 
 
 def test_what_is_no_run_or_is_live_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="is no specpipe run"):
+    with pytest.raises(OutputError, match="is not a specpipe run"):
         verify(str(tmp_path))
     with RunLock(run / ".specpipe/lock"), pytest.raises(OutputError, match="written by a live run"):
         verify(str(run))

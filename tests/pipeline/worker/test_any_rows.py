@@ -16,7 +16,7 @@ from specpipe.data import list_files
 from specpipe.data.reading.dataset_rows import utf8
 from specpipe.data.requests.request_builder import input_columns
 from specpipe.pipeline.messages import ShardOrder
-from specpipe.pipeline.store.verify_part import PartCheck
+from specpipe.pipeline.store.part_check import PartCheck
 from specpipe.pipeline.worker.worker import Worker
 from specpipe.speculation.off import Off
 from specpipe.speculation.policy import PolicyInputs

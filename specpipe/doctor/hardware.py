@@ -1,4 +1,4 @@
-"""What this machine has: GPUs, drivers, free memory, mounted filesystems."""
+"""Hardware of this machine: GPUs, driver, free memory, mounted filesystems."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-    """A GPU that CUDA_VISIBLE_DEVICES leaves. Memory in bytes."""
+    """A GPU visible under CUDA_VISIBLE_DEVICES. Memory in bytes."""
 
     number: int
     name: str
@@ -18,13 +18,15 @@ class Gpu(NamedTuple):
     capability: tuple[int, int]
 
 
-class Wrong(NamedTuple):
+class TorchProblem(NamedTuple):
+    """Reason why torch cannot use the GPUs, and its remedy."""
+
     found: str
-    mend: str
+    remedy: str
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs that torch can use, with their free memory now."""
+    """Returns the GPUs that torch can use, with their present free memory."""
     import torch
 
     found = []
@@ -35,26 +37,26 @@ def gpus() -> list[Gpu]:
     return found
 
 
-def torch_problem(visible: int) -> Wrong | None:
-    """Why torch does not use the GPUs that are there; None where it does, or there are none."""
+def torch_problem(visible: int) -> TorchProblem | None:
+    """Returns the reason why torch cannot use the `visible` GPUs; None where it can, or there are none."""
     import torch
 
     if not visible or torch.cuda.is_available():
         return None
     if torch.version.cuda is None:
-        return Wrong(
-            f"{visible} GPU(s) are here and this torch cannot use them",
+        return TorchProblem(
+            f"{visible} GPU(s) are visible, but this torch is built for CPUs",
             "install a torch with CUDA: https://pytorch.org/get-started/locally",
         )
-    return Wrong(
-        f"{visible} GPU(s) are here and torch cannot start them; the driver is {driver_version()}",
+    return TorchProblem(
+        f"{visible} GPU(s) are visible, but torch cannot initialize them; driver version: {driver_version()}",
         f"install a driver that supports CUDA {torch.version.cuda}, or a torch for an older CUDA; in a container, "
         "start it with --gpus all",
     )
 
 
 def driver_version() -> str:
-    """The NVIDIA driver's version; "not loaded" where there is none."""
+    """Returns the version of the NVIDIA driver; "not loaded" where there is none."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:
@@ -64,7 +66,7 @@ def driver_version() -> str:
 
 
 def free_memory(device: str) -> int:
-    """Bytes: of the emptiest GPU for "cuda", of this machine (or its container) for "cpu"."""
+    """Returns free bytes: of the GPU with most for "cuda", of the machine or its container for "cpu"."""
     if device == "cuda":
         return max((gpu.free for gpu in gpus()), default=0)
     meminfo = Path("/proc/meminfo").read_text(encoding="utf-8")
@@ -74,7 +76,7 @@ def free_memory(device: str) -> int:
 
 
 def _cgroup(name: str) -> int | None:
-    """A number of this container's control group (version 2); None where there is no limit."""
+    """Returns a number of this container's control group (version 2); None where there is no limit."""
     try:
         text = Path("/sys/fs/cgroup", name).read_text(encoding="utf-8").strip()
     except OSError:
@@ -83,7 +85,7 @@ def _cgroup(name: str) -> int | None:
 
 
 def mount_type(path: Path) -> str:
-    """The type of the filesystem that a path is on, or will be; "unknown" where the system does not say."""
+    """Returns the filesystem type of a path, existing or not; "unknown" where /proc/mounts does not list it."""
     path = Path(os.path.realpath(path))
     try:
         lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()

@@ -32,7 +32,7 @@ from specpipe.telemetry.shard_record import ShardRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartProof:
+class PartCheckResult:
     """What is known of one part. `record` is None where it cannot be told."""
 
     record: ShardRecord | None
@@ -50,17 +50,17 @@ class PartCheck:
     files: dict[str, InputFile]
     """Inputs to read again, by path; empty to leave that out."""
 
-    def prove(self, path: str, shard: Shard) -> PartProof:
+    def prove(self, path: str, shard: Shard) -> PartCheckResult:
         """Everything that can be wrong with the part of a shard that should be at `path`."""
         try:
             record, shard_hash = self._footer(path, shard)
             table = _pages(path)
         except _Unfit as unfit:
-            return PartProof(record=None, findings=(unfit.finding(shard),))
+            return PartCheckResult(record=None, findings=(unfit.finding(shard),))
         findings = [*self._table(table, shard), *_telemetry(table, record, shard)]
         if not findings and self.files:
             findings = self._against_input(table, shard, shard_hash)
-        return PartProof(record=record, findings=tuple(findings))
+        return PartCheckResult(record=record, findings=tuple(findings))
 
     def _footer(self, path: str, shard: Shard) -> tuple[ShardRecord, str]:
         rows = f"rows {shard.start} to {shard.stop - 1} of {shard.file}"
