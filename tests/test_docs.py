@@ -83,9 +83,11 @@ def test_files_that_pages_name_exist() -> None:
 
 
 def test_modules_that_pages_name_exist() -> None:
-    named = {name for text in TEXTS.values() for name in re.findall(r"python -m ((?:specpipe|jobs)[\w.]+)", text)}
+    named = {
+        name for text in TEXTS.values() for name in re.findall(r"python -m ((?:specpipe|jobs|support)\.[\w.]+)", text)
+    }
     assert named
-    paths = [ROOT / name.replace(".", "/") for name in sorted(named)]
+    paths = [ROOT / name.replace("support.", "tests.support.").replace(".", "/") for name in sorted(named)]
     assert [path for path in paths if not path.with_suffix(".py").exists() and not path.is_dir()] == []
 
 

@@ -1,4 +1,4 @@
-"""A dataset format: ORC. Rows are counted from the footer, and a range is read stripe by stripe, in flat memory."""
+"""Example of a dataset format: ORC. Counts rows from the footer and reads a range stripe by stripe."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,18 +9,18 @@ from specpipe.data.reading.table_formats import TableFormat, TableScan
 
 
 def schema(source: Any) -> Any:
-    """source: an open file. → its pyarrow.Schema."""
+    """Returns the pyarrow.Schema of an open file."""
     return orc.ORCFile(source).schema
 
 
 def scan(source: Any, prompt_columns: Sequence[str]) -> TableScan:
-    """What planning needs; no row is read."""
+    """Returns the number of rows and the column names; reads the footer only."""
     file = orc.ORCFile(source)
     return TableScan(rows=file.nrows, columns=tuple(file.schema.names))
 
 
 def batches(source: Any, start: int, stop: int, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
-    """Record batches that hold rows [start, stop), each with the position of its first row; more rows do no harm."""
+    """Yields (position of the first row, record batch) for rows [start, stop). Batches may hold rows outside of it."""
     file, first = orc.ORCFile(source), 0
     wanted = None if columns is None else [name for name in file.schema.names if name in columns]
     for stripe in range(file.nstripes):

@@ -1,4 +1,4 @@
-"""A policy: speculate only where the slots are not full, and the less the fuller they are."""
+"""Example of a policy: the more slots are taken, the fewer tokens are drafted."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ class Taper:
 
     @property
     def max_k(self) -> int:
-        """The engine reserves memory for rounds so wide."""
+        """Largest K of any plan; the engine reserves memory for it."""
         return self.k
 
     def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
-        """Sees the past alone: a K that depended on the token just drawn would bias the output."""
+        """Returns K for each number of running rows, from past measurements only, so that outputs are not biased."""
         slots = inputs.slots
         return SpeculationPlan(
-            ks=tuple(round(self.k * (slots - n) / slots) for n in range(slots + 1)),  # by rows that run, from 0
+            ks=tuple(round(self.k * (slots - n) / slots) for n in range(slots + 1)),  # index: running rows
             proposer=self.proposer,
             queue_depth=inputs.queue_depth,
             reason=f"taper: K={self.k} with free slots, 0 with {slots} rows",

@@ -1,4 +1,4 @@
-"""A proposer: the last token again and again. Silly, and lossless all the same, since the target verifies."""
+"""Example of a proposer: repeats the last token. Outputs stay exact, because the target verifies every token."""
 
 import torch
 
@@ -9,13 +9,16 @@ from specpipe.engine.state.slot_state import NO_TOKEN, SlotState
 
 
 class Repeat:
-    """One-hot proposals: q(x) = 1. It runs inside a round: tensors only, no .item(), no shape that depends on data."""
+    """Proposes the last token K times, one-hot (q(x) = 1).
+
+    Runs inside a captured round: tensors only, no .item(), no shape that depends on data.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
-        """What a proposer needs to know is in the engine's configuration."""
+        """Takes the engine's configuration; this proposer has no state."""
 
     def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal:
-        """rows: B of them. → tokens [B, K], of which each row has room for its own K_i."""
+        """Returns tokens [B, K] (int) for B rows, NO_TOKEN beyond each row's K_i = rows.room [B]."""
         last = state.tokens[rows.slots, (rows.lengths - 1).clamp(min=0)]
         within = torch.arange(k, device=state.device) < rows.room[:, None]
         tokens = torch.where(within, last[:, None], NO_TOKEN)

@@ -35,5 +35,6 @@ def test_every_key_of_the_summary_is_documented() -> None:
 def test_every_metric_is_documented() -> None:
     page = (DOCS / "operations.md").read_text(encoding="utf-8")
     further = {m: ", ".join(label for label in m.labels if label not in WORKER) for m in METRICS}
-    rows = [f"| `{m.exported}` | {m.kind} | {further[m]} | {m.about} |".replace("|  |", "| |") for m in METRICS]
+    rows = [f"| `{m.exported}` | {further[m]} | {m.about} |".replace("|  |", "| |") for m in METRICS]
+    assert {m.kind for m in METRICS if not m.exported.endswith("_total")} == {"gauge", "histogram"}
     assert re.findall(r"^\| `ray_specpipe_.*$", page, re.MULTILINE) == rows
