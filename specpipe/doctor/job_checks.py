@@ -18,8 +18,9 @@ from specpipe.doctor.diagnosis import GIB, Diagnosis, guarded
 from specpipe.errors import InputError, OutputError, SpecpipeError
 from specpipe.job import JobSpec
 from specpipe.models.source import ModelSource, Role, hub_access, is_on_hub
+from specpipe.pipeline.prepare import find_model
 from specpipe.pipeline.store.folder import RunFolder
-from specpipe.pipeline.worker.build import find_model, make_builder
+from specpipe.pipeline.worker.build import make_builder
 
 _SHARED_FILESYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "efs", "9p", "virtiofs"}

@@ -1,4 +1,7 @@
-"""What can go wrong with a shard, as the driver tells it apart. One string each, so that they pickle."""
+"""Errors of shards and workers, in the classes between which the driver distinguishes.
+
+Each takes one string, so that it can be pickled.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,22 @@ from specpipe.errors import OutputError, SpecpipeError
 
 
 class ShardError(SpecpipeError):
-    """One attempt at a shard failed; the worker is fine, and another attempt may succeed."""
+    """One attempt at a shard failed; the worker is intact, and another attempt may succeed."""
 
 
 class EngineError(SpecpipeError):
-    """A worker's engine died: the worker must be replaced, its shards retried on another."""
+    """The engine of a worker died: the worker must be replaced, and its shards run on another."""
 
 
 class MemoryFailure(EngineError):
-    """The device's memory ran out: a smaller engine can go on."""
+    """The device ran out of memory; a smaller engine can continue."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device had no memory left: torch.OutOfMemoryError, or what a graph capture makes of it: an error of its
-    own, raised while that one is handled."""
+    """Returns True for torch.OutOfMemoryError and for an error that was raised while one was handled.
+
+    A failed CUDA graph capture raises such an error of its own.
+    """
     if type(error).__name__ == "OutOfMemoryError" or (
         isinstance(error, RuntimeError) and "out of memory" in str(error)
     ):
@@ -29,4 +34,4 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class StaleRunError(OutputError):
-    """A newer start owns the output folder: this one must publish nothing more."""
+    """A newer start of the run owns the output folder; this start must publish nothing more."""

@@ -1,4 +1,4 @@
-"""Ctrl-C: once drains, twice aborts; while Ray starts, once aborts when that is safe."""
+"""Handling of Ctrl-C: the first drains the run, the second aborts it; while Ray starts, an abort waits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def drain_on_interrupt(drain: Callable[[], None]) -> Iterator[None]:
-    """Call `drain` on the first SIGINT or SIGTERM; the second raises KeyboardInterrupt.
+    """Calls `drain` on the first SIGINT or SIGTERM; the second raises KeyboardInterrupt.
 
-    `drain` runs inside a signal handler: it may set a flag and put to a SimpleQueue, no more. Outside the main
-    thread, where Python allows no handlers, this does nothing.
+    `drain` runs inside a signal handler: it may only set a flag and put to a SimpleQueue. Outside the main thread,
+    where Python allows no signal handlers, the block runs without them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -38,25 +38,25 @@ def drain_on_interrupt(drain: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def hold_interrupts() -> Iterator[None]:
-    """Hold a SIGINT back until the block ends, which then raises KeyboardInterrupt; the second raises at once.
+    """Defers the first SIGINT to the end of the block, which then raises KeyboardInterrupt; the second raises at once.
 
-    For Ray's start: interrupted in the middle of it, its libraries take the process down with a segmentation fault.
+    Used while Ray starts: an interrupt in the middle of it ends the process with a segmentation fault.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held = False
+    deferred = False
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        nonlocal held
-        if held:
+        nonlocal deferred
+        if deferred:
             raise KeyboardInterrupt
-        held = True
+        deferred = True
 
     previous = signal.signal(signal.SIGINT, handle)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
-    if held:
+    if deferred:
         raise KeyboardInterrupt

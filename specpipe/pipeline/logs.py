@@ -1,4 +1,5 @@
-"""Logs: a line of JSON each, or plain text; neither can be forged by what a row or a model says."""
+"""Log formats: one line of JSON per record, or plain text. Control characters are escaped, so that text from rows and
+models cannot forge records."""
 
 from __future__ import annotations
 
@@ -14,15 +15,16 @@ from datetime import UTC, datetime
 
 from specpipe.errors import JobError
 
-VARIABLE = "SPECPIPE_LOG"
-_LONGEST = 8000  # characters of a message: collectors split longer lines
+FORMAT_VARIABLE = "SPECPIPE_LOG"
+"""Environment variable with the log format: json or text."""
+_MAX_CHARACTERS = 8000  # of a message; log collectors split longer lines
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _fields: ContextVar[Mapping[str, object] | None] = ContextVar("log fields", default=None)
 
 
 @contextmanager
 def log_fields(**fields: object) -> Iterator[None]:
-    """What is logged inside carries these fields too: run, worker, shard, attempt."""
+    """Adds fields (run, worker, shard, attempt) to every record that is logged inside the block."""
     token = _fields.set({**(_fields.get() or {}), **fields})
     try:
         yield
@@ -31,17 +33,17 @@ def log_fields(**fields: object) -> Iterator[None]:
 
 
 def with_fields(**fields: object) -> dict[str, dict[str, object]]:
-    """For one call: `log.warning("…", extra=with_fields(shard=3))`."""
+    """Returns the `extra` of one logging call: `log.warning("…", extra=with_fields(shard=3))`."""
     return {"fields": fields}
 
 
 def printable(text: str) -> str:
-    """Terminal escapes and other control characters spelt out; line breaks and tabs stay."""
+    """Returns text with control characters, such as terminal escapes, spelt out. Line breaks and tabs stay."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, message. Further lines of a message are indented, so that none passes for a record of its own."""
+    """Time, level and message. Further lines of a message are indented, so that none looks like another record."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
@@ -51,10 +53,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One line of ASCII a record: time (UTC), level, logger, message, host, pid, and the fields that are known."""
+    """One line of ASCII per record: time (UTC), level, logger, message, host, pid and the current fields."""
 
     def __init__(self, **fields: object) -> None:
-        """`fields`: of every record of this process."""
+        """`fields` are added to every record of this process."""
         super().__init__()
         self._own = {"host": socket.gethostname(), "pid": os.getpid(), **fields}
 
@@ -64,26 +66,26 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": message if len(message) <= _LONGEST else f"{message[: _LONGEST - 1]}…",
+            "message": message if len(message) <= _MAX_CHARACTERS else f"{message[: _MAX_CHARACTERS - 1]}…",
             **self._own,
             **(_fields.get() or {}),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)[-_LONGEST:]
+            entry["exception"] = self.formatException(record.exc_info)[-_MAX_CHARACTERS:]
         return json.dumps(entry, default=str)
 
 
 def wants_json(flag: bool) -> bool:
-    """Whether a flag or the environment asks for JSON. Raises JobError for another value of SPECPIPE_LOG."""
-    value = os.environ.get(VARIABLE, "text")
+    """Returns True if the flag or SPECPIPE_LOG selects JSON. Raises JobError for an unknown value of SPECPIPE_LOG."""
+    value = os.environ.get(FORMAT_VARIABLE, "text")
     if value not in ("json", "text"):
-        raise JobError(f"{VARIABLE} is {value!r}; expected json or text")
+        raise JobError(f"{FORMAT_VARIABLE} is {value!r}; expected json or text")
     return flag or value == "json"
 
 
 def log_as_json(**fields: object) -> None:
-    """This process's log goes to stderr as JSON, from information on: for a worker."""
+    """Sends the log of this process, from level INFO on, to stderr as JSON. Called in worker processes."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(**fields))
     logging.basicConfig(handlers=[handler], force=True)

@@ -1,4 +1,7 @@
-"""What the driver says to a worker, and what it hears back. A worker may be a Ray actor or a fake in a test."""
+"""Messages between the driver and its workers, and the interfaces through which they are sent.
+
+A worker is a Ray actor in a run and may be a plain object in a test; both sides of every message are picklable.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,21 @@ from specpipe.telemetry.timeline_interval import TimelineInterval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardOrder:
-    """Run this shard, under this plan."""
+    """An order to run one shard under one plan."""
 
     shard: Shard
     plan: SpeculationPlan
     attempt: int
-    """1 for the first."""
+    """Number of this attempt, from 1."""
     priors: Priors = field(default_factory=Priors)
-    """What the run has learnt so far: the worker leans on it until it has seen enough itself."""
+    """Estimates of the whole run, used until the worker has enough of its own."""
     failed_only: bool = False
-    """Run the rows of the published part that have an error, and publish the part anew with what became of them."""
+    """Run again only the rows of the published part that have an error, and replace the part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerInfo:
-    """What a worker says once it is ready."""
+    """The answer of a worker that is ready for shards."""
 
     facts: Mapping[str, Any]
     """device, dtype, host, pid, model_load_s, warm_up_s."""
@@ -36,7 +39,7 @@ class WorkerInfo:
 
     @property
     def hardware(self) -> str:
-        """Workers of the same have the same costs. CPUs of different machines are told apart by their host."""
+        """Key under which round costs are shared. It includes the host for CPUs, which differ between machines."""
         device, dtype = self.facts.get("device", ""), self.facts.get("dtype", "")
         where = f" on {self.facts.get('host', '')}" if str(device).startswith("cpu") else ""
         return f"{device}{where}, {dtype}"
@@ -44,61 +47,66 @@ class WorkerInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerStatus:
-    """A worker at a glance."""
+    """The state of a worker, requested about once a second."""
 
     running: int
+    """Rows with a slot."""
     waiting: int
+    """Rows without a slot."""
     k: int
-    """Of the latest round."""
+    """Draft tokens per row in the latest round."""
     rows_done: int
     output_tokens: int
     drafts: int
     accepted_tokens: int
     in_step_s: float
-    """Seconds that the present engine step has taken so far; 0.0 while idle. Grows without end when a device hangs."""
+    """Duration of the current engine step in seconds so far; 0.0 while idle. It keeps growing when a device hangs."""
     samples: tuple[TimelineInterval, ...]
     evidence: Evidence = field(default_factory=Evidence)
-    """For the policy: what rounds have shown since the last status or report."""
+    """Measurements for the policy since the last status or report."""
     notes: tuple[str, ...] = ()
-    """What the driver should log, since the last time: a batch that was halved, the stacks of a step that hangs."""
+    """Messages for the driver's log since the last status, such as a halved batch or the stacks of a hanging step."""
 
 
 class EngineGauges(NamedTuple):
-    """An engine as of now; the names of its metrics."""
+    """The state of an engine. Field names are metric names without their prefix."""
 
     queue_depth: float
-    """Of the ruling plan."""
+    """Queue depth that the current plan was made for, in rows."""
     running_rows: int
     waiting_rows: int
     slots: int
     kv_pages_used: int
     kv_pages: int
     step_seconds: float
-    """That the present step has taken so far; 0.0 while idle."""
+    """Duration of the current step so far; 0.0 while idle."""
 
 
 class WorkerHandle(Protocol):
-    """A worker from afar. Every future that fails does so with a SpecpipeError; EngineError says that it is gone."""
+    """Remote handle of a worker. A failed future holds a SpecpipeError; EngineError means that the worker is gone."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the worker, unique in a run."""
 
     def placed(self) -> Future[None]:
-        """Done when the worker has a place to run in; until then it waits for room."""
+        """Completes when the cluster has given the worker its resources."""
 
     def start(self, warm_up: ShardOrder | None) -> Future[WorkerInfo]:
-        """Check the output folder, load the models, run the first rows of `warm_up` and throw them away."""
+        """Checks the output folder, loads the models and runs the first rows of `warm_up` without publishing them."""
 
-    def run_shard(self, order: ShardOrder) -> Future[ShardReport]: ...
+    def run_shard(self, order: ShardOrder) -> Future[ShardReport]:
+        """Runs a shard and publishes its part."""
 
     def status(self, after: int, final: bool) -> Future[WorkerStatus]:
-        """Counters, and the timeline since Unix second `after`; `final`: with the interval that is not over."""
+        """Returns counters and the timeline intervals after Unix second `after`; `final` adds the unfinished one."""
 
     def stop(self) -> None:
-        """End it now, whatever it is doing. Never raises."""
+        """Ends the worker at once. Never raises."""
 
 
 class Pool(Protocol):
-    """Where workers come from."""
+    """A source of workers."""
 
-    def spawn(self, name: str) -> WorkerHandle: ...
+    def spawn(self, name: str) -> WorkerHandle:
+        """Requests a new worker and returns its handle without waiting."""

@@ -1,11 +1,13 @@
-"""A job's policy, and what its driver and its workers tune with."""
+"""The speculation policy of a job, and the estimates that it starts with on the driver and on workers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pyarrow as pa
 
 from specpipe.job import JobSpec
-from specpipe.models.source import ModelSource
+from specpipe.pipeline.prepare import PreparedJob
 from specpipe.pipeline.store.cost_cache import CostCache
 from specpipe.speculation.make_policy import make_policy
 from specpipe.speculation.policy import Policy
@@ -13,10 +15,11 @@ from specpipe.speculation.run_estimates import RunEstimates
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.shard_table import evidence
 
-_LATEST = 256  # shards of earlier starts that say what acceptance is like now
+_RECENT_SHARDS = 256  # latest shards of earlier starts from which acceptance is estimated
 
 
-def policy_of(job: JobSpec) -> Policy:
+def job_policy(job: JobSpec) -> Policy:
+    """Returns the policy that `speculation.policy` names."""
     speculation = job.speculation
     return make_policy(
         speculation.policy,
@@ -26,42 +29,45 @@ def policy_of(job: JobSpec) -> Policy:
     )
 
 
-def cost_cache_of(job: JobSpec, target: ModelSource, draft: ModelSource | None) -> CostCache | None:
-    """Where a policy that weighs costs keeps them from one run to the next; None for others."""
+def job_tuner(job: JobSpec) -> Tuner:
+    """Returns a worker's tuner, which applies the policy between two shard orders."""
+    return Tuner(job_policy(job), **_engine_facts(job))
+
+
+def job_cost_cache(prepared: PreparedJob) -> CostCache | None:
+    """Returns the cache of measured round costs for this pair of models; None for policies that use no costs."""
+    job = prepared.job
     if job.speculation.policy != "goodput":
         return None
     return CostCache(
         {
-            "target": target.revision,
-            "draft": draft.revision if draft is not None else None,
+            "target": prepared.target.revision,
+            "draft": prepared.draft.revision if prepared.draft is not None else None,
             "draft_dtype": job.model.draft_dtype,
             "method": job.speculation.method,
         }
     )
 
 
-def learning_of(job: JobSpec, done: pa.Table, cache: CostCache | None) -> RunEstimates:
-    """What the driver knows at a start: what rounds took in earlier runs, and what the shards of earlier starts of this
-    one, rows of the shard table, have shown."""
-    known = {"known": cache.load} if cache is not None else {}
-    learning = RunEstimates(
-        slots=job.workers.slots,
-        proposers=job.proposers,
-        prefill_budget=job.workers.prefill_budget,
-        output_tokens=float(job.sampling.max_new_tokens),
-        **known,
-    )
-    if done.num_rows:
-        latest = done.sort_by([("finished_at", "descending")]).slice(0, _LATEST)
-        learning.see(None, evidence(latest))
-    return learning
+def job_estimates(job: JobSpec, published: pa.Table, cache: CostCache | None) -> RunEstimates:
+    """Returns the driver's estimates at a start.
+
+    `published`: rows of telemetry.shard_schema from earlier starts of this run, for acceptance. `cache`: round costs
+    of earlier runs.
+    """
+    facts = _engine_facts(job)
+    estimates = RunEstimates(**facts) if cache is None else RunEstimates(**facts, known=cache.load)
+    if published.num_rows:
+        latest = published.sort_by([("finished_at", "descending")]).slice(0, _RECENT_SHARDS)
+        estimates.see(None, evidence(latest))
+    return estimates
 
 
-def tuner_of(job: JobSpec) -> Tuner:
-    return Tuner(
-        policy_of(job),
-        slots=job.workers.slots,
-        proposers=job.proposers,
-        prefill_budget=job.workers.prefill_budget,
-        output_tokens=float(job.sampling.max_new_tokens),
-    )
+def _engine_facts(job: JobSpec) -> dict[str, Any]:
+    """The settings of a job that estimates of acceptance and cost depend on."""
+    return {
+        "slots": job.workers.slots,
+        "proposers": job.proposers,
+        "prefill_budget": job.workers.prefill_budget,
+        "output_tokens": float(job.sampling.max_new_tokens),
+    }

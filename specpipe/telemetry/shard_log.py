@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from specpipe.telemetry.shard_record import shard_schema
 
@@ -55,6 +56,12 @@ class ShardLog:
         if not len(order):
             return shard_schema().empty_table()
         return pa.concat_tables(self._gather(order[at : at + _WINDOW]) for at in range(0, len(order), _WINDOW))
+
+    def failed_rows(self) -> dict[int, int]:
+        """Returns the number of failed rows by shard, for shards that have some."""
+        shards = self.table()
+        failed = shards.filter(pc.greater(shards["failed_rows"], 0))
+        return dict(zip(failed["shard"].to_pylist(), failed["failed_rows"].to_pylist(), strict=True))
 
     def _gather(self, positions: npt.NDArray[np.int64]) -> pa.Table:
         """Rows by position. Shards end nearly in order, so that a few batches hold all of them."""

@@ -9,9 +9,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from specpipe.core import AcceptanceCounts, Evidence, Shard, ShardReport
-from specpipe.pipeline.driver.config import Observers
+from specpipe.job.workers_section import WorkersSection
+from specpipe.pipeline.driver.config import DriverConfig, Observers
 from specpipe.pipeline.driver.driver import Driver
 from specpipe.pipeline.messages import ShardOrder, WorkerInfo, WorkerStatus
+
+
+def driver_config(
+    *, workers: int = 1, slots: int = 4, max_attempts: int = 3, stall_seconds: float = 900.0, **config: Any
+) -> DriverConfig:
+    """Settings of the job's workers, and of the driver."""
+    settings = WorkersSection(slots=slots, max_attempts=max_attempts, stall_seconds=stall_seconds)
+    return DriverConfig(workers=workers, settings=settings, **config)
+
 
 IDLE = WorkerStatus(
     running=0, waiting=0, k=0, rows_done=0, output_tokens=0, drafts=0, accepted_tokens=0, in_step_s=0.0, samples=()

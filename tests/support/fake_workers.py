@@ -22,6 +22,7 @@ from specpipe.models.source import ModelSource
 from specpipe.pipeline.cluster.placement import Placement
 from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.messages import ShardOrder, WorkerInfo, WorkerStatus
+from specpipe.pipeline.prepare import PreparedJob
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.worker.build import make_builder
 from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
@@ -69,16 +70,20 @@ def fake_parts(config: WorkerConfig, **engine: Any) -> WorkerParts:
 def worker_config(job: JobSpec, **changes: Any) -> WorkerConfig:
     """What a start would tell its workers, in a fresh epoch of the job's output folder."""
     folder = RunFolder.at(job.output.path)
-    values: dict[str, Any] = {
+    prepared: dict[str, Any] = {
         "job": job,
+        "files": tuple(list_files(job.data.path)),
+        "kept": None,
+        "target": SOURCE,
+        "draft": None,
+    }
+    prepared |= {name: changes.pop(name) for name in prepared.keys() & changes.keys()}
+    values: dict[str, Any] = {
+        "prepared": PreparedJob(**prepared),
         "folder": folder,
         "run_id": "feedfeedfeedfeed",
         "epoch": folder.begin_epoch(),
         "probe": folder.write_probe(),
-        "files": {file.path: file for file in list_files(job.data.path)},
-        "kept_schema": None,
-        "target": SOURCE,
-        "draft": None,
         "device": "cpu",
         "threads": 1,
         "build_parts": fake_parts,

@@ -18,13 +18,13 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-from support.fake_pool import FakePool, FakeWorker, report, shards
+from support.fake_pool import FakePool, FakeWorker, driver_config, report, shards
 from support.records import a_record
 
 from specpipe.core import CostPoint, Evidence, Shard, ShardReport
 from specpipe.data import output_schema, publish_part
 from specpipe.data.parts.part_file import seal
-from specpipe.pipeline.driver.config import DriverConfig, Observers
+from specpipe.pipeline.driver.config import Observers
 from specpipe.pipeline.driver.driver import Driver
 from specpipe.pipeline.messages import ShardOrder
 from specpipe.pipeline.store.folder import RunFolder
@@ -72,9 +72,9 @@ def drive(count: int, policy_name: str) -> dict[str, float]:
     evidence = EVIDENCE if policy_name == "goodput" else Evidence()
     policy = make_policy(policy_name, k=4, max_running=8, proposers=("draft", "ngram"))
     observers = Observers(published=lambda report: log.add(report.telemetry))
-    learning = RunEstimates(slots=64, proposers=("draft", "ngram"))
-    config = DriverConfig(workers=WORKERS, slots=64)
-    driver = Driver(shards(count), pool, policy, config, observers=observers, learning=learning)
+    estimates = RunEstimates(slots=64, proposers=("draft", "ngram"))
+    config = driver_config(workers=WORKERS, slots=64)
+    driver = Driver(shards(count), pool, policy, config, observers=observers, estimates=estimates)
     began, used = time.perf_counter(), time.process_time()
     driver.run()
     seconds, cpu, before = time.perf_counter() - began, time.process_time() - used, peak_mib()

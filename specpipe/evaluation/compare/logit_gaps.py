@@ -11,7 +11,8 @@ from specpipe.errors import OutputError
 from specpipe.evaluation.compare.text_comparison import Divergence
 from specpipe.evaluation.run_outputs import RunOutputs
 from specpipe.job import JobSpec, parse_job
-from specpipe.pipeline.worker.build import find_model, make_builder
+from specpipe.pipeline.prepare import find_model
+from specpipe.pipeline.worker.build import make_builder
 
 MAX_LOGIT_GAPS = 20
 """Divergences that logits are computed for: each costs a forward pass over its row."""

@@ -1,4 +1,4 @@
 """Ray: connecting to a cluster, placing workers, running them as actors, and exporting metrics.
 
-The one package of the pipeline that imports Ray. Begin with `backend.py`.
+The only package of the pipeline that imports Ray. Begin with `backend.py`.
 """

@@ -1,4 +1,4 @@
-"""Where workers run: Ray, or what a test puts in its place."""
+"""Backends: where the workers of a run are placed and run. Ray in a run, the test process in most tests."""
 
 from __future__ import annotations
 
@@ -18,35 +18,38 @@ from specpipe.telemetry.metrics import run_label
 
 
 class Backend(Protocol):
-    """Where workers run."""
+    """A place for workers."""
 
     def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
-        """Resources for this job, for as long as the block lasts."""
+        """Provides resources for the job while the block lasts. Raises MachineError when there are not enough."""
 
-    def pool(self, config: WorkerConfig, placement: Placement) -> Pool: ...
+    def pool(self, config: WorkerConfig, placement: Placement) -> Pool:
+        """Returns the pool that spawns the workers of a start."""
 
     def watcher(self, config: WorkerConfig) -> Callable[[Progress], None]:
-        """Who is told how the run goes, beside the user."""
+        """Returns a callback that receives the run's progress beside the user's display."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayBackend:
-    """Ray actors."""
+    """Workers as Ray actors."""
 
     verbose: bool = False
-    """Show the workers' and Ray's own logs."""
+    """Show the logs of workers and Ray."""
     json_logs: bool = False
-    """Workers log JSON, to Ray's logs alone: shown here, each line would have Ray's words before it."""
+    """Workers log JSON, into Ray's log files only: when shown here, Ray puts a prefix before each line."""
 
     def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
+        """Connects to Ray while the block lasts; see `ray_cluster.connected`."""
         return connected(job, verbose=self.verbose and not self.json_logs)
 
     def pool(self, config: WorkerConfig, placement: Placement) -> Pool:
+        """Returns a pool of Ray actors."""
         from specpipe.pipeline.cluster.ray_pool import RayPool
 
         return RayPool(config, gpus=placement.gpus, cpus=placement.cpus, json_logs=self.json_logs)
 
     def watcher(self, config: WorkerConfig) -> Callable[[Progress], None]:
-        """Metrics of the run, on Ray's Prometheus endpoint."""
+        """Returns a callback that exports the run's metrics on Ray's Prometheus endpoint."""
         exporter = Exporter(run=run_label(config.job.name, config.run_id))
-        return lambda progress: exporter.show(run_values(progress))
+        return lambda progress: exporter.export(run_values(progress))

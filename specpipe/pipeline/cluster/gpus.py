@@ -1,4 +1,4 @@
-"""How many GPUs this machine offers, without torch and without touching one."""
+"""Number of GPUs of this machine, found without torch and without initialising one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 
 
 def visible_gpus() -> int:
-    """GPUs that CUDA_VISIBLE_DEVICES leaves of those that the driver shows; what Ray will count too."""
-    there = len(glob.glob("/dev/nvidia[0-9]*"))
+    """Returns the number of GPUs of the driver that CUDA_VISIBLE_DEVICES leaves, as Ray counts them."""
+    installed = len(glob.glob("/dev/nvidia[0-9]*"))
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
-        return there
+        return installed
     names = [name.strip() for name in chosen.split(",")]
-    usable = names[: names.index("-1")] if "-1" in names else names  # CUDA stops at the first that it does not know
-    return min(there, len([name for name in usable if name]))
+    usable = names[: names.index("-1")] if "-1" in names else names  # CUDA ignores everything after an invalid entry
+    return min(installed, len([name for name in usable if name]))

@@ -1,4 +1,4 @@
-"""Metrics through Ray: what workers and the driver say to Prometheus. The names: specpipe/telemetry/metrics.py."""
+"""Export of metrics to Prometheus through Ray, from workers and the driver. Names: specpipe/telemetry/metrics.py."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from specpipe.pipeline.messages import EngineGauges
 from specpipe.telemetry.engine_totals import EngineTotals
 from specpipe.telemetry.metrics import METRICS, ROUND_SECONDS, Metric
 
-_EVERY_S = 1.0
+_INTERVAL_S = 1.0
 _BY_NAME = {metric.name: metric for metric in METRICS}
-# What a round of each bucket is exported as. Ray keeps bucket counts alone, and takes their middles for a sum.
+# Value that a round of each bucket is exported with: Ray stores bucket counts and takes their middles for the sum.
 _MIDDLES = tuple((low + high) / 2 for low, high in zip((0.0, *ROUND_SECONDS), ROUND_SECONDS, strict=False))
-_TYPICAL_S = (*_MIDDLES, 2 * ROUND_SECONDS[-1])
+_BUCKET_VALUES_S = (*_MIDDLES, 2 * ROUND_SECONDS[-1])
 
 
 class Value(NamedTuple):
-    """A series as of now: a counter's total, a gauge's value, or a histogram's counts by bucket."""
+    """The current value of a series: a counter's total, a gauge's value, or a histogram's counts by bucket."""
 
     name: str
     value: float | Sequence[int]
     label: Mapping[str, str] = {}
-    """Labels beside those that everything of this process has."""
+    """Labels beside those of the process."""
 
 
 def worker_values(totals: EngineTotals, gauges: EngineGauges) -> Iterator[Value]:
-    """All series of one worker."""
+    """Yields all series of one worker."""
     for reason, rows in totals.finished.items():
         yield Value("specpipe_rows", rows, {"finish_reason": reason})
     yield Value("specpipe_input_tokens", totals.input_tokens)
@@ -51,7 +51,7 @@ def worker_values(totals: EngineTotals, gauges: EngineGauges) -> Iterator[Value]
 
 
 def run_values(progress: Progress) -> Iterator[Value]:
-    """All series of the driver."""
+    """Yields all series of the driver."""
     yield Value("specpipe_run_rows", progress.total_rows)
     yield Value("specpipe_run_rows_done", progress.done_rows)
     yield Value("specpipe_run_rows_failed", progress.failed_rows)
@@ -65,22 +65,22 @@ def run_values(progress: Progress) -> Iterator[Value]:
 
 
 class Exporter:
-    """One process's series. Needs a Ray that is connected; whoever scrapes its endpoint sees them within seconds."""
+    """Exporter of one process's series. Needs a connection to Ray; values reach its endpoint within seconds."""
 
     def __init__(self, **labels: str) -> None:
-        """`labels`: run and worker, or run alone."""
+        """`labels` of all series: run and worker in a worker, run in the driver."""
         self._labels = labels
         self._instruments: dict[str, Any] = {}
         self._last: dict[tuple[str, tuple[str, ...]], float] = {}
 
-    def show(self, values: Iterator[Value]) -> None:
-        """Tell Ray where all series stand. A counter that fell began anew: an engine was built again."""
+    def export(self, values: Iterator[Value]) -> None:
+        """Exports the current values. A counter that fell has restarted from 0: the engine was built again."""
         for name, value, label in values:
             metric = _BY_NAME[name]
             if isinstance(value, Sequence):
                 for bucket, count in enumerate(value):
                     for _ in range(int(self._grown(name, {"le": str(bucket)}, count))):
-                        self._instrument(metric).observe(_TYPICAL_S[bucket], self._labels)
+                        self._instrument(metric).observe(_BUCKET_VALUES_S[bucket], self._labels)
             elif metric.kind == "gauge":
                 self._instrument(metric).set(value, {**self._labels, **label})
             elif grown := self._grown(name, label, value):
@@ -106,11 +106,11 @@ class Exporter:
 
 
 def export_every_second(exporter: Exporter, values: Callable[[], Iterator[Value]]) -> None:
-    """Show `values()` for as long as the process lives, on a thread of its own: the engine's never waits for it."""
+    """Exports `values()` every second until the process ends, on its own thread, so that the engine never waits."""
 
-    def export() -> None:
+    def export_values() -> None:
         pause = threading.Event()
-        while not pause.wait(_EVERY_S):
-            exporter.show(values())
+        while not pause.wait(_INTERVAL_S):
+            exporter.export(values())
 
-    threading.Thread(target=export, name="metrics", daemon=True).start()
+    threading.Thread(target=export_values, name="metrics", daemon=True).start()

@@ -1,4 +1,4 @@
-"""How many workers a cluster holds, and what each gets."""
+"""Placement: the number of workers that a cluster can run, and the resources of each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from specpipe.job import JobSpec, WorkerRange
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """How many workers, and what each gets."""
+    """Workers of a run and the resources of each."""
 
     workers: int
+    """Number of workers to request."""
     device: DeviceName
     cpus: float
-    """CPUs that Ray sets aside for a worker."""
+    """CPUs that Ray reserves for a worker."""
     logs: str = ""
-    """Folder of the workers' logs, on each machine that runs some; empty where they have none of their own."""
+    """Folder of the workers' logs, on every machine that runs workers; empty for backends without such logs."""
 
     @property
     def threads(self) -> int:
@@ -28,21 +29,24 @@ class Placement:
 
     @property
     def gpus(self) -> int:
+        """GPUs of a worker."""
         return int(self.device == "cuda")
 
 
 def place(
     job: JobSpec, *, cpus: float, gpus: float, elastic: bool, machines: Sequence[float] | None = None
 ) -> Placement:
-    """Workers for a cluster of so many CPUs and GPUs. `elastic`: it may grow, so asking for more than it has is fine.
-    `machines`: CPUs of each machine, where there are several.
+    """Returns the placement on a cluster of so many CPUs and GPUs.
 
-    Raises MachineError for what the cluster can never give.
+    `elastic`: the cluster may grow, so that more may be requested than it has. `machines`: CPUs of each machine, where
+    there are several.
+
+    Raises MachineError when the cluster can never provide what the job requests.
     """
     count = job.workers.count
     wanted = count.max if isinstance(count, WorkerRange) else count
     if job.model.device == "cuda" and not gpus and not elastic:
-        raise MachineError("model.device is cuda and Ray sees no GPU here; set model.device: cpu, or mend the driver")
+        raise MachineError("model.device is cuda and Ray sees no GPU here; set model.device: cpu, or repair the driver")
     device = resolve_device(job.model.device, gpus=gpus)
     if device == "cuda":
         workers = max(1, int(gpus)) if wanted == "auto" else wanted
@@ -70,7 +74,7 @@ def place(
 
 
 def _share(machines: Sequence[float], workers: int) -> float:
-    """CPUs of each of so many workers: as many as find room side by side, for none spreads over two machines."""
+    """Returns the CPUs of each worker: the largest whole number at which all fit. No worker spans two machines."""
     for share in range(int(max(machines)), 0, -1):
         if sum(cpus // share for cpus in machines) >= workers:
             return float(share)
@@ -78,10 +82,10 @@ def _share(machines: Sequence[float], workers: int) -> float:
 
 
 def _within(count: WorkerRange, room: int, what: str, *, elastic: bool) -> int:
-    """Workers to ask for: the most, of which a machine that cannot grow gives what it has."""
+    """Returns the number of workers to request: the maximum, or what fits into a cluster that cannot grow."""
     if room < count.min:
         raise MachineError(
             f"workers.count.min is {count.min} and there is room for {room} {what}. Lower it, or start the run when "
-            "there is more"
+            "there is more room"
         )
     return count.max if elastic else min(count.max, room)

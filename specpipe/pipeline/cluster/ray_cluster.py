@@ -1,4 +1,4 @@
-"""Ray: a quiet cluster in this machine by default, or the one that RAY_ADDRESS names."""
+"""Connection to Ray: a local cluster by default, or the one that RAY_ADDRESS names."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from specpipe.pipeline.cluster.placement import Placement, place
 from specpipe.pipeline.interrupts import hold_interrupts
 
 log = logging.getLogger(__name__)
-_KNOCK_S = 5.0
-_ADVICE = (
-    ". If the cluster is up: RAY_AUTH_MODE, the token (RAY_AUTH_TOKEN or ~/.ray/auth_token) and Ray's version must be "
-    "the same here as there"
+_CONNECT_S = 5.0
+_CLUSTER_ADVICE = (
+    ". If the cluster is up: RAY_AUTH_MODE, the token (RAY_AUTH_TOKEN or ~/.ray/auth_token) and Ray's version must "
+    "be the same here as there"
 )
-_OBJECT_STORE = 100 * 2**20  # only small messages cross Ray
+_OBJECT_STORE_BYTES = 100 * 2**20  # only small messages cross Ray
 
 
 @contextmanager
 def connected(job: JobSpec, *, verbose: bool) -> Iterator[Placement]:
-    """Ray, for as long as the block lasts; one that is there already is used and left alone.
+    """Connects to Ray while the block lasts. A connection that exists already is used and left open.
 
-    Nothing of the environment goes into a runtime_env: a dashboard would show the secrets in it.
+    No environment variable is put into a runtime_env, since a dashboard would show the secrets in it.
     """
     import ray
 
-    ours = not ray.is_initialized()
+    owned = not ray.is_initialized()
     address = os.environ.get("RAY_ADDRESS")
     logs = ""
     try:
-        if ours:
+        if owned:
             with hold_interrupts():
                 logs = _start(address, verbose=verbose)
             log.info("workers log to %s", logs)
-        have = ray.cluster_resources()
+        resources = ray.cluster_resources()
         machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
-        cpus, gpus = have.get("CPU", 1.0), have.get("GPU", 0.0)
+        cpus, gpus = resources.get("CPU", 1.0), resources.get("GPU", 0.0)
         placement = place(job, cpus=cpus, gpus=gpus, elastic=bool(address), machines=machines)
         yield replace(placement, logs=logs)
     finally:
-        if ours:
+        if owned:
             ray.shutdown()
 
 
 def _start(address: str | None, *, verbose: bool) -> str:
-    """→ the folder of Ray's logs."""
+    """Starts or joins a cluster and returns the folder of Ray's logs. Raises MachineError."""
     import ray
 
-    # A worker that gets no GPU keeps seeing the machine's environment as it is.
+    # Otherwise Ray empties CUDA_VISIBLE_DEVICES in workers that reserve no GPU.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Of the workers, whose threads take turns with shards: each would keep some 6 MB of Arrow's own, and a heap.
+    # For the threads of workers: otherwise each keeps about 6 MB in Arrow's pool, and a malloc heap of its own.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     os.environ.setdefault("MALLOC_ARENA_MAX", "4")
     level = logging.INFO if verbose else logging.ERROR
@@ -66,8 +66,8 @@ def _start(address: str | None, *, verbose: bool) -> str:
         warnings.simplefilter("ignore")
         try:
             if address:
-                _knock(address)
-                advice = _ADVICE
+                _require_listener(address)
+                advice = _CLUSTER_ADVICE
                 context = ray.init(address=address, log_to_driver=verbose, logging_level=level)
             else:
                 context = ray.init(
@@ -75,7 +75,7 @@ def _start(address: str | None, *, verbose: bool) -> str:
                     include_dashboard=False,
                     log_to_driver=verbose,
                     logging_level=level,
-                    object_store_memory=_OBJECT_STORE,
+                    object_store_memory=_OBJECT_STORE_BYTES,
                 )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = f"RAY_ADDRESS={address}" if address else "this machine"
@@ -83,8 +83,8 @@ def _start(address: str | None, *, verbose: bool) -> str:
     return os.path.join(context.address_info["session_dir"], "logs")
 
 
-def _knock(address: str) -> None:
-    """Raises OSError when nobody listens there: Ray itself would try for minutes."""
+def _require_listener(address: str) -> None:
+    """Raises OSError when the address does not accept connections. Ray itself would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()

@@ -1,4 +1,4 @@
-"""Which worker gets which shard, when, and under which plan."""
+"""Dispatch of shards: which worker gets which shard, when, and under which plan."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from specpipe.core import MAX_SHARDS_IN_FLIGHT, QUEUED_ROWS_PER_SLOT, ShardReport, SpeculationPlan
+from specpipe.pipeline.driver.config import DriverConfig
 from specpipe.pipeline.driver.fleet import Fleet, Member
 from specpipe.pipeline.driver.tasks import Task, TaskQueue
 from specpipe.pipeline.messages import ShardOrder
 from specpipe.speculation.policy import Policy
 from specpipe.speculation.run_estimates import RunEstimates
 
-_WINDOW_S, _WINDOW_PLANS = 0.1, 20  # a plan of goodput takes half a millisecond of the driver
+# A goodput plan takes the driver half a millisecond: of each window only the first plans are computed, later orders
+# of about the same queue depth share them.
+_WINDOW_S, _WINDOW_PLANS = 0.1, 20
 
 
 class Dispatched(NamedTuple):
-    """A shard on its way."""
+    """A shard that was sent to a worker."""
 
     member: Member
     task: Task
@@ -29,136 +32,133 @@ class Dispatched(NamedTuple):
 
 
 class Dispatcher:
-    """Keeps every worker supplied. Constant work per shard, however many workers there are."""
+    """Keeps every worker supplied with shards. Constant work per shard, however many workers there are."""
 
     def __init__(
-        self,
-        tasks: TaskQueue,
-        fleet: Fleet,
-        policy: Policy,
-        learning: RunEstimates,
-        *,
-        slots: int,
-        in_flight: int,
-        backup_s: float,
+        self, tasks: TaskQueue, fleet: Fleet, policy: Policy, estimates: RunEstimates, config: DriverConfig
     ) -> None:
-        self._tasks, self._fleet, self._policy, self._learning = tasks, fleet, policy, learning
-        self._slots, self._in_flight, self._backup_s = slots, in_flight, backup_s
-        self._hungry: dict[str, Member] = {}
+        self._tasks, self._fleet, self._policy, self._estimates = tasks, fleet, policy, estimates
+        self._config = config
+        self._available: dict[str, Member] = {}
+        """Workers that may take another shard, by name."""
         self._holders: dict[int, list[Member]] = {}
-        """Workers that got the same shard, for shards that have a backup."""
+        """For shards with a backup copy: the workers that run them."""
         self._finished, self._seconds = 0, 0.0
-        self._recent: dict[tuple[str, int], SpeculationPlan] = {}
-        """Plans of this window, by queue depth."""
-        self._window, self._made = 0.0, 0
-        self.contested: set[int] = set()
-        """Shards that ever had a backup, or were a lost worker's: whose part is there, its footer says."""
+        """Number of published shards, and the sum of their durations."""
+        self._plans: dict[tuple[str, int], SpeculationPlan] = {}
+        """Plans of the current window, by hardware and logarithm of the queue depth."""
+        self._window_began, self._window_plans = 0.0, 0
+        self.maybe_published: set[int] = set()
+        """Shards that ever had a backup copy or were held by a lost worker; see DriverResult."""
 
     def plan(self, member: Member) -> SpeculationPlan:
-        """The policy's for this moment; while hundreds a second are asked for, one for nearly the same queue depth."""
+        """Returns the policy's plan for a worker, or a recent one for a queue depth within 5 %."""
         depth, now = self._fleet.queue_depth(member, self._tasks.rows), time.monotonic()
-        if now - self._window >= _WINDOW_S:
-            self._window, self._made, self._recent = now, 0, {}
-        near = self._learning.hardware(member.name), round(20 * math.log1p(depth))  # within 5 %
-        if self._made < _WINDOW_PLANS or near not in self._recent:
-            self._recent[near] = self._policy.plan(self._learning.policy_inputs(member.name, queue_depth=depth))
-            self._made += 1
-        return self._recent[near]
+        if now - self._window_began >= _WINDOW_S:
+            self._window_began, self._window_plans, self._plans = now, 0, {}
+        key = self._estimates.hardware(member.name), round(20 * math.log1p(depth))
+        if self._window_plans < _WINDOW_PLANS or key not in self._plans:
+            self._plans[key] = self._policy.plan(self._estimates.policy_inputs(member.name, queue_depth=depth))
+            self._window_plans += 1
+        return self._plans[key]
 
-    def offer(self, member: Member) -> None:
-        """The worker can take more."""
+    def mark_available(self, member: Member) -> None:
+        """Records that a worker may take another shard."""
         if member.name in self._fleet.ready:
-            self._hungry[member.name] = member
+            self._available[member.name] = member
 
-    def forget(self, member: Member) -> None:
-        self._hungry.pop(member.name, None)
+    def remove(self, member: Member) -> None:
+        """Sends no more shards to a worker."""
+        self._available.pop(member.name, None)
 
-    def feed(self) -> Iterator[Dispatched]:
-        """Give every hungry worker what it may take."""
+    def dispatch(self) -> Iterator[Dispatched]:
+        """Sends shards to every available worker, up to `in_flight` each."""
         suspects = self._tasks.suspects
-        for member in list(self._hungry.values()):
+        for member in list(self._available.values()):
             if not self._tasks:
                 return
-            if suspects and member.tasks and not member.alone:
-                suspects -= 1  # it gets nothing more until it is idle, then a suspect
+            if suspects and member.tasks and not member.runs_suspect:
+                suspects -= 1  # it gets nothing until it is idle, and then the suspect
                 continue
-            while len(member.tasks) < self._in_flight and not member.alone:
-                task = self._tasks.take(worker=member.name, idle=not member.tasks, others=self._fleet.ready.keys())
+            while len(member.tasks) < self._config.in_flight and not member.runs_suspect:
+                task = self._tasks.take(worker=member.name, idle=not member.tasks, workers=self._fleet.ready.keys())
                 if task is None:
                     break
-                yield self._hand_out(member, task)
-            if len(member.tasks) >= self._in_flight or member.alone:
-                self._hungry.pop(member.name, None)
+                yield self._send(member, task)
+            if len(member.tasks) >= self._config.in_flight or member.runs_suspect:
+                self._available.pop(member.name, None)
 
-    def _hand_out(self, member: Member, task: Task) -> Dispatched:
-        self._fleet.hand_over(member, task)
+    def _send(self, member: Member, task: Task) -> Dispatched:
+        self._fleet.assign(member, task)
         order = ShardOrder(
             shard=task.shard,
             plan=self.plan(member),
             attempt=task.attempt,
-            priors=self._learning.priors(member.name),
+            priors=self._estimates.priors(member.name),
             failed_only=task.failed_rows is not None,
         )
         return Dispatched(member, task, member.handle.run_shard(order))
 
-    # small shards: so many as leave no slot empty
+    # small shards: more of them at once, so that no slot stays empty
 
     def top_up(self) -> Iterator[Dispatched]:
-        """Workers that have slots to spare get more shards than the usual, whoever has the fewest rows first, up to a
-        fair share of the rows that are left: one that is still starting finds its own."""
+        """Sends more shards than `in_flight` to workers whose rows do not fill their slots, fewest rows first.
+
+        A worker gets at most a fair share of the remaining rows, so that some are left for workers that still start.
+        """
         if not self._tasks or self._tasks.suspects:
             return
         placed = [member for member in self._fleet.members.values() if member.placed]
         open_rows = {member.name: member.open_rows for member in placed}
-        share = (sum(open_rows.values()) + self._tasks.rows) / max(1, len(placed))
-        enough = min(QUEUED_ROWS_PER_SLOT * self._slots, share)
+        fair_share = (sum(open_rows.values()) + self._tasks.rows) / max(1, len(placed))
+        enough = min(QUEUED_ROWS_PER_SLOT * self._config.settings.slots, fair_share)
         short = [(rows, name) for name, rows in open_rows.items() if name in self._fleet.ready and rows < enough]
         heapq.heapify(short)
         while short and self._tasks:
             rows, name = heapq.heappop(short)
             member = self._fleet.ready[name]
-            if member.alone or len(member.tasks) >= MAX_SHARDS_IN_FLIGHT:
+            if member.runs_suspect or len(member.tasks) >= MAX_SHARDS_IN_FLIGHT:
                 continue
-            task = self._tasks.take(worker=name, idle=not member.tasks, others=self._fleet.ready.keys())
+            task = self._tasks.take(worker=name, idle=not member.tasks, workers=self._fleet.ready.keys())
             if task is None:
                 continue
-            yield self._hand_out(member, task)
+            yield self._send(member, task)
             if rows + task.rows < enough:
                 heapq.heappush(short, (rows + task.rows, name))
 
-    # the last shards: an idle worker gets a copy of one that takes long (backup tasks, Dean and Ghemawat 2004)
+    # backup tasks (Dean and Ghemawat 2004): at the end an idle worker runs a copy of a slow shard
 
-    def back_up(self) -> Iterator[Dispatched]:
-        """Once nothing is left to hand out: idle workers run the shards that have been running longest, as well."""
+    def dispatch_backups(self) -> Iterator[Dispatched]:
+        """Sends copies of the longest-running shards to idle workers, once no shard is queued."""
         idle = [] if self._tasks else [member for member in self._fleet.ready.values() if not member.tasks]
         if not idle:
             return
-        patience = max(self._backup_s, self._seconds / max(1, self._finished))
+        limit_s = max(self._config.backup_s, self._seconds / max(1, self._finished))
         now = time.monotonic()
         slow = [
-            (task.handed_at, task.shard.index, holder, task)
+            (task.assigned_at, task.shard.index, holder, task)
             for holder in self._fleet.ready.values()
             for task in holder.tasks.values()
-            if now - task.handed_at > patience and self._may_be_copied(task)
+            if now - task.assigned_at > limit_s and self._may_be_copied(task)
         ]
-        slow.sort(key=lambda late: late[:2])
+        slow.sort(key=lambda entry: entry[:2])
         for member, (_, index, holder, task) in zip(idle, slow, strict=False):
             self._holders[index] = [holder, member]
-            self.contested.add(index)
-            yield self._hand_out(member, dataclasses.replace(task, attempt=task.attempt + 1, tried=set(task.tried)))
+            self.maybe_published.add(index)
+            yield self._send(member, dataclasses.replace(task, attempt=task.attempt + 1, tried=set(task.tried)))
 
     def _may_be_copied(self, task: Task) -> bool:
         return not task.suspect and task.failed_rows is None and task.shard.index not in self._holders
 
     def finished(self, member: Member, task: Task) -> None:
-        """A shard is published: whoever else runs it is free for another, and nobody hears of that attempt again."""
+        """Records a published shard. Another worker that runs a copy becomes available; its report is ignored."""
         self._finished += 1
-        self._seconds += time.monotonic() - task.handed_at
+        self._seconds += time.monotonic() - task.assigned_at
         for holder in self._holders.pop(task.shard.index, ()):
             if holder is not member and (other := holder.tasks.get(task.shard.index)) is not None:
-                self._fleet.take_back(holder, other, finished=False)
-                self.offer(holder)
+                self._fleet.release(holder, other, finished=False)
+                self.mark_available(holder)
 
     def runs_elsewhere(self, task: Task) -> bool:
-        """Whether another attempt at the shard is still running: then a failed one needs no retry."""
+        """True while another attempt at the shard is running, so that a failed one needs no retry."""
         return any(task.shard.index in holder.tasks for holder in self._holders.get(task.shard.index, ()))

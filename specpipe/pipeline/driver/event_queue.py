@@ -1,4 +1,4 @@
-"""What happens elsewhere, handled on one thread: in the order in which it came, one at a time, so nothing is locked."""
+"""Event queue: callbacks of other threads run one at a time on the driver's thread, so no locks are needed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from typing import Any
 
 
 class EventQueue:
-    """`when_done` and `wake` may be called from any thread, and from signal handlers; `handle` has one caller."""
+    """A queue of callbacks, run in order of arrival.
+
+    `on_done` and `wake` may be called from any thread, and `wake` from signal handlers; `run` has one caller.
+    """
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
-    def when_done(self, future: Future[Any], handle: Callable[[Future[Any]], None]) -> None:
-        """Handle the future's end."""
-        future.add_done_callback(lambda done: self._events.put(partial(handle, done)))
+    def on_done(self, future: Future[Any], callback: Callable[[Future[Any]], None]) -> None:
+        """Queues `callback(future)` for when the future completes."""
+        future.add_done_callback(lambda done: self._events.put(partial(callback, done)))
 
     def wake(self) -> None:
-        """Let a `handle` that waits come back."""
+        """Makes a waiting `run` return."""
         self._events.put(lambda: None)
 
-    def handle(self, *, until: float) -> None:
-        """Run what has happened; wait for it, but not beyond `until` (`time.monotonic`). Raises what a handler does."""
+    def run(self, *, until: float) -> None:
+        """Runs all queued callbacks; waits for the first until `until` (`time.monotonic`). Raises what they raise."""
         try:
             self._events.get(timeout=max(0.0, until - time.monotonic()))()
             while True:

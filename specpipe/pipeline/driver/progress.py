@@ -1,4 +1,4 @@
-"""How far a run is: a snapshot for displays."""
+"""Snapshots of a run's progress, for displays, followers and metrics."""
 
 from __future__ import annotations
 
@@ -8,52 +8,54 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_WINDOW_S = 15.0  # the speed shown is that of the last seconds
+_WINDOW_S = 15.0  # displayed speeds are means over these seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """A snapshot of a run, a few times a second at most."""
+    """A snapshot of a run, taken about once a second."""
 
     elapsed_s: float
     total_rows: int
     done_rows: int
-    """Rows published, by earlier starts too, and rows finished in shards that still run."""
+    """Published rows, those of earlier starts included, and finished rows of shards in flight."""
     failed_rows: int
     total_shards: int
     published_shards: int
     failed_shards: int
     workers: int
-    """Live ones."""
+    """Workers that are ready."""
     starting: int
-    """Placed, and loading their models."""
+    """Workers that load their models."""
     unplaced: int
-    """Asked for, and waiting for room in the cluster."""
+    """Workers that wait for resources of the cluster."""
     running: int
+    """Rows with a slot, over all workers."""
     waiting: int
     """Rows in workers without a slot."""
     k: float
-    """Mean over workers of their latest round's K."""
+    """Draft tokens per row in the latest round, mean over workers."""
     queue_depth: float
-    """Mean over workers."""
+    """Rows per worker that are not finished, mean over workers."""
     acceptance_length: float
     tokens_per_s: float
-    """Output tokens, over the last seconds."""
+    """Output tokens per second, over the last seconds."""
     eta_s: float | None
-    """None until it can be told."""
+    """Estimate of the remaining seconds; None while there is no speed to estimate it from."""
     draining: bool
+    """Running shards finish, and no more are dispatched."""
     retries: int = 0
-    """Attempts at shards after the first, by this start."""
+    """Attempts at shards after the first, in this start."""
     lost_workers: int = 0
-    """Workers that died or hung, of this start."""
+    """Workers that died or hung in this start."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Returns the fields, ready for JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Progress:
-        """The inverse of `to_dict`. Fields that it does not know are left out; TypeError for a missing one."""
+        """Returns the snapshot of `to_dict`. Ignores unknown fields; raises TypeError for a missing one."""
         return cls(**{item.name: data[item.name] for item in dataclasses.fields(cls) if item.name in data})
 
 
@@ -65,13 +67,14 @@ class Speed:
         self._points: deque[tuple[float, float]] = deque()
 
     def add(self, now: float, value: float) -> None:
+        """Adds the counter's value at a time in seconds."""
         self._points.append((now, value))
         while len(self._points) > 2 and now - self._points[0][0] > self._window_s:
             self._points.popleft()
 
     @property
     def per_second(self) -> float:
-        """0.0 until two points are known."""
+        """Rate between the oldest and the latest value in the window; 0.0 with fewer than two."""
         if len(self._points) < 2:
             return 0.0
         (began, low), (now, high) = self._points[0], self._points[-1]

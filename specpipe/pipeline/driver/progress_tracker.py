@@ -1,34 +1,48 @@
-"""The score of a run as it goes: what is published, how fast it moves, how well speculation does."""
+"""Progress of a run: sums of the shard reports, and snapshots with the latest statuses of the workers."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import pyarrow as pa
 
 from specpipe.core import AcceptanceCounts, ShardReport
 from specpipe.pipeline.driver.fleet import Fleet
 from specpipe.pipeline.driver.progress import Progress, Speed
 from specpipe.pipeline.driver.tasks import TaskQueue
 from specpipe.pipeline.messages import WorkerStatus
+from specpipe.telemetry.shard_table import acceptance, total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Earlier:
-    """What previous starts have published: progress counts it, policies learn from it."""
+class EarlierProgress:
+    """Shards and rows that earlier starts have published, without those that run again."""
 
     shards: int = 0
     rows: int = 0
     failed_rows: int = 0
     acceptance: AcceptanceCounts = field(default_factory=AcceptanceCounts)
 
+    @classmethod
+    def from_shards(cls, shards: pa.Table, rerun: Mapping[int, int]) -> EarlierProgress:
+        """`shards`: rows of telemetry.shard_schema. `rerun`: number of rows that run again, by shard."""
+        rerun_rows = sum(rerun.values())
+        return cls(
+            shards=shards.num_rows - len(rerun),
+            rows=total(shards, "rows") - rerun_rows,
+            failed_rows=total(shards, "failed_rows") - rerun_rows,
+            acceptance=acceptance(shards),
+        )
+
 
 class ProgressTracker:
-    """Sums reports, and makes snapshots of the whole run."""
+    """Sums the reports of published shards and takes snapshots of the whole run."""
 
-    def __init__(self, earlier: Earlier, tasks: TaskQueue, fleet: Fleet) -> None:
-        self.acceptance = earlier.acceptance
-        """All that published shards have verified."""
+    def __init__(self, earlier: EarlierProgress, tasks: TaskQueue, fleet: Fleet) -> None:
         self._tasks, self._fleet = tasks, fleet
+        self._acceptance = earlier.acceptance
         self._published = earlier.shards
         self._done_rows, self._failed_rows = earlier.rows, earlier.failed_rows
         self._total_rows = tasks.rows + earlier.rows
@@ -37,23 +51,23 @@ class ProgressTracker:
         self._began = time.monotonic()
         self.retries = self.lost_workers = 0
 
-    def publish(self, report: ShardReport, rows: int) -> None:
-        """`rows`: those that were run for it."""
-        self.acceptance += report.verified
+    def shard_published(self, report: ShardReport, rows: int) -> None:
+        """Adds a published shard. `rows`: the number of rows that were run for it."""
+        self._acceptance += report.verified
         self._published += 1
         self._done_rows += rows
         self._failed_rows += report.failed_rows
 
     def snapshot(self, *, failed_shards: int, draining: bool) -> Progress:
-        """The run as of now, from the latest statuses."""
+        """Returns the current progress, from the latest statuses."""
         members = list(self._fleet.ready.values())
         statuses = [member.status for member in members if member.status is not None]
-        partly = sum(max(0, member.status.rows_done - member.reported_rows) for member in members if member.status)
-        done = min(self._total_rows, self._done_rows + partly)
+        unreported = sum(max(0, member.status.rows_done - member.reported_rows) for member in members if member.status)
+        done = min(self._total_rows, self._done_rows + unreported)
         now = time.monotonic()
         self._rows.add(now, done)
         self._tokens.add(now, sum(status.output_tokens for status in statuses))
-        pace = self._rows.per_second
+        rows_per_s = self._rows.per_second
         depths = [self._fleet.queue_depth(member, self._tasks.rows) for member in members]
         return Progress(
             elapsed_s=now - self._began,
@@ -72,15 +86,15 @@ class ProgressTracker:
             queue_depth=sum(depths) / max(1, len(depths)),
             acceptance_length=self._acceptance_length(statuses),
             tokens_per_s=self._tokens.per_second,
-            eta_s=(self._total_rows - done) / pace if pace else None,
+            eta_s=(self._total_rows - done) / rows_per_s if rows_per_s else None,
             draining=draining,
             retries=self.retries,
             lost_workers=self.lost_workers,
         )
 
     def _acceptance_length(self, statuses: list[WorkerStatus]) -> float:
-        """Of all published shards; of the running ones while none is published."""
-        if self.acceptance.drafts:
-            return self.acceptance.acceptance_length
+        """Returns that of all published shards, or of the shards in flight while none is published."""
+        if self._acceptance.drafts:
+            return self._acceptance.acceptance_length
         drafts = sum(status.drafts for status in statuses)
         return 1.0 + (sum(status.accepted_tokens for status in statuses) / drafts if drafts else 0.0)

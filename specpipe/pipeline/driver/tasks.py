@@ -1,4 +1,4 @@
-"""Shards that are still to be handed out: fresh ones in order, failed ones first and, after a crash, alone."""
+"""Queue of shards to dispatch: new ones in order; retries first, and alone on a worker after a worker died."""
 
 from __future__ import annotations
 
@@ -11,66 +11,71 @@ from specpipe.core import Shard
 
 @dataclass(slots=True)
 class Task:
-    """A shard and what became of its attempts."""
+    """A shard and the state of its attempts."""
 
     shard: Shard
     attempt: int = 1
+    """Number of the current attempt, from 1."""
     tried: set[str] = field(default_factory=set)
     """Workers on which an attempt failed."""
     suspect: bool = False
-    """It was in flight when a worker died: it runs alone, so that it cannot take another shard down with it."""
+    """The shard was in flight when a worker died. It runs alone, so that it cannot end other shards with it."""
     failed_rows: int | None = None
-    """Only so many rows of it, those with an error, are to be run again; None: all."""
-    handed_at: float = 0.0
-    """When a worker got it (time.monotonic)."""
+    """Number of published rows to run again, those with an error; None for all rows of the shard."""
+    assigned_at: float = 0.0
+    """Time of the current assignment (`time.monotonic`)."""
 
     @property
     def rows(self) -> int:
-        """Rows that an attempt runs."""
+        """Number of rows that an attempt runs."""
         return self.shard.rows if self.failed_rows is None else self.failed_rows
 
 
 class TaskQueue:
-    """Hands out tasks. Constant work per shard; retries, which are few, are searched."""
+    """Shards that no worker holds. Constant work per shard; the few retries are searched."""
 
     def __init__(self, shards: Iterable[Shard], failed_rows: Mapping[int, int] | None = None) -> None:
-        """`failed_rows`: by shard number, how many rows alone are to be run again; the other shards run whole."""
+        """`failed_rows`: for shards of which only the failed rows run again, the number of these rows by shard."""
         again = failed_rows or {}
-        self._fresh = deque(Task(shard, failed_rows=again.get(shard.index)) for shard in shards)
+        self._new = deque(Task(shard, failed_rows=again.get(shard.index)) for shard in shards)
         self._retries: list[Task] = []
-        self.rows = sum(task.rows for task in self._fresh)
-        """Rows not yet handed out."""
+        self.rows = sum(task.rows for task in self._new)
+        """Rows of all queued shards."""
 
     def __len__(self) -> int:
-        return len(self._fresh) + len(self._retries)
+        return len(self._new) + len(self._retries)
 
     @property
     def first(self) -> Shard | None:
-        """The next fresh shard, which stays where it is."""
-        return self._fresh[0].shard if self._fresh else None
+        """The next new shard, which stays in the queue; None without one."""
+        return self._new[0].shard if self._new else None
 
     @property
     def suspects(self) -> int:
+        """Number of queued retries that must run alone."""
         return sum(task.suspect for task in self._retries)
 
     def retry(self, task: Task, *, worker: str, suspect: bool) -> None:
-        """Queue another attempt, on another worker if there is one."""
+        """Queues another attempt after one failed on `worker`; another worker gets it if there is one."""
         task.attempt += 1
         task.tried.add(worker)
         task.suspect = task.suspect or suspect
         self._retries.append(task)
         self.rows += task.rows
 
-    def take(self, *, worker: str, idle: bool, others: Set[str]) -> Task | None:
-        """The next task for this worker, or None. `others`: the live workers, this one included."""
+    def take(self, *, worker: str, idle: bool, workers: Set[str]) -> Task | None:
+        """Removes and returns the next task for `worker`; None without one.
+
+        `idle`: the worker holds no shard, so that it may get a suspect. `workers`: all live workers.
+        """
         for task in self._retries:
-            elsewhere = worker in task.tried and not others <= task.tried
-            if not elsewhere and (idle or not task.suspect):
+            another_first = worker in task.tried and not workers <= task.tried
+            if not another_first and (idle or not task.suspect):
                 self._retries.remove(task)
                 self.rows -= task.rows
                 return task
-        if not self._fresh:
+        if not self._new:
             return None
-        task = self._fresh.popleft()
+        task = self._new.popleft()
         self.rows -= task.rows
         return task

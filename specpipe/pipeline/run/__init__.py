@@ -1,4 +1,4 @@
-"""A run from a job file to its exit code: prepares, starts, resumes, reports; dry runs, following, inspecting.
+"""A run from a job to its exit code; dry runs, and following, inspecting and reporting runs by their folder.
 
 The top of the pipeline: imports the driver, worker, store and cluster packages. Begin with `run.py`.
 """

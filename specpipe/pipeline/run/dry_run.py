@@ -1,4 +1,4 @@
-"""What a run would do: rows, shards, workers and memory, without starting anything."""
+"""Dry run: rows, shards, workers and memory of a run, without starting anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specpipe.models.source import ModelSource
 from specpipe.models.tokenizer import eos_token_ids
 from specpipe.pipeline.cluster.gpus import visible_gpus
 from specpipe.pipeline.cluster.placement import place
-from specpipe.pipeline.run.prepare import Prepared, prepare
+from specpipe.pipeline.prepare import PreparedJob, prepare
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.store.ledger import read_ledger
 from specpipe.pipeline.store.manifest import check_resumable, read_manifest
@@ -25,15 +25,16 @@ from specpipe.pipeline.store.manifest import check_resumable, read_manifest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlan:
-    """A dry run's findings."""
+    """The result of a dry run."""
 
     files: int
     rows: int
-    """Of the output: samples of every input row."""
+    """Output rows: all samples of every input row."""
     samples: int
+    """Samples of each input row."""
     shards: int
     done_shards: int
-    """Published by earlier starts."""
+    """Shards that earlier starts have published."""
     workers: int
     device: DeviceName
     cpus_per_worker: float
@@ -44,22 +45,22 @@ class RunPlan:
     target: str
     draft: str | None
     sampling: SamplingParams
-    """For rows that bring no values of their own."""
+    """Sampling parameters of rows without values of their own."""
     recommended: Mapping[str, float | int]
-    """What the target's generation_config.json says instead; empty where it says the same, nothing, or what is not
-    served."""
+    """Sampling parameters that the target's generation_config.json sets to another value; empty where there are none
+    or where they are not supported."""
     eos_token_ids: tuple[int, ...]
-    """Of the target's configuration; empty where the tokenizer alone knows."""
+    """End-of-sequence tokens of the target's configuration; empty where only the tokenizer has one."""
     max_model_len: int
     weight_bytes: int
-    """Of all model files, in `dtype`."""
+    """Bytes of all model files, converted to `dtype`."""
     kv_bytes: int
-    """Of a worker's KV pages with every slot at max_model_len; a worker takes less where memory is short."""
+    """Bytes of a worker's KV pages with every slot at max_model_len; a worker allocates less where memory is short."""
     output: str
 
 
 def plan_run(job: JobSpec) -> RunPlan:
-    """Look at inputs, models and the output folder. Raises what a run would raise before it starts Ray."""
+    """Plans a run from its inputs, models and output folder. Raises what a run would raise before it starts Ray."""
     folder = RunFolder.at(job.output.path)
     folder.claim()
     prepared = prepare(job)
@@ -98,18 +99,20 @@ def plan_run(job: JobSpec) -> RunPlan:
     )
 
 
-def _recommended(prepared: Prepared) -> dict[str, float | int]:
+def _recommended(prepared: PreparedJob) -> dict[str, float | int]:
+    """Returns the values of the target's generation_config.json that differ from the job's."""
     try:
         values = generation_defaults(prepared.target)
     except ModelError:
         return {}
     sampling = prepared.job.sampling_params()
-    if not values["temperature"]:  # no recommendation: transformers writes such a file for every model
+    if not values["temperature"]:  # transformers writes such a file for every model; it recommends nothing
         return {}
     return {name: value for name, value in values.items() if value != getattr(sampling, name)}
 
 
-def _memory(prepared: Prepared, dtype: DtypeName) -> dict[str, int]:
+def _memory(prepared: PreparedJob, dtype: DtypeName) -> dict[str, int]:
+    """Returns max_model_len, weight_bytes and kv_bytes of RunPlan."""
     job = prepared.job
     sources = [prepared.target, *([prepared.draft] if prepared.draft else [])]
     configs = [json.loads((Path(source.path) / "config.json").read_text(encoding="utf-8")) for source in sources]
@@ -122,24 +125,26 @@ def _memory(prepared: Prepared, dtype: DtypeName) -> dict[str, int]:
         "weight_bytes": sum(
             _weight_bytes(source, config, dtype) for source, config in zip(sources, configs, strict=True)
         ),
-        "kv_bytes": sum(tokens * _kv_bytes_per_token(config) * DTYPE_BYTES[dtype] for config in configs),
+        "kv_bytes": sum(tokens * _kv_values_per_token(config) * DTYPE_BYTES[dtype] for config in configs),
     }
 
 
 def _first(config: Mapping[str, Any], *names: str) -> int:
+    """Returns the first of these configuration values that is set; 0 without one."""
     return next((int(config[name]) for name in names if config.get(name)), 0)
 
 
 def _weight_bytes(source: ModelSource, config: Mapping[str, Any], dtype: DtypeName) -> int:
+    """Returns the bytes of a model's weights in `dtype`, estimated from the size of its files."""
     folder = Path(source.path)
     files = [*folder.glob("*.safetensors")] or [*folder.glob("pytorch_model*.bin")]
     stored = sum(path.stat().st_size for path in files)
-    stored_type = config.get("dtype") or config.get("torch_dtype") or "float32"
-    return stored * DTYPE_BYTES[dtype] // DTYPE_BYTES.get(stored_type, 4)
+    stored_dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
+    return stored * DTYPE_BYTES[dtype] // DTYPE_BYTES.get(stored_dtype, 4)
 
 
-def _kv_bytes_per_token(config: Mapping[str, Any]) -> int:
-    """Numbers that one token adds to the K and V of all layers."""
+def _kv_values_per_token(config: Mapping[str, Any]) -> int:
+    """Returns the number of values that one token adds to the K and V of all layers."""
     heads = _first(config, "num_attention_heads", "n_head")
     head_dim = _first(config, "head_dim") or _first(config, "hidden_size", "n_embd") // max(1, heads)
     kv_heads = _first(config, "num_key_value_heads") or heads

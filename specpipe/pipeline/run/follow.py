@@ -1,4 +1,4 @@
-"""Following a run by its folder alone, from any machine that can read it."""
+"""Following a run by its folder, from any machine that can read it."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from specpipe.pipeline.store.manifest import require_manifest
 from specpipe.pipeline.store.progress_file import EVERY_S, ProgressBeat, read_beat
 from specpipe.pipeline.store.results import exit_code_of
 
-_SILENT_S = 2 * EVERY_S  # a file that rests for longer makes a follower ask who holds the run's lock
+_SILENT_S = 2 * EVERY_S  # a progress file that is older makes a follower check whether a run holds the lock
 DIED = "died"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowEnd:
-    """How the followed start ended."""
+    """The end of a followed start."""
 
     state: str
-    """complete, incomplete, interrupted, failed or died: its driver is gone and has not said why."""
+    """complete, incomplete, interrupted, failed or died: its driver is gone and wrote no final state."""
     exit_code: int
-    """That of `specpipe run`."""
+    """Exit code of `specpipe run`."""
 
 
 def follow(path: str, show: Callable[[Progress], None], *, every_s: float = 1.0) -> FollowEnd:
-    """Calls `show` whenever a live run has news; returns when its latest start has ended. Writes nothing.
+    """Calls `show` with every new snapshot of a live run. Returns when the latest start has ended. Writes nothing.
 
-    Raises OutputError for a folder that is no run's.
+    Reads the progress file every `every_s` seconds. Raises OutputError for a folder without a run.
     """
     folder = RunFolder.at(path)
     lock, last = folder.lock(), read_beat(folder)
-    since = float("-inf")  # who holds the lock is asked first, then whenever the file rests
+    checked_at = float("-inf")  # the lock is checked at first, then whenever the file stays the same for long
     while True:
         if last is not None and last.exit_code is None and last.progress is not None:
             show(last.progress)
-        while (now := read_beat(folder)) == last:
-            if time.monotonic() - since > _SILENT_S:
-                since = time.monotonic()
+        while (latest := read_beat(folder)) == last:
+            if time.monotonic() - checked_at > _SILENT_S:
+                checked_at = time.monotonic()
                 if lock.holder() is None and read_beat(folder) == last:
-                    return _ended(folder, last)
+                    return _end_of(folder, last)
             time.sleep(every_s)
-        last, since = now, time.monotonic()
+        last, checked_at = latest, time.monotonic()
         if last is not None and last.exit_code is not None:
-            return _ended(folder, last)
+            return _end_of(folder, last)
 
 
-def _ended(folder: RunFolder, last: ProgressBeat | None) -> FollowEnd:
-    """Of a start that has said how it ended, or of a run that nobody holds."""
+def _end_of(folder: RunFolder, last: ProgressBeat | None) -> FollowEnd:
+    """Returns the end that the latest start wrote; for a start that wrote none, what the folder shows."""
     if last is not None:
         if last.exit_code is None:
             return FollowEnd(state=DIED, exit_code=EXIT_FAILED)

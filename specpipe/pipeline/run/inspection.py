@@ -1,4 +1,4 @@
-"""A run from outside: what its folder says, while it is live and afterwards."""
+"""The state of a run as its folder shows it, while it is live and afterwards."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from specpipe.pipeline.store.results import build_summary, read_summary
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunView:
-    """A run's folder as it is now."""
+    """The content of a run's folder."""
 
     folder: RunFolder
     manifest: Manifest
     shards: pa.Table
-    """Of telemetry.shard_schema: a row for each published part."""
+    """Rows of telemetry.shard_schema, one for each published part."""
     summary: dict[str, Any]
-    """With `state` (complete, incomplete, running) and `holder`."""
+    """The summary, with `state` (complete, incomplete, running) and `holder` (the process that writes, or None)."""
 
 
 def inspect_run(path: str) -> dict[str, Any]:
-    """The summary of a run's folder with its `state` (complete, incomplete, running) and `holder`. Writes nothing.
+    """Returns the summary of a run's folder, with its `state` and `holder`; see RunView. Writes nothing.
 
-    Raises OutputError for a folder that is no run's.
+    Uses summary.json of a complete run, and the parts of any other. Raises OutputError for a folder without a run.
     """
-    folder, manifest = _open(path)
+    folder = RunFolder.at(path)
+    manifest = require_manifest(folder)
     holder = folder.lock().holder()
     last = read_summary(folder)
     if last.get("complete") and holder is None:
@@ -40,15 +41,13 @@ def inspect_run(path: str) -> dict[str, Any]:
 
 
 def view_run(path: str) -> RunView:
-    """Everything that the folder says, part by part. Writes nothing; raises OutputError where there is no run."""
-    folder, manifest = _open(path)
-    return _view(folder, manifest, folder.lock().holder(), read_summary(folder))
+    """Returns everything that the folder shows, from its parts. Writes nothing.
 
-
-def _open(path: str) -> tuple[RunFolder, Manifest]:
+    Raises OutputError for a folder without a run.
+    """
     folder = RunFolder.at(path)
     manifest = require_manifest(folder)
-    return folder, manifest
+    return _view(folder, manifest, folder.lock().holder(), read_summary(folder))
 
 
 def _view(folder: RunFolder, manifest: Manifest, holder: str | None, last: dict[str, Any]) -> RunView:
@@ -67,7 +66,7 @@ def _view(folder: RunFolder, manifest: Manifest, holder: str | None, last: dict[
 
 
 def _facts(last: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the latest summary knows about workers beside what the records say."""
+    """Returns the facts of each worker in the latest summary, without the figures that are counted from records."""
     counted = {"shards", "rows", "output_tokens", "busy_s", "tokens_per_s"}
     return {
         name: {key: value for key, value in worker.items() if key not in counted}

@@ -1,4 +1,4 @@
-"""report.html: what a run leaves for people. It is read from the run's own files, so anybody can make it again."""
+"""Writer of report.html. The report is made from the files of the run's folder, so that it can be made again."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from specpipe.report import ErrorExample, RunSource, render_run
 from specpipe.speculation.cost_table import CostTable
 
 log = logging.getLogger(__name__)
-_PARTS, _EXAMPLES = 4, 12  # parts that are read for examples of failed rows, and how many of these are shown
+_MAX_PARTS, _MAX_EXAMPLES = 4, 12  # parts read for examples of failed rows, and examples shown
 
 
 def report_of(path: str) -> str:
-    """The report of a run's folder, live or finished, as HTML. Writes nothing; raises OutputError."""
-    seen = view_run(path)
-    return render_run(_source(seen.folder, seen.manifest, seen.shards, seen.summary, str(seen.summary["state"])))
+    """Returns the report of a run's folder, live or finished, as HTML. Writes nothing. Raises OutputError."""
+    view = view_run(path)
+    return render_run(_source(view.folder, view.manifest, view.shards, view.summary, str(view.summary["state"])))
 
 
 def write_report(
     folder: RunFolder, manifest: Manifest, shards: pa.Table, summary: Mapping[str, Any], state: str
 ) -> None:
-    """Publish report.html. A report that cannot be made or written is a warning: it never fails a run."""
+    """Publishes report.html. A failure is logged as a warning: it never fails a run."""
     try:
         page = render_run(_source(folder, manifest, shards, summary, state))
         folder.publish(REPORT, page.encode("utf-8", "replace"))
@@ -58,20 +58,20 @@ def _source(
 
 
 def read_costs(folder: RunFolder) -> CostTable | None:
-    """Of the hardware that ran most rounds. None where there is no table that can be read."""
+    """Returns the round costs of the hardware that ran most rounds; None without a readable table."""
     try:
-        known = json.loads(folder.read(COSTS) or b"{}").values()
-        most = max(known, key=lambda table: sum(cell["rounds"] for cell in table["cells"]), default=None)
+        tables = json.loads(folder.read(COSTS) or b"{}").values()
+        most = max(tables, key=lambda table: sum(cell["rounds"] for cell in table["cells"]), default=None)
         return most and CostTable.from_json(most)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warning("%s is no table of costs, and is passed over: %s", folder.file(COSTS), error)
+        log.warning("%s is not a table of round costs and is ignored: %s", folder.file(COSTS), error)
         return None
 
 
 def _examples(folder: RunFolder, shards: Sequence[int]) -> list[ErrorExample]:
-    """Failed rows of the first parts that have some."""
+    """Returns failed rows of the first parts that have some."""
     found: list[ErrorExample] = []
-    for shard in sorted(shards)[:_PARTS]:
+    for shard in sorted(shards)[:_MAX_PARTS]:
         location = locate(folder.file(folder.part_name(shard)))
         try:
             with location.filesystem.open_input_file(location.path) as source:
@@ -79,6 +79,6 @@ def _examples(folder: RunFolder, shards: Sequence[int]) -> list[ErrorExample]:
         except (OSError, pa.ArrowException) as error:
             log.warning("the failed rows of %s could not be read: %s", location.text(), error)
             continue
-        failed = table.filter(pc.not_equal(table["error"], "")).slice(0, _EXAMPLES - len(found))
+        failed = table.filter(pc.not_equal(table["error"], "")).slice(0, _MAX_EXAMPLES - len(found))
         found += [ErrorExample(**row) for row in failed.to_pylist()]
     return found

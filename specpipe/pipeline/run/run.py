@@ -1,87 +1,294 @@
-"""A run from a job to its exit code, or what is left of it."""
+"""A run of a job, from the job to the exit code.
+
+`execute` is the entry point of the command line and the Python interface. `Run` is one start of a run: it reads what
+earlier starts have published, drives the workers, and publishes telemetry, summary and report.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from specpipe.errors import EXIT_INTERRUPTED
+from specpipe.core import Shard
+from specpipe.errors import EXIT_INTERRUPTED, JobError, OutputError
 from specpipe.job import JobSpec
 from specpipe.pipeline.cluster.backend import Backend, RayBackend
-from specpipe.pipeline.driver.config import DriverResult
+from specpipe.pipeline.cluster.placement import Placement
+from specpipe.pipeline.driver.config import DriverConfig, DriverResult, Observers
+from specpipe.pipeline.driver.driver import Driver
 from specpipe.pipeline.driver.progress import Progress
-from specpipe.pipeline.run.ending import leave
-from specpipe.pipeline.run.opened import OpenedRun, open_run
-from specpipe.pipeline.run.prepare import prepare
-from specpipe.pipeline.run.start import Start
-from specpipe.pipeline.store.folder import RunFolder
-from specpipe.pipeline.store.manifest import Manifest
-from specpipe.pipeline.store.results import exit_code_of
+from specpipe.pipeline.driver.progress_tracker import EarlierProgress
+from specpipe.pipeline.failures import StaleRunError
+from specpipe.pipeline.interrupts import drain_on_interrupt
+from specpipe.pipeline.logs import log_fields
+from specpipe.pipeline.prepare import PreparedJob, prepare
+from specpipe.pipeline.run.report_page import write_report
+from specpipe.pipeline.run.versions import versions
+from specpipe.pipeline.store.folder import MANIFEST, RunFolder
+from specpipe.pipeline.store.ledger import read_ledger
+from specpipe.pipeline.store.manifest import Manifest, check_resumable, new_manifest, read_manifest
+from specpipe.pipeline.store.progress_file import ProgressFile
+from specpipe.pipeline.store.results import (
+    build_summary,
+    exit_code_of,
+    exit_code_of_error,
+    has_results,
+    publish_costs,
+    publish_results,
+)
+from specpipe.pipeline.store.timeline_file import TimelineFile
+from specpipe.pipeline.tuning import job_cost_cache, job_estimates, job_policy
+from specpipe.pipeline.worker.config import WorkerConfig
+from specpipe.speculation.run_estimates import RunEstimates
+from specpipe.telemetry.metrics import run_label
+from specpipe.telemetry.shard_log import ShardLog
+
+log = logging.getLogger(__name__)
+_TIMELINE_WORKERS = 100  # more workers than this lengthen timeline intervals, so that its rows per second stay bounded
+EndState = Literal["already complete", "interrupted", "failed"]
+"""How a start ended, where it is not the number of published shards that says so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
-    """What a start came to."""
+    """The result of one start."""
 
     folder: str
+    """Absolute path or URI of the output folder."""
     state: Literal["complete", "already complete", "incomplete", "interrupted"]
     exit_code: int
+    """Exit code of `specpipe run`."""
     summary: Mapping[str, Any]
+    """Content of summary.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who watches a run. Called on the driver's thread."""
+    """Callbacks that show a run. They are called on the driver's thread."""
 
     announce: Callable[[str], None] = lambda line: None
-    """One line, once a step before the workers run."""
+    """Receives one line per step before the workers run."""
     progress: Callable[[Progress], None] = lambda progress: None
+    """Receives a snapshot about once a second."""
 
 
 def execute(
     job: JobSpec, *, viewer: Viewer | None = None, backend: Backend | None = None, retry_failed: bool = False
 ) -> RunResult:
-    """Run a job, or what is left of it. Blocks. Workers are Ray's unless another backend is given.
+    """Runs a job, or the shards of it that earlier starts have not published. Blocks.
 
-    `retry_failed`: published rows with an error, too; their parts are published anew, the other rows as they were.
+    `backend`: where workers run; Ray by default. `retry_failed`: also run published rows again that have an error; all
+    other rows of their parts stay as they are.
 
-    Raises SpecpipeError for what the user must mend, KeyboardInterrupt when interrupted twice; what was published
-    stays, and a later start goes on from there.
+    Raises SpecpipeError for what the user must correct, and KeyboardInterrupt when interrupted twice. Published parts
+    stay in either case, and a later start continues from them.
     """
+    viewer, backend = viewer or Viewer(), backend or RayBackend()
     folder = RunFolder.at(job.output.path)
     folder.claim()
     prepared = prepare(job)
     with folder.lock():
-        opened = open_run(prepared, folder, retry_failed=retry_failed)
-        if opened.manifest is not None and opened.is_complete:
-            return _finished(opened, opened.manifest, DriverResult(), state="already complete")
-        viewer, backend = viewer or Viewer(), backend or RayBackend()
-        viewer.announce(opened.headline)
+        run = Run(prepared, folder, retry_failed=retry_failed)
+        if run.is_complete:
+            return run.close("already complete")
+        viewer.announce(run.headline)
         with backend.connect(job) as placement:
-            start = Start(opened, placement, backend, viewer.progress)
-            outcome = start.run()
-            state: Literal["interrupted"] | None = "interrupted" if outcome.interrupted else None
-            result = _finished(opened, start.manifest, outcome, state=state)
-            start.progress.end(result.state, result.exit_code)
-            return result
+            return run.drive(placement, backend, viewer.progress)
 
 
-def _finished(
-    opened: OpenedRun,
-    manifest: Manifest,
-    outcome: DriverResult,
-    *,
-    state: Literal["already complete", "interrupted"] | None,
-) -> RunResult:
-    """Write what the run leaves, and say how it ended."""
-    summary = leave(opened, manifest, outcome, state)
-    code = exit_code_of(summary, opened.prepared.job.output.max_failed_rows)
-    if state == "interrupted":
-        code = EXIT_INTERRUPTED
-    return RunResult(
-        folder=opened.folder.path,
-        state=state or ("complete" if summary["complete"] else "incomplete"),
-        exit_code=code,
-        summary=summary,
-    )
+class Run:
+    """One start of a run; the output folder is locked.
+
+    The constructor reads the folder. `drive` runs the remaining shards and closes the run; `close` alone is for a run
+    without remaining shards.
+    """
+
+    def __init__(self, prepared: PreparedJob, folder: RunFolder, *, retry_failed: bool = False) -> None:
+        """Reads the manifest and the published parts. Raises OutputError when the folder holds a run of another job."""
+        self._prepared, self._job, self._folder = prepared, prepared.job, folder
+        self._manifest: Manifest | None = read_manifest(folder)
+        self._published = ShardLog()
+        """Records of all published parts: of earlier starts, then of this one as its shards finish."""
+        self._failed_rows: Mapping[int, int] = {}
+        """Published rows to run again, by shard."""
+        self._result = DriverResult()
+        self._log_folder = ""
+        self._progress_file: ProgressFile
+        self._timeline_file: TimelineFile
+        self._estimates: RunEstimates
+        if self._manifest is not None:
+            check_resumable(self._manifest, prepared.identity, folder)
+            self._published = read_ledger(folder, self._manifest.shards, self._manifest.run_id)
+            folder.delete_attempts()
+            if retry_failed:
+                self._failed_rows = self._published.failed_rows()
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every shard is published and no row is to be run again."""
+        shards = None if self._manifest is None else len(self._manifest.shards)
+        return len(self._published) == shards and not self._failed_rows
+
+    @property
+    def headline(self) -> str:
+        """One line with the name of the run, its rows, its folder and what is already done."""
+        rows = sum(file.rows for file in self._prepared.files)
+        rows = min(rows, self._job.data.limit or rows) * self._job.sampling.n
+        line = f"{self._job.name}: {rows:,} rows → {self._folder.path}"
+        if self._manifest is not None:
+            line += f", {len(self._published)} of {len(self._manifest.shards)} shards done"
+        if self._failed_rows:
+            line += f", {sum(self._failed_rows.values()):,} failed rows run again"
+        return line
+
+    # driving
+
+    def drive(self, placement: Placement, backend: Backend, watch: Callable[[Progress], None]) -> RunResult:
+        """Runs the remaining shards and closes the run. Blocks.
+
+        `watch` receives snapshots on the driver's thread. When an error ends the run early, its telemetry is published
+        before the error is raised; a newer start that owns the folder ends the run without any more writes.
+        """
+        self._log_folder = placement.logs
+        manifest = self._manifest = self._current_manifest(placement)
+        epoch = self._folder.begin_epoch()  # from here on workers of older starts cannot publish
+        self._folder.publish(MANIFEST, manifest.to_json().encode())
+        config = WorkerConfig(
+            prepared=self._prepared,
+            folder=self._folder,
+            run_id=manifest.run_id,
+            epoch=epoch,
+            probe=self._folder.write_probe(),
+            device=placement.device,
+            threads=placement.threads,
+            timeline_interval_s=max(1, placement.workers // _TIMELINE_WORKERS),
+        )
+        self._timeline_file, self._progress_file = TimelineFile(self._folder, epoch), ProgressFile(self._folder, epoch)
+        cache = job_cost_cache(self._prepared)
+        self._estimates = job_estimates(self._job, self._published.table(), cache)
+        driver = self._make_driver(manifest, config, placement, backend, watch)
+        self._result = driver.result
+        try:
+            with log_fields(run=run_label(self._job.name, manifest.run_id)), drain_on_interrupt(driver.drain):
+                driver.run()
+        except StaleRunError:
+            raise
+        except BaseException as error:
+            self._close_after(error)
+            raise
+        if self._result.failed or len(self._result.workers) > placement.workers:
+            self._log_where_worker_logs_are()
+        self._publish_tuning()
+        if cache is not None:
+            cache.save(self._estimates.tables)
+        result = self.close("interrupted" if self._result.interrupted else None)
+        self._progress_file.end(result.state, result.exit_code)
+        return result
+
+    def _current_manifest(self, placement: Placement) -> Manifest:
+        """Returns the run's manifest with this start's tuning; for a new run, one with its shards."""
+        prepared = self._prepared
+        if self._manifest is not None:
+            return replace(self._manifest, tuning=prepared.tuning)
+        shards = prepared.shards(workers=placement.workers, device=placement.device)
+        synthetic = self._job.speculation.method == "synthetic"
+        manifest = new_manifest(prepared.identity, prepared.tuning, shards, synthetic=synthetic)
+        # Parts may be there already: of a run whose manifest was deleted.
+        self._published.extend(read_ledger(self._folder, shards, manifest.run_id).table())
+        return manifest
+
+    def _make_driver(
+        self,
+        manifest: Manifest,
+        config: WorkerConfig,
+        placement: Placement,
+        backend: Backend,
+        watch: Callable[[Progress], None],
+    ) -> Driver:
+        watchers = (watch, self._progress_file.add, backend.watcher(config))
+
+        def show(progress: Progress) -> None:
+            for watcher in watchers:
+                watcher(progress)
+
+        return Driver(
+            self._remaining(manifest),
+            backend.pool(config, placement),
+            job_policy(self._job),
+            DriverConfig.from_job(self._job, workers=placement.workers),
+            failed_rows=self._failed_rows,
+            earlier=EarlierProgress.from_shards(self._published.table(), self._failed_rows),
+            estimates=self._estimates,
+            observers=Observers(
+                progress=show,
+                published=lambda report: self._published.add(report.telemetry),
+                samples=self._timeline_file.add,
+            ),
+        )
+
+    def _remaining(self, manifest: Manifest) -> list[Shard]:
+        """Returns the shards that are not published, and those with rows to run again."""
+        published, again = self._published, self._failed_rows
+        return [shard for shard in manifest.shards if shard.index not in published or shard.index in again]
+
+    # closing
+
+    def close(self, state: EndState | None) -> RunResult:
+        """Publishes telemetry, summary and report of all published parts.
+
+        `state`: None when the driver ran to its end, which makes the run complete or incomplete.
+        """
+        summary = self._publish_results(state)
+        code = exit_code_of(summary, self._job.output.max_failed_rows)
+        finished: Literal["complete", "incomplete"] = "complete" if summary["complete"] else "incomplete"
+        return RunResult(
+            folder=self._folder.path,
+            state=finished if state is None or state == "failed" else state,
+            exit_code=EXIT_INTERRUPTED if state == "interrupted" else code,
+            summary=summary,
+        )
+
+    def _close_after(self, error: BaseException) -> None:
+        """Publishes what there is after an error that ended the run early. Never raises."""
+        if not isinstance(error, JobError | KeyboardInterrupt):
+            self._log_where_worker_logs_are()
+        state: EndState = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        try:
+            self._publish_tuning()
+            self._publish_results(state)
+        except (OutputError, OSError) as failure:  # must not replace the first error; the next start writes the files
+            log.warning("telemetry could not be written: %s", failure)
+        self._progress_file.end(state, exit_code_of_error(error))
+
+    def _publish_tuning(self) -> None:
+        """Publishes the timeline, with the decisions of the policy, and the measured round costs."""
+        self._timeline_file.publish()
+        publish_costs(self._folder, self._estimates.tables)
+
+    def _publish_results(self, state: EndState | None) -> Mapping[str, Any]:
+        """Publishes the shard table, summary.json and report.html, and returns the summary."""
+        folder, manifest = self._folder, self._manifest
+        assert manifest is not None, "a run without a manifest is not complete"
+        # Two workers may have published these: the part's footer has the record of the one that did.
+        uncertain = [manifest.shards[shard] for shard in sorted(self._result.maybe_published)]
+        self._published.extend(read_ledger(folder, uncertain, manifest.run_id).table())
+        shards = self._published.table()
+        summary = build_summary(
+            folder,
+            manifest,
+            shards,
+            failed_shards=self._result.failed,
+            workers={name: info.facts for name, info in self._result.workers.items()},
+            versions=versions(),
+        )
+        if state != "already complete" or not has_results(folder, shards.num_rows):
+            publish_results(folder, shards, summary)
+            shown = state if state in ("interrupted", "failed") else "complete" if summary["complete"] else "incomplete"
+            write_report(folder, manifest, shards, summary, shown)
+        return summary
+
+    def _log_where_worker_logs_are(self) -> None:
+        if self._log_folder:
+            log.warning("logs of the workers are in %s, on the machine of each worker", self._log_folder)

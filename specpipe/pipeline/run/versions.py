@@ -9,7 +9,7 @@ from specpipe import __version__
 
 
 def versions() -> dict[str, str]:
-    """Of what makes the numbers, without importing it."""
+    """Returns the versions of specpipe, Python and the main dependencies, without importing any."""
     found = {"specpipe": __version__, "python": platform.python_version()}
     for package in ("torch", "triton", "transformers", "ray", "pyarrow"):
         try:

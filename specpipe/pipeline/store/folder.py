@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from specpipe.data.locations import Location, locate
-from specpipe.data.publish import publish_bytes
+from specpipe.data.publish import ATTEMPT_PREFIX, publish_bytes
 from specpipe.errors import JobError, OutputError
 from specpipe.pipeline.failures import StaleRunError
 from specpipe.pipeline.store.lease import RunLease
@@ -95,6 +96,14 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise OutputError(f"{location.text()} cannot be read: {error}. Mend its permissions") from error
+
+    def delete_attempts(self) -> None:
+        """Deletes unfinished parts of dead workers. A live worker of an older start fails when it publishes."""
+        for name in self.names("outputs"):
+            if name.startswith(ATTEMPT_PREFIX):
+                location = self._location(f"outputs/{name}")
+                with suppress(OSError):
+                    location.filesystem.delete_file(location.path)
 
     def claim(self) -> None:
         """Raises OutputError for a folder that holds files and is no run's, JobError for one that would not last."""

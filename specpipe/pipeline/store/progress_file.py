@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from specpipe.errors import OutputError
@@ -69,13 +68,3 @@ def read_beat(folder: RunFolder) -> ProgressBeat | None:
         return ProgressBeat(**values, progress=None if snapshot is None else Progress.from_dict(snapshot))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def call_all(*watchers: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    """One watcher of several."""
-
-    def tell(progress: Progress) -> None:
-        for watcher in watchers:
-            watcher(progress)
-
-    return tell

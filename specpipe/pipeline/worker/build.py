@@ -1,4 +1,7 @@
-"""A worker's parts, from the job: tokenizer, request builder and engine. Torch is imported here, on the worker."""
+"""Construction of a worker's parts from the job: tokenizer, request builder and engine.
+
+Torch is imported inside functions: the driver imports this module and needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from specpipe.core import Profile, ProposerName, resolve_dtype
 from specpipe.data.requests.request_builder import EncoderProtocol, RequestBuilder
 from specpipe.errors import MachineError, ModelError
 from specpipe.job import JobSpec
-from specpipe.models.source import ModelSource, Role, resolve
+from specpipe.models.source import ModelSource, Role
 from specpipe.pipeline.failures import is_out_of_memory
+from specpipe.pipeline.prepare import find_model
 from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 from specpipe.speculation.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 
@@ -21,11 +25,11 @@ if TYPE_CHECKING:
     from specpipe.engine.engine import Engine
 
 log = logging.getLogger(__name__)
-_PROFILE_S = 2.0
+_PROFILE_S = 2.0  # limit on measuring rounds before the first row
 
 
 def build_parts(config: WorkerConfig) -> WorkerParts:
-    """Load the pair onto this worker's device. Raises ModelError or MachineError."""
+    """Loads the models onto this worker's device. Raises ModelError or MachineError."""
     import torch
 
     from specpipe.engine.build import PREPARE_S, EngineSpec, build_engine
@@ -38,18 +42,19 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
             f"Ray gave a GPU to the worker on {socket.gethostname()}, but torch {torch.__version__} cannot use it. "
             "Install a torch with CUDA support that fits the driver, or set model.device: cpu"
         )
-    model, trust = config.job.model, config.job.model.trust_remote_code
-    target = _here(config, config.target, "target")
-    draft = _here(config, config.draft, "draft") if config.draft is not None else None
+    job, prepared = config.job, config.prepared
+    model, trust = job.model, job.model.trust_remote_code
+    target = _local_model(job, prepared.target, "target")
+    draft = _local_model(job, prepared.draft, "draft") if prepared.draft is not None else None
     tokenizer = load_tokenizer(target, trust_remote_code=trust, chat_template=model.chat_template)
     encoder = PromptEncoder(
         tokenizer,
-        system_prompt=config.job.data.system_prompt,
+        system_prompt=job.data.system_prompt,
         template_kwargs=dict(model.chat_template_kwargs),
         name=target.name,
     )
     dtype = resolve_dtype(model.dtype, config.device)
-    sampling, choices = config.job.sampling_params(), _choices(config.job)
+    sampling, choices = job.sampling_params(), _round_choices(job)
     engine = build_engine(
         EngineSpec(
             target=target,
@@ -57,7 +62,7 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
             device=config.device,
             dtype=dtype,
             draft_dtype=model.draft_dtype,
-            config=config.job.engine_config(model.max_model_len or 0),
+            config=job.engine_config(model.max_model_len or 0),
             trust_remote_code=trust,
             sampling=sampling,
             choices=choices,
@@ -65,15 +70,15 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
     )
     engine.prepare(sampling, choices, within_s=PREPARE_S)
     max_model_len = engine.config.max_model_len
-    builder = make_builder(config.job, encoder, max_model_len=max_model_len, vocab_size=engine.target.vocab_size)
+    builder = make_builder(job, encoder, max_model_len=max_model_len, vocab_size=engine.target.vocab_size)
     name = torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {config.threads} threads"
     facts = {"device": name, "dtype": dtype, "model_load_s": time.perf_counter() - began}
-    profile = _profile(engine, config.job) if config.job.speculation.policy == "goodput" else Profile()
+    profile = _profile(engine, job) if job.speculation.policy == "goodput" else Profile()
     return WorkerParts(engine=engine, builder=builder, facts=facts, profile=profile)
 
 
 def _profile(engine: Engine, job: JobSpec) -> Profile:
-    """A policy without it begins with what real rounds show: no reason to end a worker."""
+    """Measures rounds before the first row. A failure is logged, not raised: the policy can start without it."""
     try:
         shapes = rounds_to_profile(engine.config.slots, engine.config.max_k, engine.proposers)
         return engine.profile(job.sampling_params(), shapes, context=PROFILED_CONTEXT, within_s=_PROFILE_S)
@@ -84,14 +89,15 @@ def _profile(engine: Engine, job: JobSpec) -> Profile:
         return Profile()
 
 
-def _choices(job: JobSpec) -> tuple[tuple[ProposerName, int], ...]:
-    """Rounds that plans of the job may ask for."""
-    widest = job.speculation.max_k
-    ks = range(1, widest + 1) if job.speculation.policy == "goodput" else (widest,)
+def _round_choices(job: JobSpec) -> tuple[tuple[ProposerName, int], ...]:
+    """Returns the pairs of proposer and K that plans of the job may contain."""
+    max_k = job.speculation.max_k
+    ks = range(1, max_k + 1) if job.speculation.policy == "goodput" else (max_k,)
     return ("none", 0), *((proposer, k) for proposer in job.proposers for k in ks)
 
 
 def make_builder(job: JobSpec, encoder: EncoderProtocol, *, max_model_len: int, vocab_size: int) -> RequestBuilder:
+    """Returns the request builder of a job. `max_model_len`: limit on prompt and output, in tokens."""
     return RequestBuilder(
         encoder=encoder,
         sampling=job.sampling_params(),
@@ -103,21 +109,15 @@ def make_builder(job: JobSpec, encoder: EncoderProtocol, *, max_model_len: int, 
     )
 
 
-def _here(config: WorkerConfig, source: ModelSource, role: Role) -> ModelSource:
-    """The same model on this machine. Raises ModelError when it is another one here."""
+def _local_model(job: JobSpec, source: ModelSource, role: Role) -> ModelSource:
+    """Finds the driver's model on this machine. Raises ModelError when its files differ here."""
     name = source.name
     if not name.startswith("builtin:") and name.count("/") == 1 and name[0] not in "./~" and "@" not in name:
         name = f"{name}@{source.revision}" if len(source.revision) == 40 else name
-    found = find_model(config.job, name, role)
+    found = find_model(job, name, role)
     if found.revision != source.revision:
         raise ModelError(
             f"model {source.name} is revision {found.revision} on {socket.gethostname()} and {source.revision} where "
             "the run was started; expected the same files on every machine"
         )
     return dataclasses.replace(found, name=source.name)
-
-
-def find_model(job: JobSpec, name: str, role: Role) -> ModelSource:
-    """A model, as far as the job trusts it. Raises ModelError."""
-    model = job.model
-    return resolve(name, role, trust_remote_code=model.trust_remote_code, allow_pickle=model.allow_pickle)

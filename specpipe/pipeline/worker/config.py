@@ -1,52 +1,62 @@
-"""What every worker of a start is told, and what it builds of it."""
+"""Configuration of the workers of a start, and the parts that each worker builds from it."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specpipe.core import STALL_S, DeviceName, Profile
+from specpipe.core import DeviceName, Profile
 from specpipe.data import RequestBuilder
-from specpipe.data.reading.input_files import InputFile
 from specpipe.job import JobSpec
-from specpipe.models.source import ModelSource
+from specpipe.pipeline.prepare import PreparedJob
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.worker.engine_protocol import EngineProtocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerParts:
-    """What a worker runs on."""
+    """The engine of a worker and the builder of its requests."""
 
     engine: EngineProtocol
     builder: RequestBuilder
     facts: Mapping[str, Any]
     """device, dtype, model_load_s."""
     profile: Profile = field(default_factory=Profile)
-    """What rounds took before the first row; empty where no policy asks, or it could not be measured."""
+    """Round times measured before the first row; empty for policies that use none, or where measuring failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerConfig:
-    """What every worker of a start is told, once."""
+    """Configuration that all workers of a start share; picklable."""
 
-    job: JobSpec
+    prepared: PreparedJob
     folder: RunFolder
     run_id: str
     epoch: int
+    """Number of the start. A worker publishes only while its epoch is the folder's latest."""
     probe: str
-    files: Mapping[str, InputFile]
-    """By path, as shards name them."""
-    kept_schema: Any
-    """pyarrow.Schema of the columns to keep; None for none."""
-    target: ModelSource
-    draft: ModelSource | None
+    """Content of the probe file, by which a worker recognises the driver's output folder."""
     device: DeviceName
     threads: int
     """CPU threads of torch."""
     timeline_interval_s: int = 1
-    stall_s: float = STALL_S
-    """An engine step that takes longer has hung: the status then says where."""
     build_parts: Callable[[WorkerConfig], WorkerParts] | None = None
-    """Builds the worker's parts; None for the real ones."""
+    """Builds the worker's parts; None for `build.build_parts`."""
+
+    @property
+    def job(self) -> JobSpec:
+        """The job, with the settings of this worker."""
+        return self.prepared.job
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds after which an engine step counts as hung."""
+        return self.job.workers.stall_seconds
+
+    def with_engine_limits(self, *, slots: int, prefill_budget: int) -> WorkerConfig:
+        """Returns the configuration with other limits of the engine. They are tuning and change no token."""
+        workers = self.job.workers.model_copy(update={"slots": slots, "prefill_budget": prefill_budget})
+        job = self.job.model_copy(update={"workers": workers})
+        return dataclasses.replace(self, prepared=dataclasses.replace(self.prepared, job=job))

@@ -1,4 +1,4 @@
-"""The worker's engine: built, stepped, and built again for smaller batches when the device's memory runs out."""
+"""A worker's engine and its thread; built again for smaller batches when the device's memory runs out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specpipe.data import RequestBuilder
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
 from specpipe.pipeline.messages import EngineGauges, WorkerStatus
-from specpipe.pipeline.tuning import tuner_of
+from specpipe.pipeline.tuning import job_tuner
 from specpipe.pipeline.worker.build import build_parts
 from specpipe.pipeline.worker.config import WorkerConfig
 from specpipe.pipeline.worker.engine_loop import EngineLoop
@@ -26,19 +26,20 @@ from specpipe.telemetry.shard_meter import ShardMeter
 from specpipe.telemetry.timeline_sampler import TimelineSampler
 
 log = logging.getLogger(__name__)
-_LEAST_PREFILL = 64
+_MIN_PREFILL_BUDGET = 64
 
 
 class EngineHost:
-    """Owns the engine and its thread. `run` and `status` may be called from any thread."""
+    """Owner of a worker's engine. `run` and `status` may be called from any thread."""
 
     def __init__(self, config: WorkerConfig, sampler: TimelineSampler) -> None:
-        """Builds the engine. Raises ModelError, MachineError, and EngineError where not even one slot fits."""
+        """Builds the engine. Raises ModelError, MachineError, and EngineError when not even one slot fits."""
         self._config, self._sampler = config, sampler
         self._lock = threading.Lock()
         self._notes: list[str] = []
         self._finished_rows = 0
-        self._last: WorkerStatus | None = None
+        self._replaced: WorkerStatus | None = None
+        """Counters of the engines that ran out of memory; None while the first one runs."""
         self.builder: RequestBuilder
         self.facts: Mapping[str, Any]
         self.profile: Profile
@@ -56,20 +57,20 @@ class EngineHost:
                 reason = str(error)
             else:
                 self.builder, self.facts, self.profile = parts.builder, parts.facts, parts.profile
-                return EngineLoop(parts.engine, self._sampler, tuner_of(self._config.job))
+                return EngineLoop(parts.engine, self._sampler, job_tuner(self._config.job))
             self._halve(reason)
-            _give_memory_back()
+            _free_memory()
 
     def _halve(self, reason: str) -> None:
-        """Half the slots and half the prefill budget from now on: tuning, which changes no token."""
+        """Halves slots and prefill budget. Raises EngineError when there is one slot left."""
         workers = self._config.job.workers
         if workers.slots == 1:
             raise EngineError(f"the device's memory does not hold one row beside the models: {reason}")
-        smaller = {"slots": workers.slots // 2, "prefill_budget": max(_LEAST_PREFILL, workers.prefill_budget // 2)}
-        job = self._config.job.model_copy(update={"workers": workers.model_copy(update=smaller)})
-        self._config = dataclasses.replace(self._config, job=job)
+        slots = workers.slots // 2
+        prefill_budget = max(_MIN_PREFILL_BUDGET, workers.prefill_budget // 2)
+        self._config = self._config.with_engine_limits(slots=slots, prefill_budget=prefill_budget)
         self._note(
-            f"out of memory with {workers.slots} slots: it goes on with {job.workers.slots} and runs its shards again. "
+            f"out of memory with {workers.slots} slots: the worker continues with {slots} and runs its shards again. "
             f"Set workers.slots or workers.prefill_budget lower, or model.max_model_len ({reason.splitlines()[0]})"
         )
 
@@ -80,9 +81,9 @@ class EngineHost:
     def run(
         self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, priors: Priors
     ) -> tuple[list[Completion], ShardMeter]:
-        """Run one shard's rows to their end; blocks. Begins again in smaller batches when memory runs out.
+        """Runs all rows of a shard; from their start again, in smaller batches, when memory runs out. Blocks.
 
-        Raises EngineError when the engine has died, before or meanwhile.
+        Raises EngineError when the engine has died or dies meanwhile.
         """
         while True:
             with self._lock:
@@ -99,52 +100,52 @@ class EngineHost:
             return completions, meter
 
     def _rebuild(self, loop: EngineLoop, reason: str) -> None:
-        """Replace `loop` by one of a smaller engine; the first of its shards does it for all of them."""
+        """Replaces `loop` by one of a smaller engine. Each of its shards calls this; the first call does the work."""
         with self._lock:
             if self._loop is not loop:
                 return
             idle = dataclasses.replace(loop.status(after=0), running=0, waiting=0, in_step_s=0.0, samples=())
-            self._last = dataclasses.replace(idle, rows_done=self._finished_rows)
+            self._replaced = dataclasses.replace(idle, rows_done=self._finished_rows)
             loop.close()
             self._loop = None
             del loop
             self._halve(reason)
-            _give_memory_back()
+            _free_memory()
             self._loop = self._build()
 
     def status(self, *, after: int, final: bool) -> WorkerStatus:
-        """Counters so far, over all engines, and what the driver should log."""
-        loop, base = self._loop, self._last
+        """Returns counters over all engines so far, timeline intervals after Unix second `after`, and notes."""
+        loop, replaced = self._loop, self._replaced
         if loop is None:
-            assert base is not None
-            status = base
+            assert replaced is not None
+            status = replaced
         else:
             status = loop.status(after=after, final=final)
-            if base is not None:
-                status = dataclasses.replace(status, rows_done=status.rows_done + base.rows_done)
+            if replaced is not None:
+                status = dataclasses.replace(status, rows_done=status.rows_done + replaced.rows_done)
         notes, self._notes = tuple(self._notes), []
         if status.in_step_s > self._config.stall_s:
             notes = (*notes, f"one engine step takes {status.in_step_s:.0f} s:\n{stacks()}")
         return dataclasses.replace(status, notes=notes)
 
     def measured(self) -> tuple[EngineTotals, EngineGauges] | None:
-        """What the present engine has done, and how it stands; None while it is being built again."""
+        """Returns sums and state of the current engine; None while it is built again."""
         loop = self._loop
         return None if loop is None else (loop.totals(), loop.gauges())
 
     def evidence(self) -> Evidence:
-        """What rounds have shown the policy since somebody asked last, here or for the status."""
+        """Returns the measurements for the policy since they were last taken, here or by `status`."""
         loop = self._loop
         return Evidence() if loop is None else loop.evidence()
 
     def close(self) -> None:
-        """Stop the engine's thread; shards in flight fail."""
+        """Stops the engine's thread. Shards in flight fail."""
         if (loop := self._loop) is not None:
             loop.close()
 
 
 def stacks() -> str:
-    """What every thread of this process is doing."""
+    """Returns the stack of every thread of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
@@ -152,8 +153,8 @@ def stacks() -> str:
     )
 
 
-def _give_memory_back() -> None:
-    """What the engine that is gone has left in torch's cache."""
+def _free_memory() -> None:
+    """Returns the memory of a deleted engine from torch's cache to the device."""
     gc.collect()
     if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

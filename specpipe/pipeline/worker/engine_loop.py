@@ -1,4 +1,4 @@
-"""One engine, one thread that steps it, and any number of shards that wait for their rows."""
+"""The thread that steps an engine while shards wait for their rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from specpipe.core import Completion, Evidence, Request, SpeculationPlan, StepReport
 from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
 from specpipe.pipeline.messages import EngineGauges, WorkerStatus
-from specpipe.pipeline.worker.engine_protocol import EngineProtocol, NoEngine
+from specpipe.pipeline.worker.engine_protocol import EngineProtocol, StoppedEngine
 from specpipe.speculation.observer import Priors
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.engine_totals import EngineTotals
@@ -22,21 +22,26 @@ from specpipe.telemetry.step_shares import step_shares
 from specpipe.telemetry.timeline_sampler import TimelineSampler
 
 log = logging.getLogger(__name__)
-WARM_UP_SHARD = -1  # rows of this shard run, are thrown away, and appear in no figure
+WARM_UP_SHARD = -1
+"""Number of the warm-up shard. Its rows run, are discarded, and count in no figure."""
 
 
 @dataclass(slots=True)
-class _Ticket:
-    """A shard in flight: what has come back of it."""
+class _ShardInFlight:
+    """A shard whose rows the engine runs, and its completions so far."""
 
     expected: int
+    """Number of its rows."""
     meter: ShardMeter = field(default_factory=ShardMeter)
     completions: dict[int, Completion] = field(default_factory=dict)
     done: threading.Event = field(default_factory=threading.Event)
 
 
 class EngineLoop:
-    """Steps the engine for as long as shards are in flight; wakes on submission, fails all of them if a step raises."""
+    """Steps an engine on a thread of its own while shards are in flight. If a step raises, all of them fail.
+
+    Public methods may be called from any thread. The lock guards everything but the step itself.
+    """
 
     def __init__(self, engine: EngineProtocol, sampler: TimelineSampler, tuner: Tuner) -> None:
         self._engine: EngineProtocol = engine
@@ -45,7 +50,7 @@ class EngineLoop:
         self._wake = threading.Event()
         self._closing = False
         self._failure: EngineError | None = None
-        self._tickets: dict[int, _Ticket] = {}
+        self._in_flight: dict[int, _ShardInFlight] = {}
         self._submissions = 0
         self._step_began = 0.0
         self._totals = EngineTotals()
@@ -55,40 +60,41 @@ class EngineLoop:
     def run(
         self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, priors: Priors
     ) -> tuple[list[Completion], ShardMeter]:
-        """Run one shard's rows to their end; blocks. Completions come in row order.
+        """Runs all rows of a shard. Blocks. Returns the completions in row order, and the shard's telemetry.
 
-        `plan`, `priors`: what the driver sent with the shard.
-
-        Raises EngineError when the engine has died, before or meanwhile.
+        `plan` and `priors` come from the shard order. Raises EngineError when the engine has died or dies meanwhile.
         """
-        ticket = _Ticket(expected=len(requests))
+        entry = _ShardInFlight(expected=len(requests))
         if requests:
-            self._submit(shard, ticket, requests, plan, priors)
-            ticket.done.wait()
-        if len(ticket.completions) < ticket.expected:
-            raise self._died()
-        return [ticket.completions[row] for row in sorted(ticket.completions)], ticket.meter
+            self._submit(shard, entry, requests, plan, priors)
+            entry.done.wait()
+        if len(entry.completions) < entry.expected:
+            raise self._new_failure()
+        return [entry.completions[row] for row in sorted(entry.completions)], entry.meter
 
     def _submit(
-        self, shard: int, ticket: _Ticket, requests: Sequence[Request], plan: SpeculationPlan, priors: Priors
+        self, shard: int, entry: _ShardInFlight, requests: Sequence[Request], plan: SpeculationPlan, priors: Priors
     ) -> None:
         with self._lock:
             if self._failure is not None:
-                raise self._died()
-            if shard in self._tickets:
+                raise self._new_failure()
+            if shard in self._in_flight:
                 raise ValueError(f"shard {shard} is already in flight on this worker")
             self._engine.submit(requests, self._tuner.order(plan, priors))
-            self._tickets[shard] = ticket
+            self._in_flight[shard] = entry
             self._submissions += 1
         self._wake.set()
 
-    def _died(self) -> EngineError:
-        """Why, as an exception of its own for each caller. Raises AssertionError when the engine lives."""
+    def _new_failure(self) -> EngineError:
+        """Returns a new exception with the failure of the engine, since each caller raises its own."""
         assert self._failure is not None
         return type(self._failure)(str(self._failure))
 
     def status(self, *, after: int, final: bool = False) -> WorkerStatus:
-        """Counters so far, and the timeline's intervals that began after Unix second `after` and are over, or all."""
+        """Returns counters, and the timeline intervals that began after Unix second `after`.
+
+        `final`: with the interval that is not over.
+        """
         with self._lock:
             return WorkerStatus(
                 running=self._engine.running,
@@ -104,16 +110,17 @@ class EngineLoop:
             )
 
     def evidence(self) -> Evidence:
-        """What rounds have shown since somebody asked last, here or for the status."""
+        """Returns the measurements since they were last taken, here or by `status`."""
         with self._lock:
             return self._tuner.evidence()
 
     def totals(self) -> EngineTotals:
-        """Sums over all steps so far, warm-up excluded."""
+        """Returns sums over all steps so far, without warm-up."""
         with self._lock:
             return self._totals.copy()
 
     def gauges(self) -> EngineGauges:
+        """Returns the current state of the engine."""
         with self._lock:
             return EngineGauges(
                 queue_depth=self._tuner.queue_depth,
@@ -129,23 +136,25 @@ class EngineLoop:
         return time.monotonic() - self._step_began if self._step_began else 0.0
 
     def close(self) -> None:
-        """Stop stepping. Shards still in flight fail."""
+        """Stops stepping. Shards in flight fail."""
         self._closing = True
         self._wake.set()
         self._thread.join(timeout=5)
+
+    # on the engine's thread
 
     def _run(self) -> None:
         try:
             while not self._closing:
                 self._step()
             self._fail(EngineError("the engine stopped: the worker was stopped"))
-        except BaseException as error:  # also what a device library raises: nobody may wait forever
+        except BaseException as error:  # of any kind, also from a device library: callers must not wait forever
             log.error("%s", traceback.format_exc())
             kind = MemoryFailure if is_out_of_memory(error) else EngineError
             self._fail(kind(f"the engine stopped: {type(error).__name__}: {error}"))
 
     def _step(self) -> None:
-        seen = self._submissions
+        submissions = self._submissions
         self._step_began = time.monotonic()
         step = self._engine.step()
         self._step_began = 0.0
@@ -153,45 +162,46 @@ class EngineLoop:
             self._deliver(step)
             return
         with self._lock:
-            if self._tickets and self._submissions == seen:
-                raise RuntimeError(f"the engine is idle but owes rows of shards {sorted(self._tickets)}")
+            if self._in_flight and self._submissions == submissions:
+                raise RuntimeError(f"the engine is idle but owes rows of shards {sorted(self._in_flight)}")
         self._wake.wait()
         self._wake.clear()
 
     def _deliver(self, step: StepReport) -> None:
-        split = step_shares(step)
+        """Adds a step to the telemetry of its shards, and hands out its completions."""
+        shares = step_shares(step)
         with self._lock:
-            for shard, share in split.items():
-                if (ticket := self._tickets.get(shard)) is not None:
-                    ticket.meter.add_step(step, share)
+            for shard, share in shares.items():
+                if (entry := self._in_flight.get(shard)) is not None:
+                    entry.meter.add_step(step, share)
             for shard, part in step.shards.items():
-                if (ticket := self._tickets.get(shard)) is not None:
-                    ticket.meter.add_round(step, part, self._tuner.plan)
-            if not split.keys() <= {WARM_UP_SHARD}:
+                if (entry := self._in_flight.get(shard)) is not None:
+                    entry.meter.add_round(step, part, self._tuner.plan)
+            if not shares.keys() <= {WARM_UP_SHARD}:
                 self._tune(step)
                 self._totals.add(step)
             for completion in step.completions:
                 self._complete(completion)
 
     def _tune(self, step: StepReport) -> None:
-        ruled, plan = self._tuner.plan, self._tuner.step(step)
-        self._sampler.add(step, plan=ruled, queue_depth=self._tuner.queue_depth, now=time.time())
-        if plan is not None:
-            self._engine.submit([], plan)
+        applied, new_plan = self._tuner.plan, self._tuner.step(step)
+        self._sampler.add(step, plan=applied, queue_depth=self._tuner.queue_depth, now=time.time())
+        if new_plan is not None:
+            self._engine.submit([], new_plan)
 
     def _complete(self, completion: Completion) -> None:
         shard = completion.request.shard
-        ticket = self._tickets[shard]
-        ticket.completions[completion.request.row] = completion
-        ticket.meter.add_completion(completion)
-        if len(ticket.completions) == ticket.expected:
-            del self._tickets[shard]
-            ticket.done.set()
+        entry = self._in_flight[shard]
+        entry.completions[completion.request.row] = completion
+        entry.meter.add_completion(completion)
+        if len(entry.completions) == entry.expected:
+            del self._in_flight[shard]
+            entry.done.set()
 
     def _fail(self, failure: EngineError) -> None:
         with self._lock:
-            self._failure, self._engine = failure, NoEngine()
+            self._failure, self._engine = failure, StoppedEngine()
             self._step_began = 0.0
-            for ticket in self._tickets.values():
-                ticket.done.set()
-            self._tickets.clear()
+            for entry in self._in_flight.values():
+                entry.done.set()
+            self._in_flight.clear()

@@ -1,4 +1,4 @@
-"""The rows of a published part that have an error: run again alone, and published with the others as one part."""
+"""Rows of a published part that have an error: they run again alone and are merged into the part."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ from specpipe.telemetry.shard_record import ShardRecord
 
 @dataclass(frozen=True, slots=True)
 class FailedRows:
-    """A part as it was published, and which of its rows failed."""
+    """A published part and its failed rows."""
 
-    table: Any  # pyarrow.Table
+    table: Any
+    """pyarrow.Table of the part."""
     record: ShardRecord
     shard_hash: str
     rows: tuple[int, ...]
+    """Numbers of the failed rows within the shard, ascending."""
 
     @classmethod
-    def of(cls, folder: RunFolder, shard: Shard, run_id: str) -> FailedRows | None:
-        """None where there is no whole part of this shard: then all of its rows have to run."""
+    def read(cls, folder: RunFolder, shard: Shard, run_id: str) -> FailedRows | None:
+        """Reads the part of a shard. Returns None without a complete part; then all rows of the shard have to run."""
         path = folder.file(folder.part_name(shard.index))
         record, footer = done_record(folder, shard, run_id), read_part_footer(path)
         if record is None or footer is None:
@@ -50,11 +52,11 @@ class FailedRows:
     def select(
         self, requests: Sequence[Request], refused: Sequence[Completion], shard_hash: str
     ) -> tuple[list[Request], list[Completion]]:
-        """Those of the shard's rows that failed. Raises ShardError when the input is no longer the part's."""
+        """Returns the failed ones among the shard's rows. Raises ShardError when the input has changed since."""
         if shard_hash != self.shard_hash:
             raise ShardError(
                 f"shard {self.record.shard}: its input rows are not those that its part was made from; "
-                "put the old file back, or start a new run"
+                "restore the input file, or start a new run"
             )
         wanted = set(self.rows)
         return (
@@ -63,38 +65,39 @@ class FailedRows:
         )
 
     def merge(self, completions: Sequence[Completion], retry: ShardRecord) -> tuple[Any, ShardRecord]:
-        """The part with these rows in place of the failed ones, and the record of both attempts together."""
+        """Returns the part (pyarrow.Table) with these rows in place of failed ones, and the record of both attempts."""
         table = self._merged_rows(completions)
         return table, self._merged_record(table, retry)
 
     def _merged_rows(self, completions: Sequence[Completion]) -> Any:
+        """Returns the part's rows as a pyarrow.Table, with `completions` in place of the failed ones."""
         ordered = sorted(completions, key=lambda completion: completion.request.row)
         assert tuple(completion.request.row for completion in ordered) == self.rows
         renumbered = [
             dataclasses.replace(completion, request=dataclasses.replace(completion.request, row=i))
             for i, completion in enumerate(ordered)
         ]
-        there = self.table.select(output_schema().names).cast(output_schema())
-        both = pa.concat_tables([there, to_table(renumbered, len(renumbered))])
-        place = list(range(there.num_rows))
+        published = self.table.select(output_schema().names).cast(output_schema())
+        both = pa.concat_tables([published, to_table(renumbered, len(renumbered))])
+        source = list(range(published.num_rows))
         for i, row in enumerate(self.rows):
-            place[row] = there.num_rows + i
-        merged = both.take(place)
-        for name in self.table.column_names[len(there.column_names) :]:
+            source[row] = published.num_rows + i
+        merged = both.take(source)
+        for name in self.table.column_names[len(published.column_names) :]:
             merged = merged.append_column(self.table.schema.field(name), self.table[name])
         return merged
 
     def _merged_record(self, table: Any, retry: ShardRecord) -> ShardRecord:
-        """Work is the sum of both attempts; rows and tokens are those of the part; the rest is the retry's.
+        """Work is the sum over both attempts, rows and tokens are those of the merged part, the rest is the retry's.
 
-        The shard's time is that of its first making, longer by what the retry took.
+        The shard starts at its first attempt and ends as long after the first end as the retry took.
         """
         before = self.record
         values = {field.name: getattr(retry, field.name) for field in dataclasses.fields(ShardRecord)}
-        for name in _SUMS:
+        for name in _SUMMED_FIELDS:
             values[name] = getattr(before, name) + getattr(retry, name)
         for name in ("ttft", "tpot", "itl"):
-            values[name] = _merged(getattr(before, name), getattr(retry, name))
+            values[name] = _merged_histogram(getattr(before, name), getattr(retry, name))
         verified = before.verified + retry.verified
         for field in dataclasses.fields(verified):
             values[field.name] = getattr(verified, field.name)
@@ -117,7 +120,7 @@ class FailedRows:
         )
 
 
-_SUMS = (
+_SUMMED_FIELDS = (
     "emitted_accepted_tokens",
     "preemptions",
     "ngram_row_rounds",
@@ -133,7 +136,7 @@ _SUMS = (
 )
 
 
-def _merged(before: LogHistogram, retry: LogHistogram) -> LogHistogram:
+def _merged_histogram(before: LogHistogram, retry: LogHistogram) -> LogHistogram:
     both = LogHistogram.from_dict(before.to_dict())
     both.merge(retry)
     return both

@@ -77,7 +77,7 @@ def test_counters_are_told_what_they_grew_by_and_begin_anew_with_a_new_engine() 
     rounds, seconds = Recorded(), Recorded()
     exporter._instruments = {"specpipe_rounds": rounds, "specpipe_round_seconds": seconds}
     for total, buckets in ((3, [2, 1]), (3, [2, 1]), (5, [2, 3]), (2, [2, 0])):
-        exporter.show(iter([Value("specpipe_rounds", total), Value("specpipe_round_seconds", buckets)]))
+        exporter.export(iter([Value("specpipe_rounds", total), Value("specpipe_round_seconds", buckets)]))
     assert [grown for _, grown in rounds.calls] == [3, 2, 2]
     assert [s for _, s in seconds.calls] == [0.0005, 0.0005, 0.0015, 0.0015, 0.0015]
 
@@ -92,4 +92,4 @@ def test_an_engine_that_did_nothing_says_so() -> None:
     )
     said = list(worker_values(EngineTotals(), idle))
     assert not any(value.label for value in said)
-    assert len(metrics_export._TYPICAL_S) == len(next(v for v in said if v.name.endswith("round_seconds")).value)  # type: ignore[arg-type]
+    assert len(metrics_export._BUCKET_VALUES_S) == len(next(v for v in said if v.name.endswith("round_seconds")).value)  # type: ignore[arg-type]

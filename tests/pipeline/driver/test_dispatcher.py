@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from support.fake_pool import FakePool, shards
+from support.fake_pool import FakePool, driver_config, shards
 
 from specpipe.core import SpeculationPlan
 from specpipe.pipeline.driver.dispatcher import Dispatched, Dispatcher
@@ -41,22 +41,23 @@ class Hall:
 
     def __init__(self, workers: int, tasks: TaskQueue) -> None:
         self.tasks, self.policy, self.fleet = tasks, Counting(), Fleet(FakePool(lambda worker, order: None))
-        learning = RunEstimates(slots=4, proposers=())
-        self.dispatcher = Dispatcher(tasks, self.fleet, self.policy, learning, slots=4, in_flight=2, backup_s=10.0)
-        self.members = [self.fleet.spawn(lane) for lane in range(workers)]
+        estimates = RunEstimates(slots=4, proposers=())
+        config = driver_config(workers=workers, backup_s=10.0)
+        self.dispatcher = Dispatcher(tasks, self.fleet, self.policy, estimates, config)
+        self.members = [self.fleet.spawn(index) for index in range(workers)]
         for member in self.members:
-            self.fleet.admit(member, WorkerInfo(facts={}))
-            self.dispatcher.offer(member)
+            self.fleet.add_ready(member, WorkerInfo(facts={}))
+            self.dispatcher.mark_available(member)
 
-    def feed(self) -> list[tuple[str, int]]:
-        return [(sent.member.name, sent.task.shard.index) for sent in self.dispatcher.feed()]
+    def dispatch(self) -> list[tuple[str, int]]:
+        return [(sent.member.name, sent.task.shard.index) for sent in self.dispatcher.dispatch()]
 
     def finish(self, member: Member) -> None:
         """All that it holds."""
         for task in list(member.tasks.values()):
-            self.fleet.take_back(member, task, finished=True)
+            self.fleet.release(member, task, finished=True)
             self.dispatcher.finished(member, task)
-        self.dispatcher.offer(member)
+        self.dispatcher.mark_available(member)
 
 
 def test_plans_of_a_moment_are_shared(clock: SimpleNamespace) -> None:
@@ -71,35 +72,35 @@ def test_plans_of_a_moment_are_shared(clock: SimpleNamespace) -> None:
 
 def test_a_suspect_empties_one_worker_and_the_others_go_on(clock: SimpleNamespace) -> None:
     hall = Hall(3, TaskQueue(shards(20)))
-    hall.feed()
+    hall.dispatch()
     first, second, third = hall.members
     (suspect, *_) = second.tasks.values()
-    hall.fleet.take_back(second, suspect, finished=False)
+    hall.fleet.release(second, suspect, finished=False)
     hall.tasks.retry(suspect, worker=second.name, suspect=True)
     for member in hall.members:
         for task in list(member.tasks.values())[1:]:
-            hall.fleet.take_back(member, task, finished=True)
-        hall.dispatcher.offer(member)
+            hall.fleet.release(member, task, finished=True)
+        hall.dispatcher.mark_available(member)
 
-    sent = hall.feed()
+    sent = hall.dispatch()
 
     assert [name for name, _ in sent] == [second.name, third.name], "the first waits for the suspect"
     hall.finish(first)
-    assert hall.feed() == [(first.name, suspect.shard.index)] and first.alone
+    assert hall.dispatch() == [(first.name, suspect.shard.index)] and first.runs_suspect
 
 
 def test_a_backup_waits_for_as_long_as_a_shard_takes(clock: SimpleNamespace) -> None:
     hall = Hall(2, TaskQueue(shards(3)))
     slow, quick = hall.members
-    assert hall.feed() == [(slow.name, 0), (slow.name, 1), (quick.name, 2)]
+    assert hall.dispatch() == [(slow.name, 0), (slow.name, 1), (quick.name, 2)]
     clock.now += 100
     hall.finish(quick)  # the mean is 100 s now
 
     def copies() -> list[Dispatched]:
-        return list(hall.dispatcher.back_up())
+        return list(hall.dispatcher.dispatch_backups())
 
     assert not copies(), "both have been running for no longer than that"
     clock.now += 1
     (copy,) = copies()
     assert (copy.member, copy.task.shard.index, copy.task.attempt) == (quick, 0, 2)
-    assert hall.dispatcher.contested == {0}
+    assert hall.dispatcher.maybe_published == {0}

@@ -6,13 +6,13 @@ import time
 from collections import Counter
 
 import pytest
-from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, report, shards
+from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, driver_config, report, shards
 
 from specpipe.core import ShardReport, SpeculationPlan
-from specpipe.pipeline.driver.config import DriverConfig, Observers
+from specpipe.pipeline.driver.config import Observers
 from specpipe.pipeline.driver.driver import Driver
 from specpipe.pipeline.driver.progress import Progress, Speed
-from specpipe.pipeline.driver.progress_tracker import Earlier
+from specpipe.pipeline.driver.progress_tracker import EarlierProgress
 from specpipe.pipeline.messages import ShardOrder, WorkerInfo
 from specpipe.speculation.policy import PolicyInputs
 from specpipe.speculation.run_estimates import RunEstimates
@@ -39,9 +39,9 @@ def test_queue_depth_counts_what_is_open_here_and_a_share_of_what_is_open_everyw
         return report(order, worker.name)
 
     pool.behave = behave
-    learning = RunEstimates(slots=4, proposers=("draft",))
-    config = DriverConfig(workers=1, slots=4, poll_s=0.01)
-    Driver(shards(4, rows=10), pool, policy, config, learning=learning).run()
+    estimates = RunEstimates(slots=4, proposers=("draft",))
+    config = driver_config(workers=1, slots=4, poll_s=0.01)
+    Driver(shards(4, rows=10), pool, policy, config, estimates=estimates).run()
     assert policy.situations[-1].acceptance["draft"].drafts == pytest.approx(2, rel=0.01)
     assert pool.orders[-1][1].priors.acceptance["draft"].drafts == pytest.approx(2, rel=0.01)
     # One worker, 40 rows: nothing is done when the first two go out, 10 rows are when the third does.
@@ -58,13 +58,13 @@ def test_rows_finished_inside_a_running_shard_lower_the_queue_depth() -> None:
 
     pool.behave = behave
     pool.on_status = lambda worker: dataclasses.replace(IDLE, rows_done=17)
-    Driver(shards(3, rows=10), pool, policy, DriverConfig(workers=1, slots=4, poll_s=0.01)).run()
+    Driver(shards(3, rows=10), pool, policy, driver_config(workers=1, slots=4, poll_s=0.01)).run()
     assert policy.situations[-1].queue_depth == 30 - 17
 
 
 def test_two_shards_are_in_flight_a_worker() -> None:
     pool = FakePool(lambda worker, order: (time.sleep(0.002), report(order, worker.name))[1])
-    Driver(shards(40), pool, Recording(), DriverConfig(workers=3, slots=4)).run()
+    Driver(shards(40), pool, Recording(), driver_config(workers=3, slots=4)).run()
     assert max(len(held) for _, _, held in pool.orders) == 2
     assert sorted(order.shard.index for _, order, _ in pool.orders) == list(range(40))
 
@@ -73,7 +73,7 @@ def held_at_most(slots: int) -> int:
     """Shards of ten rows that one worker holds, none of which ends before the driver gives it no more."""
     pool = FakePool(threads=20)
     pool.behave = lambda worker, order: (pool.gate.wait(0.1), report(order, worker.name))[1]
-    Driver(shards(18), pool, Recording(), DriverConfig(workers=1, slots=slots, poll_s=0.01)).run()
+    Driver(shards(18), pool, Recording(), driver_config(workers=1, slots=slots, poll_s=0.01)).run()
     return max(len(held) for _, _, held in pool.orders)
 
 
@@ -96,19 +96,19 @@ def test_a_worker_that_is_still_starting_finds_its_share_of_small_shards() -> No
         return report(order, worker.name)
 
     pool.on_start, pool.behave = on_start, behave
-    Driver(shards(12), pool, Recording(), DriverConfig(workers=2, slots=64, poll_s=0.01)).run()
+    Driver(shards(12), pool, Recording(), driver_config(workers=2, slots=64, poll_s=0.01)).run()
     assert Counter(name for name, _, _ in pool.orders) == {"worker-0": 6, "worker-1": 6}
 
 
 def test_there_are_no_more_workers_than_shards() -> None:
     pool = FakePool()
-    Driver(shards(2), pool, Recording(), DriverConfig(workers=9, slots=4)).run()
+    Driver(shards(2), pool, Recording(), driver_config(workers=9, slots=4)).run()
     assert len(pool.workers) == 2
 
 
 def test_warm_up_runs_on_the_next_shard() -> None:
     pool = FakePool()
-    Driver(shards(5)[2:], pool, Recording(), DriverConfig(workers=1, slots=4, warm_up=True)).run()
+    Driver(shards(5)[2:], pool, Recording(), driver_config(workers=1, slots=4, warm_up=True)).run()
     (warm_up,) = pool.warm_ups
     assert warm_up is not None
     assert warm_up.shard.index == 2
@@ -116,8 +116,8 @@ def test_warm_up_runs_on_the_next_shard() -> None:
 
 def test_progress_counts_earlier_starts_and_ends_full() -> None:
     seen: list[Progress] = []
-    earlier = Earlier(shards=3, rows=30, failed_rows=2)
-    config = DriverConfig(workers=2, slots=4)
+    earlier = EarlierProgress(shards=3, rows=30, failed_rows=2)
+    config = driver_config(workers=2, slots=4)
     Driver(
         shards(5)[3:], FakePool(), Recording(), config, earlier=earlier, observers=Observers(progress=seen.append)
     ).run()
@@ -127,7 +127,7 @@ def test_progress_counts_earlier_starts_and_ends_full() -> None:
 
 def test_nothing_to_do_starts_no_worker() -> None:
     pool = FakePool()
-    Driver([], pool, Recording(), DriverConfig(workers=2, slots=4)).run()
+    Driver([], pool, Recording(), driver_config(workers=2, slots=4)).run()
     assert pool.workers == []
 
 
@@ -143,7 +143,7 @@ def test_speed_forgets_the_past() -> None:
 
 def cost_per_shard(workers: int, count: int) -> float:
     pool, work = FakePool(), shards(count)
-    driver = RecordingDriver(work, pool, Recording(), DriverConfig(workers=workers, slots=64))
+    driver = RecordingDriver(work, pool, Recording(), driver_config(workers=workers, slots=64))
     began = time.process_time()
     driver.run()
     assert len(driver.published) == count

@@ -5,11 +5,10 @@ import signal
 import threading
 
 import pytest
-from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, report, shards
+from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, driver_config, report, shards
 
 from specpipe.core import ShardReport
 from specpipe.errors import MachineError, ModelError, OutputError, SpecpipeError
-from specpipe.pipeline.driver.config import DriverConfig
 from specpipe.pipeline.failures import EngineError, ShardError, StaleRunError
 from specpipe.pipeline.interrupts import drain_on_interrupt
 from specpipe.pipeline.messages import ShardOrder, WorkerInfo
@@ -17,8 +16,7 @@ from specpipe.speculation.off import Off
 
 
 def drive(pool: FakePool, count: int = 6, workers: int = 2, **config: object) -> RecordingDriver:
-    settings = {"workers": workers, "slots": 4, "poll_s": 0.01, **config}
-    return RecordingDriver(shards(count), pool, Off(), DriverConfig(**settings))
+    return RecordingDriver(shards(count), pool, Off(), driver_config(workers=workers, **{"poll_s": 0.01, **config}))
 
 
 def test_a_failed_shard_is_retried_on_another_worker() -> None:
@@ -56,8 +54,8 @@ def test_a_shard_that_always_fails_is_reported_and_the_run_goes_on() -> None:
         return report(order, worker.name)
 
     driver = drive(FakePool(behave), max_attempts=3)
-    outcome = driver.run()
-    assert outcome.failed == {1: "attempt 3 failed"}
+    result = driver.run()
+    assert result.failed == {1: "attempt 3 failed"}
     assert driver.published == [0, 2, 3, 4, 5]
 
 
@@ -83,8 +81,8 @@ def test_a_poison_shard_runs_alone_after_its_first_crash_and_fails_alone() -> No
 
     pool = FakePool(behave)
     driver = drive(pool, count=9, workers=1, in_flight=3)
-    outcome = driver.run()
-    assert set(outcome.failed) == {3}
+    result = driver.run()
+    assert set(result.failed) == {3}
     assert driver.published == [0, 1, 2, 4, 5, 6, 7, 8]
     company = [held for _, order, held in pool.orders if order.shard.index == 3 and order.attempt > 1]
     assert company == [(3,), (3,)]
@@ -165,13 +163,13 @@ def test_a_hung_worker_is_replaced() -> None:
 
     pool.behave = behave
     pool.on_status = lambda worker: None if worker.name == "worker-0" else IDLE
-    driver = drive(pool, stall_s=0.1)
+    driver = drive(pool, stall_seconds=0.1)
     driver.run()
     pool.gate.set()
     assert driver.published == list(range(6))
     assert pool.workers[0].stopped
     held = {order.shard.index for worker, order, _ in pool.orders if worker == "worker-0"}
-    assert held and driver.outcome.contested == held  # it may have published what it held, after all
+    assert held and driver.result.maybe_published == held  # it may have published what it held, after all
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -187,8 +185,8 @@ def test_one_interrupt_lets_running_shards_publish(number: signal.Signals) -> No
     pool.behave = behave
     driver = drive(pool, count=50, workers=1)
     with drain_on_interrupt(driver.drain):
-        outcome = driver.run()
-    assert outcome.interrupted
+        result = driver.run()
+    assert result.interrupted
     assert driver.published == sorted(order.shard.index for _, order, _ in pool.orders)
     assert len(pool.orders) < 5
 

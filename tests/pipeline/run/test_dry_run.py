@@ -10,8 +10,8 @@ from support.fake_workers import make_job
 
 from specpipe.cli.plan_table import describe_endings, describe_sampling, print_plan
 from specpipe.errors import ModelError
+from specpipe.pipeline.prepare import prepare
 from specpipe.pipeline.run.dry_run import RunPlan, plan_run
-from specpipe.pipeline.run.prepare import prepare
 
 AUTHORS = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [7, 9]}
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, at_once, report, shards
+from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, at_once, driver_config, report, shards
 from support.fake_workers import InProcessBackend, fake_parts, make_job, outputs
 
 from specpipe.core import ShardReport
@@ -24,8 +24,8 @@ from specpipe.speculation.off import Off
 
 
 def drive(pool: FakePool, count: int, *, observers: Observers | None = None, **config: object) -> RecordingDriver:
-    settings = {"workers": 2, "slots": 4, "poll_s": 0.01, **config}
-    return RecordingDriver(shards(count), pool, Off(), DriverConfig(**settings), observers=observers)
+    settings = driver_config(**{"workers": 2, "poll_s": 0.01, **config})
+    return RecordingDriver(shards(count), pool, Off(), settings, observers=observers)
 
 
 # workers that the cluster has no room for
@@ -34,7 +34,7 @@ def drive(pool: FakePool, count: int, *, observers: Observers | None = None, **c
 def test_a_worker_without_a_place_is_shown_as_waiting_and_joins_when_there_is_room(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specpipe.pipeline.driver.driver._ROOM_S", 0.05)
+    monkeypatch.setattr("specpipe.pipeline.driver.driver._UNPLACED_WARNING_S", 0.05)
     pool, room, seen = FakePool(threads=3), Future[None](), []
 
     def on_start(worker: FakeWorker) -> WorkerInfo:
@@ -114,11 +114,11 @@ def test_a_slow_last_shard_is_given_to_an_idle_worker_too_and_the_first_report_c
     pool.behave = slow_first_attempt(pool, 3)
     driver = drive(pool, 4, backup_s=0.05)
     began = time.monotonic()
-    outcome = driver.run()
+    result = driver.run()
     assert time.monotonic() - began < 0.35
     pool.gate.set()
     assert driver.published == [0, 1, 2, 3]
-    assert outcome.contested == {3}
+    assert result.maybe_published == {3}
     (slow, copy) = [(name, order.attempt) for name, order, _ in pool.orders if order.shard.index == 3]
     assert slow[0] != copy[0]
     assert (slow[1], copy[1]) == (1, 2)
@@ -164,7 +164,9 @@ def test_the_first_whole_part_stays_whoever_was_slow(tmp_path: Path) -> None:
     execute(make_job(tmp_path, f"output.path={tmp_path / 'calm'}"), backend=InProcessBackend())
     backend = InProcessBackend(build_parts=build_parts, workers=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specpipe.pipeline.run.start.BACKUP_S", 0.1)
+        patch.setattr(
+            DriverConfig, "from_job", lambda job, workers: driver_config(workers=workers, slots=3, backup_s=0.1)
+        )
         result = execute(job, backend=backend)
     assert result.state == "complete"
     assert verify(str(tmp_path / "out")).complete  # the telemetry is that of the parts that are there
@@ -210,7 +212,7 @@ def test_a_hung_workers_notes_are_logged(caplog: pytest.LogCaptureFixture) -> No
     hung = dataclasses.replace(IDLE, in_step_s=9.0, notes=("one engine step takes 9 s:\nthread engine: round.py",))
     pool.behave, pool.on_status = behave, lambda worker: hung if worker.name == "worker-0" else IDLE
     with caplog.at_level(logging.WARNING):
-        driver = drive(pool, 4, stall_s=5.0)
+        driver = drive(pool, 4, stall_seconds=5.0)
         driver.run()
     pool.gate.set()
     assert driver.published == [0, 1, 2, 3]

@@ -144,7 +144,7 @@ def test_a_shard_that_always_fails_ends_in_exit_code_3_and_is_tried_again_next_t
     (tmp_path / "out/.specpipe").mkdir()
     result = execute(job, backend=InProcessBackend(logs="/tmp/ray/logs"))
     assert (result.state, result.exit_code) == ("incomplete", 3)
-    assert "what the workers said is in /tmp/ray/logs" in caplog.messages[-1]
+    assert "logs of the workers are in /tmp/ray/logs" in caplog.messages[-1]
     assert "IsADirectoryError" in result.summary["failed_shards"]["1"]
     assert inspect_run(str(tmp_path / "out"))["failed_shards"].keys() == {"1"}
     blocked.rmdir()

@@ -55,7 +55,7 @@ tables = any_tables(input_columns(None), texts.map(utf8))
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("any")
-    made = Worker("worker-0", worker_config(make_job(folder, "workers.slots=4", "sampling.max_new_tokens=2"), files={}))
+    made = Worker("worker-0", worker_config(make_job(folder, "workers.slots=4", "sampling.max_new_tokens=2"), files=()))
     made.start(None)
     yield made
     made.close()
@@ -86,7 +86,7 @@ def each_row_comes_out_once(worker: Worker, path: Path, rows: int) -> None:
     config = worker._config
     (file,) = list_files(str(path))
     assert file.rows == rows
-    config.files[file.path] = file  # type: ignore[index]
+    worker._reader._files[file.path] = file
     shard = Shard(index=0, file=file.path, start=0, stop=rows, first_row=0)
     Path(config.folder.file(config.folder.part_name(0))).unlink(missing_ok=True)  # a whole part would stay
     report = worker.run_shard(ShardOrder(shard=shard, plan=PLAN, attempt=1))

@@ -60,7 +60,7 @@ def test_the_batch_shrinks_until_it_fits_and_every_row_comes_out_the_same(
     assert outputs(tmp_path / "out").equals(outputs(tmp_path / "roomy"))
     assert verify(str(tmp_path / "out")).complete
     # in the driver's log, whatever becomes of the worker's
-    assert "worker-0: out of memory with 12 slots: it goes on with 6" in caplog.text
+    assert "worker-0: out of memory with 12 slots: the worker continues with 6" in caplog.text
     assert set(result.summary["workers"]) == {"worker-0"}
 
 

@@ -98,7 +98,7 @@ def test_a_gpu_whose_memory_runs_out_goes_on_with_fewer_rows(
     tight = InProcessBackend(build_parts=when(no_room_left, monkeypatch), device="cuda")
     result = execute(make_job(tmp_path, "out", "cuda"), backend=tight)
     assert (result.state, result.exit_code) == ("complete", 0)
-    assert f"worker-0: out of memory with {SLOTS} slots: it goes on with {SLOTS // 2}" in caplog.text
+    assert f"worker-0: out of memory with {SLOTS} slots: the worker continues with {SLOTS // 2}" in caplog.text
     assert verify(str(tmp_path / "out")).complete
     pairs = zip(outputs(tmp_path / "out").to_pylist(), outputs(tmp_path / "roomy").to_pylist(), strict=True)
     flipped = sum(tight["generated_token_ids"] != roomy["generated_token_ids"] for tight, roomy in pairs)

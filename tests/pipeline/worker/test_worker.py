@@ -84,7 +84,7 @@ def test_kept_columns_stand_beside_their_rows(tmp_path: Path) -> None:
     import pyarrow as pa
 
     write_rows(tmp_path / "rows.parquet", 5, r0=None)
-    worker = started(make_job(tmp_path), kept_schema=pa.schema([("tag", pa.string())]))
+    worker = started(make_job(tmp_path), kept=pa.schema([("tag", pa.string())]))
     report = worker.run_shard(order(tmp_path, 0, 0, 5))
     worker.close()
     table = pq.read_table(tmp_path / "out" / report.part)

@@ -1,4 +1,4 @@
-"""What a job comes to on this machine, before anything is started: its inputs, its models, its identity."""
+"""A job's inputs, models and identity, found before anything is started."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specpipe.core import Shard
+from specpipe.core import DeviceName, Shard
 from specpipe.data import InputFile, kept_schema, list_files, plan_shards, require_prompt_column
 from specpipe.errors import DataError, ModelError
 from specpipe.job import JobSpec
 from specpipe.models.generation import generation_defaults
-from specpipe.models.source import ModelSource
+from specpipe.models.source import ModelSource, Role, resolve
 from specpipe.pipeline.store.folder import require_lasting
-from specpipe.pipeline.worker.build import find_model
 
-SHARD_TOKENS = {"cpu": 32_768, "cuda": 1_000_000}  # one to five minutes of a worker's time
+SHARD_TOKENS: Mapping[DeviceName, int] = {"cpu": 32_768, "cuda": 1_000_000}
+"""Estimated tokens (prompt and output) of a shard by device: one to five minutes of a worker's time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """A job whose files and models exist."""
+class PreparedJob:
+    """A job whose input files and models exist."""
 
     job: JobSpec
     files: tuple[InputFile, ...]
     kept: Any
-    """pyarrow.Schema of the columns to keep; None for none."""
+    """pyarrow.Schema of the input columns to copy into the output; None without such columns."""
     target: ModelSource
     draft: ModelSource | None
-    """None when no round would use one."""
+    """None when no round uses a draft model."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """All that makes the outputs, by dotted name, ready for JSON."""
+        """Everything that determines the outputs, by dotted name, ready for JSON."""
         return {
             **self.job.identity(),
             "model.target_revision": self.target.revision,
@@ -44,11 +44,12 @@ class Prepared:
 
     @property
     def tuning(self) -> Mapping[str, Any]:
-        """What may change on resume. The draft is in it: verification keeps the distribution whatever drafts."""
+        """Settings that may change on resume, by dotted name. They include the draft's revision: verification keeps
+        the output distribution whichever model drafts."""
         return {**self.job.tuning(), "model.draft_revision": self.draft.revision if self.draft else None}
 
-    def shards(self, *, workers: int, device: str) -> tuple[Shard, ...]:
-        """The dataset in shards. Raises DataError when it has no row."""
+    def shards(self, *, workers: int, device: DeviceName) -> tuple[Shard, ...]:
+        """Divides the dataset into shards. Raises DataError when it has no row."""
         job = self.job
         shards = plan_shards(
             self.files,
@@ -64,21 +65,31 @@ class Prepared:
         return shards
 
 
-def prepare(job: JobSpec) -> Prepared:
-    """Find inputs and models. Raises JobError, DataError or ModelError; writes nothing but a model download."""
+def prepare(job: JobSpec) -> PreparedJob:
+    """Finds the inputs and models of a job. Writes nothing, except for a model download.
+
+    Raises JobError, DataError or ModelError.
+    """
     require_lasting(job.data.path, "data.path")
     files = tuple(list_files(job.data.path, job.data.format, job.data.prompt))
     require_prompt_column(files, job.data.prompt)
     kept = kept_schema(files, job.output.keep_columns) if job.output.keep_columns else None
-    _template_hash(job.model.chat_template)
+    _template_hash(job.model.chat_template)  # raises for a file that cannot be read
     target = find_model(job, job.model.target, "target")
     draft = find_model(job, job.draft_model, "draft") if job.draft_model is not None else None
     if job.sampling.defaults == "model":
         job = job.with_sampling(generation_defaults(target))
-    return Prepared(job=job, files=files, kept=kept, target=target, draft=draft)
+    return PreparedJob(job=job, files=files, kept=kept, target=target, draft=draft)
+
+
+def find_model(job: JobSpec, name: str, role: Role) -> ModelSource:
+    """Resolves a model's name with the job's settings for remote code and pickles. Raises ModelError."""
+    model = job.model
+    return resolve(name, role, trust_remote_code=model.trust_remote_code, allow_pickle=model.allow_pickle)
 
 
 def _template_hash(path: str | None) -> str | None:
+    """Returns the first 16 hexadecimal digits of a chat template's sha256. Raises ModelError."""
     if path is None:
         return None
     try:
