@@ -20,6 +20,6 @@ class Repeat:
     def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal:
         """Returns tokens [B, K] (int) for B rows, NO_TOKEN beyond each row's K_i = rows.room [B]."""
         last = state.tokens[rows.slots, (rows.lengths - 1).clamp(min=0)]
-        within = torch.arange(k, device=state.device) < rows.room[:, None]
+        within = torch.arange(k, device=state.device) < rows.max_drafts[:, None]
         tokens = torch.where(within, last[:, None], NO_TOKEN)
-        return Proposal(tokens, rows.room)
+        return Proposal(tokens, rows.max_drafts)

@@ -13,11 +13,11 @@ import torch
 from specpipe.benchmark.bench_config import EngineBench
 from specpipe.benchmark.model_shapes import config_of, random_model
 from specpipe.core import EngineConfig, Request, SamplingParams, SpeculationPlan, StepReport
-from specpipe.engine.build import sized_engine
 from specpipe.engine.compile_ahead import EngineCompileAhead
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.attention_interface import register
 from specpipe.engine.forward.model_runner import ModelRunner
+from specpipe.engine.kv_memory import sized_engine
 from specpipe.models.loader import outline_of
 
 

@@ -1,4 +1,4 @@
-"""What a step did for each shard: acceptance counts from what rows proposed and accepted.
+"""Counts of one step for each shard: acceptance, emitted tokens, prefill and preemptions.
 
 Shapes: B rows, K positions.
 """
@@ -16,7 +16,7 @@ Ints = NDArray[np.integer[Any]]
 
 
 def count_acceptance(proposed: Ints, accepted: Ints) -> AcceptanceCounts:
-    """proposed, accepted [B]: K_i and the accepted drafts of each row that was verified."""
+    """Returns the acceptance counts of one round. proposed, accepted [B]: draft tokens of each verified row."""
     drafted = proposed > 0
     k = int(proposed.max(initial=0))
     positions = np.arange(k)
@@ -36,7 +36,7 @@ def count_acceptance(proposed: Ints, accepted: Ints) -> AcceptanceCounts:
 
 
 class ShardTally:
-    """What one step did for one shard, while it is being counted."""
+    """Running counts of one step for one shard."""
 
     def __init__(self) -> None:
         self.proposed: list[int] = []
@@ -45,7 +45,11 @@ class ShardTally:
         self.emitted = self.emitted_accepted = self.prefill_tokens = self.preemptions = 0
 
     def add_row(self, *, proposed: int, accepted: int, kept: int, gap: float | None) -> None:
-        """A row's part of a round: drafts verified and accepted, tokens that became output, seconds since its last."""
+        """Adds one row's part of a round.
+
+        proposed, accepted: draft tokens verified and accepted; kept: tokens that became output; gap: seconds since the
+        row's last emission, None for its first.
+        """
         self.proposed.append(proposed)
         self.accepted.append(accepted)
         self.emitted += kept
@@ -54,6 +58,7 @@ class ShardTally:
             self.gaps.append(gap)
 
     def freeze(self) -> ShardRound:
+        """Returns the counts as an immutable report."""
         return ShardRound(
             rows=len(self.proposed),
             prefill_tokens=self.prefill_tokens,

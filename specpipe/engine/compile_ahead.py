@@ -1,4 +1,4 @@
-"""Compiles an engine's kernels while its weights are being loaded: on a GPU, and only there."""
+"""Compilation of an engine's kernels while its weights are being loaded; on a GPU only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class EngineCompileAhead:
-    """The kernels of rounds and prefills of an engine, compiled in other threads until the `with` block ends.
+    """Context manager that compiles the kernels of an engine's rounds and prefills in other threads.
 
-    What cannot be compiled ahead is compiled when it is needed: slower, and no error.
+    A kernel that cannot be compiled ahead is compiled on first use: slower, but no error.
     """
 
     def __init__(
@@ -32,10 +32,14 @@ class EngineCompileAhead:
         sampling: SamplingParams,
         choices: Sequence[tuple[ProposerName, int]],
     ) -> None:
-        """outlines: of the target, and of the draft if there is one (`specpipe.models.loader.outline_of`). The rest
-        is as the engine will have it, sampling and choices as `Engine.prepare` will."""
+        """Starts compiling.
+
+        outlines: makes runners of weightless models (`specpipe.models.loader.outline_of`), the target's and, if there
+        is one, the draft's. config, decoder and eos_ids are the engine's; sampling and choices are the arguments of
+        `Engine.prepare`.
+        """
         self._compiling: CompileAhead | None = None
-        with self._forgiving():
+        with self._log_errors():
             target, draft = [*outlines(), None][:2]
             assert target is not None
             engine = Engine(target, draft, config=config, decoder=decoder, eos_ids=eos_ids, num_pages=2)
@@ -45,15 +49,16 @@ class EngineCompileAhead:
         pass
 
     def __exit__(self, *error: object) -> None:
-        """Waits until all are compiled and loaded."""
+        """Waits until all kernels are compiled and loaded."""
         began = time.perf_counter()
-        with self._forgiving():
+        with self._log_errors():
             count = 0 if self._compiling is None else self._compiling.wait()
             log.debug("%d kernels compiled ahead, %.1f s waited for", count, time.perf_counter() - began)
 
     @contextmanager
-    def _forgiving(self) -> Iterator[None]:
+    def _log_errors(self) -> Iterator[None]:
+        """Logs any exception and continues: the first round meets the same error and raises it."""
         try:
             yield
-        except Exception as error:  # whatever it is, the first round meets it again and tells it
+        except Exception as error:
             log.info("kernels will be compiled when they are needed: %s: %s", type(error).__name__, error)

@@ -10,9 +10,9 @@ import torch
 from support.engines import PlainDecoder, drain, make_engine, make_requests, plan, run
 
 from specpipe.core import EngineConfig
-from specpipe.engine import build
-from specpipe.engine.build import sized_engine
+from specpipe.engine import kv_memory
 from specpipe.engine.forward.model_runner import ModelRunner
+from specpipe.engine.kv_memory import sized_engine
 from specpipe.errors import MachineError
 
 CONFIG = EngineConfig(slots=5, max_model_len=90, max_k=3, proposer="draft", page_size=16, prefill_budget=200)
@@ -32,8 +32,8 @@ def test_a_rehearsal_changes_nothing_that_rows_see(small_pair, proposer: str) ->
     engine.submit(requests, plan(3, proposer=proposer))
     for _ in range(4):
         engine.step()
-        engine.warm_up.widest_round()
-        engine.warm_up.widest_prefill()
+        engine.warm_up.largest_round()
+        engine.warm_up.largest_prefill()
         engine.check_integrity()
     assert [c.token_ids for c in drain(engine)] == [c.token_ids for c in plain]
 
@@ -42,9 +42,9 @@ def test_all_that_slots_can_use_or_what_memory_holds(small_pair, monkeypatch: py
     pair = small_pair("llama")
     assert sized_engine(runners(pair), CONFIG, PlainDecoder(), ()).kv_pages == 5 * CONFIG.pages_per_row
     page_bytes = sum(runner.page_bytes for runner in runners(pair))
-    monkeypatch.setattr(build, "_cpu_budget", lambda: 7 * page_bytes + 1)
+    monkeypatch.setattr(kv_memory, "_cpu_budget", lambda: 7 * page_bytes + 1)
     assert sized_engine(runners(pair), CONFIG, PlainDecoder(), ()).kv_pages == 7
-    monkeypatch.setattr(build, "_cpu_budget", lambda: page_bytes - 1)
+    monkeypatch.setattr(kv_memory, "_cpu_budget", lambda: page_bytes - 1)
     with pytest.raises(MachineError, match=r"no memory is left for KV pages.*lower workers\.slots"):
         sized_engine(runners(pair), CONFIG, PlainDecoder(), ())
 
@@ -60,7 +60,7 @@ def test_a_gpu_s_budget_is_what_activations_leave(small_pair) -> None:
 
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
-    budget = build._gpu_budget(engine)
-    assert 0.8 * free < budget < build.GPU_MEMORY_SHARE * free
+    budget = kv_memory._gpu_budget(engine)
+    assert 0.8 * free < budget < kv_memory.GPU_MEMORY_SHARE * free
     wide = dataclasses.replace(CONFIG, slots=512, prefill_budget=60_000)
-    assert build._gpu_budget(sized_engine(runners(pair, "cuda"), wide, PlainDecoder(), ())) < budget
+    assert kv_memory._gpu_budget(sized_engine(runners(pair, "cuda"), wide, PlainDecoder(), ())) < budget

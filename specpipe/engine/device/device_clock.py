@@ -1,6 +1,6 @@
-"""Where a step's time goes, phase by phase, as the device sees it and without making the host wait.
+"""Durations of a step's phases, measured on the device without making the host wait.
 
-Stamps are written by the stream itself, inside captured graphs too, and read together with what the round emitted.
+The stream itself writes the time stamps, inside captured graphs too; they are read together with the round's tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Mark(IntEnum):
     SAMPLED = 6
 
 
-_ROUND: tuple[tuple[Phase, Mark, Mark], ...] = (
+_ROUND_PHASES: tuple[tuple[Phase, Mark, Mark], ...] = (
     ("draft", Mark.ROUND_BEGIN, Mark.DRAFTED),
     ("verify", Mark.DRAFTED, Mark.VERIFIED),
     ("sample", Mark.VERIFIED, Mark.SAMPLED),
@@ -42,35 +42,35 @@ class DeviceClock:
         """[marks] int64 nanoseconds."""
 
     def mark(self, point: Mark) -> None:
-        """All work that was queued so far, and nothing else, stands before this point."""
+        """Queues a time stamp behind all work that was queued so far."""
         timestamp(self.stamps, int(point))
 
 
 class StepTimes(NamedTuple):
-    """What the device spent on a step."""
+    """Device seconds of one step."""
 
     phases: dict[Phase, float]
     """Seconds by phase."""
     round_s: float
-    """From the end of the round before to the end of this one where nothing else ran between them, so that time in
-    which the device waited for the host counts; else of the round alone."""
+    """Seconds from the end of the previous round to the end of this one if nothing else ran between them, so that
+    time in which the device waited for the host counts; else the seconds of the round alone."""
     draft_prefill_s: float
-    """Of the prefill: the draft model's part."""
+    """Seconds of the draft model's part of the prefill."""
 
 
 class StampReader:
-    """Turns the stamps of one step after the other into seconds."""
+    """Converts the stamps of consecutive steps to seconds."""
 
     def __init__(self) -> None:
-        self._ended = 0
-        """When the last round ended; 0 where it has no successor yet whose waiting means anything."""
+        self._round_end = 0
+        """Time stamp of the end of the last round; 0 if the gap to the next one is not to be counted."""
 
-    def forget(self) -> None:
-        """The device is given nothing for now: what passes until the next round is nobody's."""
-        self._ended = 0
+    def reset(self) -> None:
+        """Call when idle: the gap until the next round is charged to no round."""
+        self._round_end = 0
 
     def read(self, stamps: Tensor, *, prefilled: bool, round_ran: bool) -> StepTimes:
-        """stamps [marks]: on the host."""
+        """Returns the times of one step. stamps [marks] int64 nanoseconds, on the host."""
         at = stamps.tolist()
         phases: dict[Phase, float] = {}
         draft_prefill_s = round_s = 0.0
@@ -78,8 +78,8 @@ class StampReader:
             phases["prefill"] = (at[Mark.PREFILLED] - at[Mark.PREFILL_BEGIN]) / 1e9
             draft_prefill_s = (at[Mark.PREFILLED] - at[Mark.TARGET_PREFILLED]) / 1e9
         if round_ran:
-            phases |= {phase: (at[end] - at[begin]) / 1e9 for phase, begin, end in _ROUND}
-            begin = at[Mark.ROUND_BEGIN] if prefilled or not self._ended else self._ended
+            phases |= {phase: (at[end] - at[begin]) / 1e9 for phase, begin, end in _ROUND_PHASES}
+            begin = at[Mark.ROUND_BEGIN] if prefilled or not self._round_end else self._round_end
             round_s = (at[Mark.SAMPLED] - begin) / 1e9
-        self._ended = at[Mark.SAMPLED] if round_ran else 0
+        self._round_end = at[Mark.SAMPLED] if round_ran else 0
         return StepTimes(phases, round_s, draft_prefill_s)

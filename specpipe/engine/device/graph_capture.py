@@ -1,38 +1,56 @@
-"""Captures CUDA graphs: what was launched once, one kernel at a time, is launched again as a whole."""
+"""Captures work as CUDA graphs and replays each with one launch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class CapturedGraph(Generic[T]):
+    """A CUDA graph and the owner of the tensors that it reads and writes.
+
+    A graph holds addresses, not references: tensors in `buffers` stay valid as long as the graph does.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    buffers: T
+    """Tensors that were made for this graph, outside of its memory pool."""
+
+    def replay(self) -> None:
+        """Queues the captured work on the current stream."""
+        self.graph.replay()
+
+
 class GraphCapture:
-    """Graphs of one CUDA device in one memory pool: they never run at the same time."""
+    """Captures graphs of one CUDA device in one memory pool: they never run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
         self.captures = 0
+        """Graphs captured so far."""
 
-    def capture(self, rehearse: Callable[[], T], work: Callable[[T], object]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """→ a graph of `work`, and what `rehearse` made for it.
+    def capture(self, warm_up: Callable[[], T], work: Callable[[T], object]) -> CapturedGraph[T]:
+        """Returns a graph of `work`, and in it the buffers that `warm_up` made for `work`.
 
-        The warm_up launches the same: that compiles kernels and sets up libraries, on the stream that captures. What
-        it returns lies outside the pool, so that the host may copy it while the next graph runs.
+        warm_up launches the same work once on the capturing stream: that compiles kernels and initialises libraries.
+        Its buffers lie outside the pool, so that the host may copy a result while the next graph runs.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            made = rehearse()
+            buffers = warm_up()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # A Ray actor has other CUDA threads: only this one's unsafe calls may void a capture.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            work(made)
+            work(buffers)
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         self.captures += 1
-        return graph, made
+        return CapturedGraph(graph, buffers)

@@ -1,7 +1,8 @@
 """Decoder layers through torch.compile, for models that are not fused: one compiled code for all layers that are alike.
 
-What differs between forwards but the number of tokens stays outside of it (`kv_attention.LayerCall`). The number of
-tokens is symbolic, where it is not 1, which torch compiles for itself: nothing is compiled while rows run.
+Everything that differs between forwards except the number of tokens stays outside of the compiled code
+(`kv_attention.LayerCall`). The number of tokens is symbolic; for one token torch compiles separate code. So nothing is
+compiled while rows run.
 """
 
 from __future__ import annotations
@@ -24,35 +25,38 @@ from specpipe.engine.forward.merged_projections import merge_products, merge_pro
 
 log = logging.getLogger(__name__)
 
-STANCE = "eager_on_recompile"  # while rows run: a forward that no code fits runs uncompiled
+STANCE = "eager_on_recompile"
+"""torch.compile's stance while rows run: a forward that no compiled code fits runs uncompiled."""
 
 
 def compile_layers(
     model: nn.Module, attention: Mapping[nn.Module, AttentionSpec], logits: Callable[[], Tensor], *, backend: str
 ) -> bool:
-    """Compiles the layers for good; or says in the log why not, and leaves the model as it was. Says which.
+    """Compiles the model's decoder layers in place and returns True.
 
-    attention: as probed. logits: [n, V] of small forwards, the first of many tokens, the last of one; they compile, and
-    prove that what was compiled computes the same. backend: torch.compile's; "inductor" on a GPU.
+    If that fails, or the compiled layers compute something else, it logs a warning, restores the model and returns
+    False. attention: as probed. backend: torch.compile's, "inductor" on a GPU.
+    logits: runs small forwards, the first over many tokens and the last over one, and returns their logits [n, V].
+    They trigger compilation, and their logits are compared with those of the uncompiled layers.
     """
     layers = layers_of(model, attention)
-    expected, joined = logits(), merge_projections(layers)
+    expected, replaced = logits(), merge_projections(layers)
     try:
         if backend == "inductor":
-            keep_on_disk()
+            set_inductor_cache()
         with _compiling():
-            compiler = _Merging(backend)
-            run = torch.compile(_fresh(_run), backend=compiler, fullgraph=True, dynamic=True)
+            compiler = _MergingBackend(backend)
+            run = torch.compile(_copy_function(_run_layer), backend=compiler, fullgraph=True, dynamic=True)
             for layer, module in layers.items():
                 _bind(layer, module, attention[module], run)
             _check_equal(logits(), expected)
             if not compiler.graphs:
                 raise RuntimeError("torch.compile is switched off, or found no layers")
-    except Exception as error:  # a compiler's errors have nothing in common, and the model runs without it
+    except Exception as error:  # a compiler's errors have no common class, and the model runs without it
         for layer in layers:
             vars(layer).pop("forward", None)
-        for parent, name, original in joined:
-            setattr(parent, name, original)
+        for replacement in replaced:
+            replacement.restore()
         reason = " ".join(str(error).split("\n")[:2])
         log.warning("layers of %s run uncompiled: %s: %s", type(model).__name__, type(error).__name__, reason)
         return False
@@ -60,35 +64,40 @@ def compile_layers(
 
 
 def layers_of(model: nn.Module, attention: Mapping[nn.Module, AttentionSpec]) -> dict[nn.Module, nn.Module]:
-    """Decoder layers and the attention module of each: the outermost members of module lists that have one."""
-    found: dict[nn.Module, nn.Module] = {}
+    """Returns the decoder layers and the attention module of each.
+
+    A decoder layer is an outermost member of a module list that contains exactly one attention module.
+    """
+    layers: dict[nn.Module, nn.Module] = {}
     for members in (module for module in model.modules() if isinstance(module, nn.ModuleList)):
         for layer in members:
             inside = [module for module in layer.modules() if module in attention]
-            if len(inside) == 1 and inside[0] not in found.values():
-                found[layer] = inside[0]
-    return found
+            if len(inside) == 1 and inside[0] not in layers.values():
+                layers[layer] = inside[0]
+    return layers
 
 
-def _run(layer: Any, *args: Any, **kwargs: Any) -> Any:
+def _run_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
     return type(layer).forward(layer, *args, **kwargs)
 
 
-def _fresh(function: Any) -> Any:
-    """A copy: what was compiled hangs on the code of a function, and so does the limit of how often it is compiled."""
+def _copy_function(function: Any) -> Any:
+    """Returns a copy with a code object of its own: torch.compile keeps compiled code and its recompile limit there."""
     return FunctionType(function.__code__.replace(), function.__globals__)
 
 
-def _bind(layer: Any, module: nn.Module, facts: AttentionSpec, run: Callable[..., Any]) -> None:
+def _bind(layer: Any, module: nn.Module, spec: AttentionSpec, run: Callable[..., Any]) -> None:
+    """Replaces the layer's forward by `run`, with its attention's inputs set around it."""
+
     def forward(*args: Any, specpipe_batch: Any, **kwargs: Any) -> Any:
-        with layer_call(LayerCall(module, facts, specpipe_batch)):
+        with layer_call(LayerCall(module, spec, specpipe_batch)):
             return run(layer, *args, **kwargs)
 
     layer.forward = forward
 
 
-class _Merging:
-    """A backend of torch.compile behind `merge_products`."""
+class _MergingBackend:
+    """A torch.compile backend that applies `merge_products` and passes the graph to the named backend."""
 
     def __init__(self, name: str) -> None:
         from torch._dynamo import lookup_backend
@@ -104,34 +113,39 @@ class _Merging:
         return self._compile(module, inputs)
 
 
-def keep_on_disk() -> None:
-    """Sends inductor's work to the user's cache folder where nobody has said otherwise: torch's choice may not
-    outlive the next boot. Where that folder cannot be written, torch's will do."""
+def set_inductor_cache() -> None:
+    """Sets inductor's cache folder to the user's, unless TORCHINDUCTOR_CACHE_DIR is set.
+
+    torch's default may not outlive the next boot; it stays in use where the user's folder cannot be written.
+    """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
     from triton import knobs
 
     folder = cache_folder() / "inductor"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    unsaid = os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir())  # torch sets it at its import
-    if unsaid and os.access(folder, os.W_OK):
+    unset = os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir())  # torch sets it at its import
+    if unset and os.access(folder, os.W_OK):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)  # inductor would move that of our own kernels
 
 
 def _check_equal(logits: Tensor, expected: Tensor) -> None:
-    """Raises ArithmeticError. Compiled code rounds to 16 bits less often: logits of deep random models differ by a
-    twentieth of their spread there; those of a wrong layer have nothing in common."""
+    """Raises ArithmeticError if logits [n, V] differ from the expected ones by more than rounding.
+
+    Compiled code rounds to 16 bits less often: the RMS difference of deep random models is 5 % of the logits' standard
+    deviation there. The logits of a wrong layer are unrelated.
+    """
     error = float((logits - expected).float().square().mean().sqrt() / expected.float().std())
     allowed = 1e-3 if expected.dtype == torch.float32 else 0.2
     log.debug("compiled logits differ by %.2g of their spread", error)
-    if not error <= allowed:  # nor is it NaN
+    if not error <= allowed:  # true for NaN as well
         raise ArithmeticError(f"logits differ by {error:.2g} of their spread; expected at most {allowed}")
 
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Constants are constant, not inputs; nothing that compilers warn of while they work."""
+    """Makes torch.compile treat Python floats as constants, and silences the warnings of compilers."""
     from torch._dynamo import config as tracing
 
     with tracing.patch(specialize_float=True), warnings.catch_warnings():

@@ -12,7 +12,7 @@ from specpipe.engine.forward.attention_batch import AttentionBatch, AttentionSpe
 from specpipe.engine.forward.attention_interface import probe_attention
 from specpipe.engine.forward.compiled_layers import STANCE, compile_layers
 from specpipe.engine.forward.fp8_weights import check_fp8, round_to_fp8
-from specpipe.engine.forward.fused_stack import fuse
+from specpipe.engine.forward.fused_stack import FusedStack, can_fuse
 from specpipe.engine.forward.kv_pages import allocate_pages, page_bytes
 from specpipe_kernels import write_index
 
@@ -21,6 +21,7 @@ class ModelRunner:
     """Runs a transformers causal LM that was loaded with specpipe's attention.
 
     `forward` neither synchronises nor depends on device values, so that it can be captured in a CUDA graph.
+    Shapes: N tokens, R rows, W pages a row, n tokens whose logits are kept, V outputs of the head.
     """
 
     def __init__(
@@ -34,11 +35,12 @@ class ModelRunner:
         compiler: str | None = None,
         fp8: bool = False,
     ) -> None:
-        """fused: run the decoder stack as `fused_stack` does where it can; by default on a GPU.
+        """Probes the model's attention and fuses or compiles its layers. page_size in tokens.
 
-        compiler: torch.compile's backend for decoder layers that are not fused (`compiled_layers`); by default
-        "inductor" on a GPU and "", none, elsewhere.
-        fp8: round the weights to 8 bits (`fp8_weights`). Raises MachineError for a GPU that cannot.
+        fused: use `FusedStack` for models that it supports; by default everywhere but on a CPU.
+        compiler: torch.compile's backend for decoder layers that are not fused; by default "inductor" on a GPU and ""
+        (no compilation) elsewhere.
+        fp8: round the weights to 8 bits. Raises MachineError for a GPU that does not support it.
         """
         self.model = model
         self.vocab_size = vocab_size
@@ -50,27 +52,33 @@ class ModelRunner:
             check_fp8(self.device)
             round_to_fp8(model)
         self._attention: dict[nn.Module, AttentionSpec] = probe_attention(model, self.device)
-        wanted = self.device.type != "cpu" if fused is None else fused
-        self._head = fuse(model, self._attention, positions=context_length, fp8=fp8) if wanted else None
+        if fused is None:
+            fused = self.device.type != "cpu"
+        self._stack: FusedStack | None = None
+        if fused and can_fuse(model, self._attention):
+            self._stack = FusedStack(model, self._attention, positions=context_length, fp8=fp8)
         backend = ("inductor" if self.device.type == "cuda" else "") if compiler is None else compiler
         self.compiled = False
         if backend and not self.fused:
-            self.compiled = compile_layers(model, self._attention, self._few_logits, backend=backend)
+            self.compiled = compile_layers(model, self._attention, self._probe_logits, backend=backend)
 
     @property
     def fused(self) -> bool:
-        return self._head is not None
+        """True if the model runs as a `FusedStack`."""
+        return self._stack is not None
 
     @property
     def num_logits(self) -> int:
-        """Outputs of the head."""
+        """Outputs of the head (V)."""
         return int(cast(Any, self.model).get_output_embeddings().weight.shape[0])
 
     @property
     def page_bytes(self) -> int:
+        """Bytes of one KV page over all layers."""
         return page_bytes(self._attention.values(), self.page_size, self.dtype)
 
     def allocate_pages(self, num_pages: int) -> None:
+        """Allocates KV memory in place of the present one. num_pages counts the trash page."""
         allocate_pages(self._attention, num_pages, self.page_size, self.dtype, self.device)
 
     def forward(
@@ -85,12 +93,13 @@ class ModelRunner:
         keep: Tensor | int | None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """tokens, positions [N] int64; block_tables [R, W]; cu_queries [R + 1] int32; starts [R] → logits [n, V].
+        """Feeds the tokens of R rows, packed, and returns logits [n, V].
 
-        keep: indices [n] of the tokens whose logits are wanted, the number of last tokens (0: all), or None for none:
-        keys and values alone. A token that stands, by starts, at a negative position or past the block table writes to
-        the trash page and its logits mean nothing; `positions` are what the model is told, 0 … context_length - 1.
-        out: [n, V] contiguous, where the logits go; a fused head writes them there, others are copied.
+        tokens, positions [N] int64; block_tables [R, W] int32; cu_queries [R + 1] int32; starts [R] int64.
+        keep: indices [n] of the tokens whose logits are kept, the number of last tokens (0: all), or None for keys and
+        values alone. A token whose position by `starts` is negative or past the block table writes to the trash page
+        and its logits are undefined; `positions`, 0 … context_length - 1, go to the model's position encoding.
+        out: [n, V] contiguous, filled with the logits and returned; the fused head writes there, others are copied.
         """
         batch = AttentionBatch(
             block_tables=block_tables,
@@ -100,22 +109,27 @@ class ModelRunner:
             max_queries=max_queries,
             kv_only=keep is None,
         )
-        if self._head is not None:
-            self._head.out = out
-        steady = torch.compiler.set_stance(STANCE) if self.compiled else nullcontext()
-        with torch.inference_mode(), steady:
-            told = self.model(
+        with torch.inference_mode():
+            if self._stack is not None:
+                return self._stack.forward(tokens, positions, batch, keep=0 if keep is None else keep, out=out)
+            logits = self._forward_model(tokens, positions, batch, starts.new_empty(0) if keep is None else keep)
+            return logits if out is None else out.copy_(logits)
+
+    def _forward_model(self, tokens: Tensor, positions: Tensor, batch: AttentionBatch, keep: Tensor | int) -> Tensor:
+        """Runs transformers' own forward; arguments and result as in `forward`."""
+        with torch.compiler.set_stance(STANCE) if self.compiled else nullcontext():
+            output = self.model(
                 input_ids=tokens[None],
                 position_ids=positions[None],
                 use_cache=False,
-                logits_to_keep=starts.new_empty(0) if keep is None else keep,
+                logits_to_keep=keep,
                 specpipe_batch=batch,
             )
-        logits: Tensor = told.logits[0]
-        return logits if out is None or self.fused else out.copy_(logits)
+        logits: Tensor = output.logits[0]
+        return logits
 
-    def _few_logits(self) -> Tensor:
-        """[n, V] of n - 1 tokens, and of one behind them; on pages of their own."""
+    def _probe_logits(self) -> Tensor:
+        """Returns logits [n, V] of a forward over n - 1 tokens and one over the next token, on new pages."""
         self.allocate_pages(2)
         n = min(self.page_size, self.context_length)
         tokens = torch.arange(n, device=self.device)

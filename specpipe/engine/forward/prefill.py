@@ -1,8 +1,8 @@
 """Prefill: prompt tokens into KV memory, in packed ragged chunks bounded by a token budget.
 
 A prompt of P tokens is prefilled below P - 1: its last token is fed by the row's first round, which needs its logits
-anyway. The draft is prefilled only while speculation is on; a row whose draft is behind (because K was 0) is caught
-up here, out of the same budget.
+anyway. The draft model is prefilled only while speculation is on; a row that it is behind with (because K was 0) is
+caught up here, out of the same budget.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.state.chunks import Chunk
 from specpipe.engine.state.slot_state import SlotState
 
-LEAST_QUERIES = 256
-"""Attention on a GPU takes every prefill for one with chunks this long."""
+MIN_QUERIES = 256
+"""Tokens. A GPU's attention kernel runs every prefill with the tiling of chunks at least this long."""
 
 
 def prefill(runner: ModelRunner, state: SlotState, chunks: list[Chunk], *, page_size: int) -> None:
@@ -28,8 +28,8 @@ def prefill(runner: ModelRunner, state: SlotState, chunks: list[Chunk], *, page_
     device_positions = state.upload(positions)
     width = max(c.stop for c in chunks) // page_size + 1
     longest = int(sizes.max())
-    if state.device.type != "cpu":  # catching up comes in all lengths: one tiling for them, or rows wait for a compiler
-        longest = max(longest, LEAST_QUERIES)
+    if state.device.type != "cpu":  # chunks of catching up have any length: one tiling, or rows wait for a compiler
+        longest = max(longest, MIN_QUERIES)
     with torch.inference_mode():
         runner.forward(
             state.tokens[token_slots, device_positions],

@@ -50,17 +50,17 @@ class DraftModelProposer:
                 out=None if logits is None else logits[step],
             )
             row_logits = all_logits[:, : self._vocab_size]
-            if rows.held:
+            if rows.below_min_tokens:
                 mask_eos(row_logits, state, rows.slots, positions[:, None])
             penalise(row_logits, state, rows, tokens, first=step)
             drawn.append(
                 sample(row_logits, rows.sampling, positions, purpose=self._purpose, index=step, out=tokens[:, step])
             )
         if logits is None:
-            return Proposal(tokens, rows.draft_room, by_draft_model=True)
+            return Proposal(tokens, rows.max_model_drafts, by_draft_model=True)
         return Proposal(
             tokens,
-            rows.draft_room,
+            rows.max_model_drafts,
             logits=logits[:, :, : self._vocab_size].transpose(0, 1),
             lse=torch.stack([step_drawn.lse for step_drawn in drawn], dim=1),
             bounds=_stack_bounds([step_drawn.bounds for step_drawn in drawn if step_drawn.bounds is not None]),

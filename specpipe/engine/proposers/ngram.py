@@ -35,7 +35,7 @@ class NGramProposer:
             follows = torch.where(follows > 0, follows, match)
         sources = follows[:, None] + torch.arange(k, device=tokens.device)
         available = torch.where(follows > 0, rows.lengths - follows, 0)
-        num_tokens = torch.minimum(rows.room, available.clamp(max=k).to(torch.int32))
+        num_tokens = torch.minimum(rows.max_drafts, available.clamp(max=k).to(torch.int32))
         drafts = tokens.gather(1, sources.clamp(max=width - 1))
         within = torch.arange(k, device=tokens.device) < num_tokens[:, None]
         return Proposal(torch.where(within, drafts, NO_TOKEN), num_tokens)

@@ -33,7 +33,7 @@ class Proposal(NamedTuple):
 
 
 class Proposer(Protocol):
-    """Proposes up to `rows.room` tokens a row from the committed prefix alone."""
+    """Proposes up to `rows.max_drafts` tokens a row from the committed prefix alone."""
 
     def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal:
         """Returns up to k draft tokens for each of the B rows. Device operations only; nothing waits for the host."""

@@ -1,4 +1,4 @@
-"""Rounds as CUDA graphs: captured once for a number of batch rows and a `RoundKey`, replayed from then on."""
+"""Rounds as CUDA graphs: captured once for each batch size and `RoundKey`, then replayed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specpipe.engine.device.graph_capture import GraphCapture
+from specpipe.engine.device.graph_capture import CapturedGraph, GraphCapture
+from specpipe.engine.forward.round_rows import RowLayouts
 from specpipe.engine.rounds.round import Round
 from specpipe.engine.rounds.round_key import RoundKey
 
@@ -18,38 +19,41 @@ class Rounds(Protocol):
     """Runs rounds for any number of rows."""
 
     def run(self, slots: list[int], key: RoundKey) -> Tensor:
-        """slots: of the rows that take part → what `Round` gives, on the device, of B >= len(slots) rows."""
+        """Runs a round of the rows in these slots; returns the result of `Round` for B >= len(slots) batch rows."""
         ...
 
     def prepare(self, keys: Iterable[RoundKey], *, within_s: float) -> None:
-        """Does ahead of time what the first round of each key would have to do, for every batch size; of keys for
-        which the time does not suffice, their first rounds do it."""
+        """Captures these keys at every batch size for at most `within_s` seconds; the rest on first use."""
         ...
 
 
 class EagerRounds:
-    """Every operation launched as it comes: for CPUs."""
+    """Launches every operation as it comes: for CPUs."""
 
     def __init__(self, round_: Round) -> None:
-        self._round = round_
+        self._round, self._layouts = round_, RowLayouts()
 
     def run(self, slots: list[int], key: RoundKey) -> Tensor:
-        return self._round(self._round.state.upload(slots), key)
+        """Runs a round of exactly these rows."""
+        return self._round(self._round.state.upload(slots), key, self._layouts)
 
     def prepare(self, keys: Iterable[RoundKey], *, within_s: float) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
-class _Captured(NamedTuple):
-    graph: torch.cuda.CUDAGraph
+class RoundBuffers(NamedTuple):
+    """Tensors of one captured round, outside of the graphs' memory pool."""
+
     slots: Tensor
     """[B] int64: read by the graph."""
     packed: Tensor
-    """What `Round` gives: written by the graph."""
+    """The result of `Round`: written by the graph."""
+    layouts: RowLayouts
+    """Read by the graph."""
 
 
-def buckets(slots: int) -> tuple[int, ...]:
-    """Batch sizes that are captured, ascending: any number of rows fits one with at most a fifth of padding or so."""
+def batch_sizes(slots: int) -> tuple[int, ...]:
+    """Returns the batch sizes that are captured, ascending. Padding is at most about a fifth of a batch."""
     sizes = {1, 2, 4, slots}
     sizes.update(range(8, slots, 8) if slots <= 64 else range(8, 64, 8))
     sizes.update(range(64, min(slots, 256), 32))
@@ -58,7 +62,7 @@ def buckets(slots: int) -> tuple[int, ...]:
 
 
 class GraphedRounds:
-    """Rounds of one CUDA device, in one memory pool.
+    """Rounds of one CUDA device, as graphs in one memory pool.
 
     A graph's inputs and outputs lie outside the pool, so that the host may copy a result while the next graph, which
     reuses the pool, is queued. Padding rows map to the dummy slot: they are never active and commit nothing, which also
@@ -67,36 +71,43 @@ class GraphedRounds:
 
     def __init__(self, round_: Round, graph_capture: GraphCapture, *, slots: int) -> None:
         self._round, self._graph_capture = round_, graph_capture
-        self._buckets = buckets(slots)
-        self._graphs: dict[tuple[int, RoundKey], _Captured] = {}
+        self._batch_sizes = batch_sizes(slots)
+        self._graphs: dict[tuple[int, RoundKey], CapturedGraph[RoundBuffers]] = {}
 
     def run(self, slots: list[int], key: RoundKey) -> Tensor:
-        size = next(bucket for bucket in self._buckets if bucket >= len(slots))
-        captured = self._captured(size, key)
-        dummy = self._round.state.dummy
-        captured.slots.copy_(self._round.state.upload(slots + [dummy] * (size - len(slots))))
-        captured.graph.replay()
-        return captured.packed
+        """Replays the graph of the smallest batch size that fits; captures it on first use."""
+        size = next(size for size in self._batch_sizes if size >= len(slots))
+        graph = self._graph(size, key)
+        state = self._round.state
+        graph.buffers.slots.copy_(state.upload(slots + [state.dummy] * (size - len(slots))))
+        graph.replay()
+        return graph.buffers.packed
 
     def prepare(self, keys: Iterable[RoundKey], *, within_s: float) -> None:
+        """Captures these keys at every batch size for at most `within_s` seconds."""
         began = time.perf_counter()
         keys = list(keys)
-        for size in reversed(self._buckets):  # largest first: the others then fit into the pool that it made
+        for size in reversed(self._batch_sizes):  # largest first: the others then fit into the pool that it made
             for key in keys:
                 if time.perf_counter() - began > within_s:
                     return
-                self._captured(size, key)
+                self._graph(size, key)
 
-    def _captured(self, size: int, key: RoundKey) -> _Captured:
+    def _graph(self, size: int, key: RoundKey) -> CapturedGraph[RoundBuffers]:
+        """Returns the graph of this batch size and key; captures it on first use."""
         if (size, key) not in self._graphs:
             self._graphs[size, key] = self._capture(size, key)
         return self._graphs[size, key]
 
-    def _capture(self, size: int, key: RoundKey) -> _Captured:
-        state = self._round.state
+    def _capture(self, size: int, key: RoundKey) -> CapturedGraph[RoundBuffers]:
+        state, layouts = self._round.state, RowLayouts()
         slots = torch.full((size,), state.dummy, dtype=torch.int64, device=state.device)
-        graph, packed = self._graph_capture.capture(
-            lambda: self._round(slots, key).clone(),  # a normal tensor: the round's own is one of inference mode
-            lambda packed: packed.copy_(self._round(slots, key)),
-        )
-        return _Captured(graph, slots, packed)
+
+        def warm_up() -> RoundBuffers:
+            # Cloned outside of inference mode: the host copies from a normal tensor.
+            return RoundBuffers(slots, self._round(slots, key, layouts).clone(), layouts)
+
+        def work(buffers: RoundBuffers) -> None:
+            buffers.packed.copy_(self._round(buffers.slots, key, buffers.layouts))
+
+        return self._graph_capture.capture(warm_up, work)

@@ -1,4 +1,4 @@
-"""One round: K drafts, one verify forward, rejection, commit. All of it on the device.
+"""One round: K drafts, one verifying forward, rejection, commit. All of it on the device.
 
 A round is a function of (B, K) and of device memory: no host sync, no value that Python branches on, so that it can be
 captured once as a CUDA graph and replayed. tests/engine/rounds/test_round_never_syncs.py proves it.
@@ -16,10 +16,10 @@ from specpipe.core import Method, ProposerName
 from specpipe.engine.device.device_clock import DeviceClock, Mark
 from specpipe.engine.forward.logits_processors import count_committed, mask_eos, penalise
 from specpipe.engine.forward.model_runner import ModelRunner
-from specpipe.engine.forward.round_rows import RoundRows, forward_rows
+from specpipe.engine.forward.round_rows import RoundRows, RowLayouts, forward_rows
 from specpipe.engine.proposers.proposer import Proposal, Proposer
 from specpipe.engine.rounds.round_key import RoundKey
-from specpipe.engine.state.logprobs import NO_LOGPROBS, pack
+from specpipe.engine.state.logprobs import NO_LOGPROBS, pack_logprobs
 from specpipe.engine.state.slot_state import SlotState
 from specpipe_kernels import RejectionOutput, SamplingTensors, commit_rows, open_rows, rejection_sample, token_logprobs
 
@@ -41,40 +41,27 @@ class Round:
         self.state, self.target, self._proposers = state, target, proposers
         self._method, self._rates, self._clock = method, synthetic_rates, clock
 
-    def __call__(self, slots: Tensor, key: RoundKey) -> Tensor:
-        """slots [B] int64: the slot of each batch row. Commits what is accepted and says what happened.
+    def __call__(self, slots: Tensor, key: RoundKey, layouts: RowLayouts) -> Tensor:
+        """Runs one round of the rows in these slots and commits what is accepted. slots [B] int64.
 
         Returns [B, K + 5] int64, which the host reads one round later, in one copy: K + 1 tokens, -1 beyond a row's
-        emission; how many were committed, after end-of-sequence and limit; draft tokens accepted (verified, before
-        end-of-sequence); K_i; and 0 or why the target's logits could not be sampled. Behind them what `logprobs.pack`
-        gives, if the key asks for it.
+        emission; the number of committed tokens, after end-of-sequence and limit; draft tokens accepted (verified,
+        before end-of-sequence); K_i; and 0 or the status why the target's logits could not be sampled. If the key
+        requests log-probabilities, the columns of `pack_logprobs` follow.
+
+        layouts: read by captured graphs, so a caller that captures the round keeps it as long as the graph.
         """
         with torch.inference_mode():
             self._clock.mark(Mark.ROUND_BEGIN)
-            if not key.k:  # nothing is drafted: what follows belongs to the target's forward
+            if not key.k:  # nothing is drafted: the time from here belongs to the target's forward
                 self._clock.mark(Mark.DRAFTED)
-            rows = self._rows(slots, key)
+            rows = self._open_rows(slots, key, layouts)
             proposal = self._propose(rows, key)
             if key.k:
                 self._clock.mark(Mark.DRAFTED)
-            logits = self._verify(rows, proposal, key.k)
-            if key.held:
-                columns = torch.arange(key.k + 1, device=slots.device)
-                mask_eos(logits, self.state, slots, rows.lengths[:, None] + columns)
-            penalise(logits, self.state, rows, proposal.tokens)
+            logits = self._target_logits(rows, proposal, key)
             self._clock.mark(Mark.VERIFIED)
-            verdict = rejection_sample(
-                logits,
-                proposal.tokens,
-                proposal.num_tokens,
-                rows.lengths,
-                rows.sampling,
-                draft_logits=proposal.logits,
-                draft_lse=proposal.lse,
-                draft_bounds=proposal.bounds,
-                method=self._method,
-                synthetic_rates=None if self._rates is None else self._rates[: key.k],
-            )
+            verdict = self._verify(rows, proposal, logits, key.k)
             packed = commit_rows(
                 rows.state,
                 slots,
@@ -85,27 +72,20 @@ class Round:
             )
             count_committed(self.state, rows, packed[:, : key.k + 1])
             if key.logprobs != NO_LOGPROBS:
-                packed = torch.cat([packed, self._tell(logits, verdict, rows, key.logprobs)], dim=1)
+                packed = torch.cat([packed, _packed_logprobs(logits, verdict, rows, key.logprobs)], dim=1)
             self._clock.mark(Mark.SAMPLED)
         return packed
 
-    @staticmethod
-    def _tell(logits: Tensor, verdict: RejectionOutput, rows: RoundRows, n: int) -> Tensor:
-        top_n = min(n, logits.shape[1])
-        told = token_logprobs(
-            logits, verdict.tokens, verdict.num_emitted, rows.sampling, top_n=top_n, bounds=verdict.bounds
-        )
-        return pack(told)
-
-    def _rows(self, slots: Tensor, key: RoundKey) -> RoundRows:
+    def _open_rows(self, slots: Tensor, key: RoundKey, layouts: RowLayouts) -> RoundRows:
+        """Reads the state of the batch rows. slots [B] int64."""
         state = self.state.on_device
         opened = open_rows(state, slots, k=key.k, width=key.width)
         return RoundRows(
             state=state,
             slots=slots,
             lengths=opened.lengths,
-            room=opened.room,
-            draft_room=opened.draft_room,
+            max_drafts=opened.room,
+            max_model_drafts=opened.draft_room,
             block_tables=opened.block_tables,
             sampling=SamplingTensors(
                 temperature=opened.temperature,
@@ -116,18 +96,56 @@ class Round:
                 all_greedy=key.all_greedy,
                 truncated=key.truncated,
             ),
-            held=key.held,
+            below_min_tokens=key.below_min_tokens,
             penalties=self.state.penalties(slots) if key.penalised else None,
+            layouts=layouts,
         )
 
     def _propose(self, rows: RoundRows, key: RoundKey) -> Proposal:
+        """Returns the drafts of the key's proposer, [B, 0] where K is 0."""
         if key.k:
             return self._proposers[key.proposer].propose(self.state, rows, key.k)
-        return Proposal(rows.slots.new_empty(rows.slots.shape[0], 0), rows.room)
+        return Proposal(rows.slots.new_empty(rows.slots.shape[0], 0), rows.max_drafts)
 
-    def _verify(self, rows: RoundRows, proposal: Proposal, k: int) -> Tensor:
-        """→ [B * (K + 1), V]: row i of a request follows its last committed token and i drafts."""
-        logits, _ = forward_rows(
-            self.target, rows, proposal.tokens if k else None, shift=-1, width=k + 1, last_only=False
+    def _target_logits(self, rows: RoundRows, proposal: Proposal, key: RoundKey) -> Tensor:
+        """Returns the target's logits [B * (K + 1), V], masked and penalised.
+
+        Logits i of a row follow its last committed token and i drafts.
+        """
+        drafts = proposal.tokens if key.k else None
+        logits = forward_rows(self.target, rows, drafts, shift=-1, width=key.k + 1, last_only=False).logits
+        logits = logits[:, : self.target.vocab_size]
+        if key.below_min_tokens:
+            columns = torch.arange(key.k + 1, device=rows.slots.device)
+            mask_eos(logits, self.state, rows.slots, rows.lengths[:, None] + columns)
+        penalise(logits, self.state, rows, proposal.tokens)
+        return logits
+
+    def _verify(self, rows: RoundRows, proposal: Proposal, logits: Tensor, k: int) -> RejectionOutput:
+        """Accepts or rejects the drafts and draws each row's next token. logits [B * (K + 1), V]."""
+        return rejection_sample(
+            logits,
+            proposal.tokens,
+            proposal.num_tokens,
+            rows.lengths,
+            rows.sampling,
+            draft_logits=proposal.logits,
+            draft_lse=proposal.lse,
+            draft_bounds=proposal.bounds,
+            method=self._method,
+            synthetic_rates=None if self._rates is None else self._rates[:k],
         )
-        return logits[:, : self.target.vocab_size]
+
+
+def _packed_logprobs(logits: Tensor, verdict: RejectionOutput, rows: RoundRows, alternatives: int) -> Tensor:
+    """Returns the packed log-probabilities of the emitted tokens; see `pack_logprobs`. logits [B * (K + 1), V]."""
+    return pack_logprobs(
+        token_logprobs(
+            logits,
+            verdict.tokens,
+            verdict.num_emitted,
+            rows.sampling,
+            top_n=min(alternatives, logits.shape[1]),
+            bounds=verdict.bounds,
+        )
+    )

@@ -1,4 +1,4 @@
-"""What the host decides about a round; everything else is device data. A CUDA graph is captured for each key."""
+"""The host's decisions about a round; everything else is device data. A CUDA graph is captured for each key."""
 
 from __future__ import annotations
 
@@ -6,46 +6,60 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from specpipe.core import ProposerName, SamplingParams
-from specpipe.engine.state.logprobs import NO_LOGPROBS, logprobs_width
+from specpipe.engine.state.logprobs import NO_LOGPROBS, alternatives_for
 
 
 class RoundKey(NamedTuple):
-    """By value: rounds of equal keys and batch sizes are one graph."""
+    """Compared by value: rounds of equal keys and batch sizes share one graph."""
 
     k: int
+    """Draft tokens of a row, at most."""
     proposer: ProposerName
-    """"none" exactly where k is 0."""
+    """"none" if and only if k is 0."""
     all_greedy: bool
+    """True only if every row is greedy."""
     truncated: bool
+    """False only if no row truncates its distribution (top_k, top_p, min_p)."""
     width: int
     """Block-table columns that any row of the round can reach."""
-    held: bool = False
-    """False is a promise that every row has its min_tokens."""
+    below_min_tokens: bool = False
+    """False only if every row has its min_tokens."""
     penalised: bool = False
-    """False is a promise that no row has penalties."""
+    """False only if no row has penalties."""
     logprobs: int = NO_LOGPROBS
-    """How many of the most likely tokens to tell beside each emitted token's log-probability; or NO_LOGPROBS."""
+    """Alternatives to report beside each emitted token's log-probability; NO_LOGPROBS to report none of both."""
 
     @classmethod
     def of(
-        cls, asked: Collection[SamplingParams], proposer: ProposerName, k: int, *, width: int, held: bool = False
+        cls,
+        sampling: Collection[SamplingParams],
+        proposer: ProposerName,
+        k: int,
+        *,
+        width: int,
+        below_min_tokens: bool = False,
     ) -> RoundKey:
-        """The narrowest that rows fit which ask for these. K is 0 without a proposer, and none drafts where K is 0."""
+        """Returns the most specialised key that is valid for rows with these sampling parameters.
+
+        Proposer "none" and k = 0 imply each other.
+        """
         drafted = proposer != "none" and k > 0
         return cls(
             k=k if drafted else 0,
             proposer=proposer if drafted else "none",
-            all_greedy=all(sampling.greedy for sampling in asked),
-            truncated=any(sampling.truncates for sampling in asked),
+            all_greedy=all(params.greedy for params in sampling),
+            truncated=any(params.truncates for params in sampling),
             width=width,
-            held=held,
-            penalised=any(sampling.penalises for sampling in asked),
-            logprobs=max(logprobs_width(sampling.logprobs) for sampling in asked),
+            below_min_tokens=below_min_tokens,
+            penalised=any(params.penalises for params in sampling),
+            logprobs=max(alternatives_for(params.logprobs) for params in sampling),
         )
 
 
-def keys_of(sampling: SamplingParams, choices: Iterable[tuple[ProposerName, int]], *, width: int) -> list[RoundKey]:
-    """All that rows which ask for this meet with these proposers and K, in this order."""
-    held = (False, True) if sampling.min_tokens else (False,)
-    keys = (RoundKey.of([sampling], *choice, width=width, held=h) for choice in choices for h in held)
+def expected_keys(
+    sampling: SamplingParams, choices: Iterable[tuple[ProposerName, int]], *, width: int
+) -> list[RoundKey]:
+    """Returns the keys of rounds whose rows all have these parameters, for each choice of proposer and K, in order."""
+    below = (False, True) if sampling.min_tokens else (False,)
+    keys = (RoundKey.of([sampling], *choice, width=width, below_min_tokens=b) for choice in choices for b in below)
     return list(dict.fromkeys(keys))

@@ -1,4 +1,4 @@
-"""Work that was launched and not read yet."""
+"""Steps that were launched on the device and whose results the host has not read yet."""
 
 from __future__ import annotations
 
@@ -13,73 +13,81 @@ from specpipe.core import ProposerName
 from specpipe.engine.state.row_state import RowState
 
 
-class Launch(NamedTuple):
-    """What a step asked the device to do: a prefill chunk, a round, or both."""
+class StepLaunch(NamedTuple):
+    """The work of one step: a prefill chunk, a round, or both."""
 
     rows: Sequence[RowState] = ()
+    """Rows of the round; none if the step has no round."""
     k: int = 0
     proposer: ProposerName = "none"
     prefilled: bool = False
+    """True if the step has a prefill."""
     draft_prefill_tokens: int = 0
     draft_behind: float = 0.0
-    left: float = 0.0
-    steady: bool = True
-    """False where a graph had to be captured first."""
+    """Mean tokens of a row that the draft model's KV lacked."""
+    remaining: float = 0.0
+    """Mean tokens that a row may still generate."""
+    captured_graph: bool = False
+    """True if a graph was captured first, so that the round's duration is not typical."""
 
 
-class Flight(NamedTuple):
-    """A launch, and where its results will lie."""
+class StepInFlight(NamedTuple):
+    """A launched step and the host memory that its results are copied to."""
 
-    launch: Launch
+    launch: StepLaunch
     packed: Tensor
-    """What `Round` gives, on the host: a row for each of the launch's and padding; valid once `done` has passed."""
+    """The result of `Round` on the host: a row for each of the launch's and padding; valid once `done` has passed."""
     stamps: Tensor
-    """[marks] int64 on the host, likewise."""
+    """[marks] int64 nanoseconds on the host; valid once `done` has passed."""
     done: torch.cuda.Event | None
+    """None on a CPU, where results are valid at once."""
 
 
-def read_later(launch: Launch, packed: Tensor, stamps: Tensor) -> Flight:
-    """Queues the copy of what a step did to the host. packed, stamps [marks]: on the device."""
+def copy_to_host(launch: StepLaunch, packed: Tensor, stamps: Tensor) -> StepInFlight:
+    """Queues the copy of a step's results to pinned host memory; does not wait.
+
+    packed [B, …] int64: the result of `Round`; stamps [marks] int64; both on the device.
+    """
     if packed.device.type == "cpu":
-        return Flight(launch, packed, stamps.clone(), None)
+        return StepInFlight(launch, packed, stamps.clone(), None)
     copies = []
-    for given in (packed, stamps):
-        copies.append(torch.empty(given.shape, dtype=given.dtype, pin_memory=True))
-        copies[-1].copy_(given, non_blocking=True)
+    for result in (packed, stamps):
+        copies.append(torch.empty(result.shape, dtype=result.dtype, pin_memory=True))
+        copies[-1].copy_(result, non_blocking=True)
     done = torch.cuda.Event()
     done.record()
-    return Flight(launch, copies[0], copies[1], done)
+    return StepInFlight(launch, copies[0], copies[1], done)
 
 
-class InFlight:
-    """Flights, oldest first."""
+class StepsInFlight:
+    """Queue of launched steps, oldest first."""
 
-    def __init__(self, behind: int) -> None:
-        """behind: rounds that may be under way before the oldest one is read."""
-        self._behind = behind
-        self._flights: deque[Flight] = deque()
+    def __init__(self, rounds_behind: int) -> None:
+        """rounds_behind: steps that may be in flight before the oldest one is read."""
+        self._rounds_behind = rounds_behind
+        self._steps: deque[StepInFlight] = deque()
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._steps)
 
-    def next(self, launched: Flight | None) -> Flight | None:
-        """Takes what a step launched; → what it has to read, if anything is due."""
+    def next(self, launched: StepInFlight | None) -> StepInFlight | None:
+        """Appends a launched step, if any; removes and returns the oldest step if it has to be read now."""
         if launched is not None:
-            self._flights.append(launched)
-        due = len(self._flights) > self._behind or (self._flights and launched is None)
-        return self._flights.popleft() if due else None
+            self._steps.append(launched)
+        due = len(self._steps) > self._rounds_behind or (self._steps and launched is None)
+        return self._steps.popleft() if due else None
 
     @property
     def rounds(self) -> Counter[RowState]:
-        """How many rounds each row takes part in: each commits at least one of its tokens."""
-        return Counter(row for flight in self._flights for row in flight.launch.rows)
+        """Rounds in flight by row; each commits at least one of the row's tokens."""
+        return Counter(row for step in self._steps for row in step.launch.rows)
 
     @property
     def plain_rounds(self) -> int:
-        """Rounds without drafts."""
-        return sum(flight.launch.k == 0 and bool(flight.launch.rows) for flight in self._flights)
+        """Rounds in flight without drafts."""
+        return sum(step.launch.k == 0 and bool(step.launch.rows) for step in self._steps)
 
     @property
-    def most_tokens(self) -> int:
-        """That a row may get by them."""
-        return sum(flight.launch.k + 1 for flight in self._flights)
+    def max_new_tokens(self) -> int:
+        """Upper bound on the tokens that rounds in flight add to one row."""
+        return sum(step.launch.k + 1 for step in self._steps)

@@ -1,4 +1,4 @@
-"""What the host knows about a row, waiting or running: one round behind the device."""
+"""The host's state of one row, waiting or running: one round behind the device."""
 
 from __future__ import annotations
 
@@ -10,53 +10,54 @@ from specpipe.engine.state.text_decoder import TextDecoder
 
 
 class RowState:
-    """One request: tokens so far, how far they are prefilled, and what it cost.
+    """One request: its tokens so far, how far they are prefilled, and its counts and times.
 
-    `slot`, `context` and `capacity` mean something from `start` on. A row that loses its slot goes on as another object
-    (`again`), so that what rounds in flight did for the one is never taken for the other.
+    `slot`, `prefill_length` and `capacity` are valid from `start` on. A row that loses its slot continues as another
+    object (`restarted`), so that results of rounds in flight for the first are never taken for the second.
     """
 
     __slots__ = (
         "accepted",
         "admitted_at",
         "capacity",
-        "context",
-        "draft_done",
+        "draft_valid",
         "first_token_at",
         "generated",
         "last_token_at",
         "logprobs",
-        "matcher",
+        "prefill_length",
         "proposed",
         "request",
         "slot",
+        "stop_matcher",
         "submitted_at",
-        "target_done",
+        "target_valid",
     )
 
     def __init__(self, request: Request, *, submitted_at: float, decoder: TextDecoder) -> None:
+        """submitted_at: seconds of time.perf_counter."""
         self.request, self.submitted_at = request, submitted_at
         self.admitted_at: float | None = None
         self.first_token_at = self.last_token_at = 0.0
         self.generated: list[int] = []
-        asked = request.sampling.logprobs
-        self.logprobs = None if asked is None else RowLogprobs(asked)
-        self.slot = self.context = self.capacity = 0
-        self.target_done = self.draft_done = 0
+        alternatives = request.sampling.logprobs
+        self.logprobs = None if alternatives is None else RowLogprobs(alternatives)
+        self.slot = self.prefill_length = self.capacity = 0
+        self.target_valid = self.draft_valid = 0
         self.proposed = self.accepted = 0
         stop = request.sampling.stop
-        self.matcher = decoder.stream(stop) if stop else None
+        self.stop_matcher = decoder.stream(stop) if stop else None
 
     def start(self, slot: int, now: float) -> None:
-        """The row gets a slot; all its tokens are to be prefilled."""
-        self.slot, self.context = slot, self.length
+        """Assigns a slot; all tokens of the row have to be prefilled."""
+        self.slot, self.prefill_length = slot, self.length
         if self.admitted_at is None:
             self.admitted_at = self.first_token_at = self.last_token_at = now
 
-    def again(self) -> RowState:
-        """The row after it lost its slot and KV: it keeps its tokens and counts, and the times of its first start."""
+    def restarted(self) -> RowState:
+        """Returns the row without slot and KV, with the same tokens, counts and time of its first start."""
         other = copy.copy(self)
-        other.capacity = other.target_done = other.draft_done = 0
+        other.capacity = other.target_valid = other.draft_valid = 0
         return other
 
     @property
@@ -66,47 +67,56 @@ class RowState:
 
     @property
     def limit(self) -> int:
+        """Length at which the row ends."""
         return len(self.request.prompt_token_ids) + self.request.sampling.max_new_tokens
 
     @property
-    def held(self) -> bool:
-        """Whether the row may not end yet (min_tokens)."""
+    def remaining(self) -> int:
+        """Tokens that the row may still generate."""
+        return self.limit - self.length
+
+    @property
+    def below_min_tokens(self) -> bool:
+        """True while the row may not end, because it has fewer than min_tokens."""
         return len(self.generated) < self.request.sampling.min_tokens
 
     @property
     def prefilled(self) -> bool:
-        return self.target_done >= self.context - 1
+        """True if the target's KV lacks no more than the last token, which the row's first round feeds."""
+        return self.target_valid >= self.prefill_length - 1
 
     def draft_ready(self, plain_in_flight: int) -> bool:
-        """Whether the next round's first draft step feeds all that the draft model lacks. plain_in_flight: rounds
-        without drafts that were launched and not read."""
-        return self.draft_done >= self.length + plain_in_flight - 2
+        """Returns True if the next round's first draft step feeds all tokens that the draft model's KV lacks.
+
+        plain_in_flight: rounds without drafts that were launched and not read.
+        """
+        return self.draft_valid >= self.length + plain_in_flight - 2
 
     def extend(self, tokens: list[int], now: float) -> str | None:
-        """Takes what a round emitted, up to the token that completes a stop string.
+        """Appends the tokens of a round, up to the token that completes a stop string.
 
-        → the text before the stop string if one was completed, else None.
+        Returns the text before the stop string if one was completed, else None.
         """
         if not self.generated:
             self.first_token_at = now
         self.last_token_at = now
-        if self.matcher is None:
+        if self.stop_matcher is None:
             self.generated.extend(tokens)
             return None
         for token in tokens:
             self.generated.append(token)
-            text = self.matcher.push(token)
-            if text is not None and not self.held:
+            text = self.stop_matcher.push(token)
+            if text is not None and not self.below_min_tokens:
                 return text
         return None
 
-    def tell(self, told: RoundLogprobs, index: int) -> None:
-        """Takes the log-probabilities of a round in which this was batch row `index`, before `extend`."""
+    def store_logprobs(self, values: RoundLogprobs, index: int) -> None:
+        """Stores the log-probabilities of a round in which this was batch row `index`; call before `extend`."""
         if self.logprobs is not None:
-            self.logprobs.put(len(self.generated), told, index)
+            self.logprobs.store(len(self.generated), values, index)
 
     def complete(self, reason: FinishReason, *, text: str = "", error: str = "") -> Completion:
-        """Times are in seconds since the row got its first slot."""
+        """Returns the row's completion; its times are seconds since the row got its first slot."""
         assert self.admitted_at is not None
         return Completion(
             request=self.request,
@@ -116,7 +126,7 @@ class RowState:
             error=error,
             draft_tokens=self.proposed,
             accepted_tokens=self.accepted,
-            logprobs=None if self.logprobs is None else self.logprobs.of(len(self.generated)),
+            logprobs=None if self.logprobs is None else self.logprobs.first(len(self.generated)),
             timing=RowTiming(
                 queued_s=self.admitted_at - self.submitted_at,
                 first_token_s=self.first_token_at - self.admitted_at,

@@ -1,9 +1,9 @@
-"""Everything that the device knows about the rows it generates, one entry per slot.
+"""The device's state of the rows that generate, one entry for each slot.
 
-The host never waits here. On a GPU `x[slots] = 0` would: its number travels in memory that is not pinned.
+The host never waits here. On a GPU `x[slots] = 0` would wait: its number is copied from memory that is not pinned.
 
-Slot `slots` (the last entry) is a dummy: batch rows that pad a bucket map to it. It is never active and its block
-table is all trash, so what a round does to it has no effect.
+Slot `slots` (the last entry) is a dummy: batch rows that pad a captured batch size map to it. It is never active and
+its block table is all trash, so a round has no effect on it.
 
 Invariants between rounds, for a slot of length L (tokens committed, prompt included):
 - the target's KV is valid below L - 1: the last committed token has none yet;
@@ -27,18 +27,24 @@ from specpipe.engine.state.page_allocator import TRASH_PAGE
 from specpipe_kernels import Penalties, SlotTensors
 
 NO_TOKEN = -1
-MAX_STOP_TOKENS = 16  # stop ids a row may name beside the model's own
+MAX_STOP_TOKENS = 16
+"""Stop ids of a row beside the model's own end-of-sequence ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """A row and the slot and first pages that it gets."""
+    """A row with the slot and the first pages assigned to it."""
 
     slot: int
     request: Request
     pages: tuple[int, ...]
     generated: Sequence[int] = ()
-    """Tokens after the prompt, of a row that had a slot before."""
+    """Tokens after the prompt; not empty if the row had a slot before."""
+
+    @property
+    def length(self) -> int:
+        """Tokens committed, prompt included."""
+        return len(self.request.prompt_token_ids) + len(self.generated)
 
 
 class PageGrants(NamedTuple):
@@ -50,9 +56,13 @@ class PageGrants(NamedTuple):
 
 
 class SlotState:
-    """S slots plus the dummy; C tokens at most a row, drafts past the end included."""
+    """State tensors of S slots and the dummy: S + 1 entries each.
+
+    Shapes: C token capacity of a slot, drafts past the row's end included; W pages a row; E stop ids; B batch rows.
+    """
 
     def __init__(self, config: EngineConfig, *, eos_ids: Sequence[int], device: torch.device) -> None:
+        """eos_ids: end-of-sequence ids of the model."""
         n = config.slots + 1
         self.dummy = config.slots
         self.device = device
@@ -64,14 +74,23 @@ class SlotState:
             return torch.full(shape, value, dtype=dtype, device=device)
 
         self.tokens = full(n, capacity)
-        self.seen = full(n, capacity, dtype=torch.int32)  # see specpipe_kernels.operations.penalties
+        """[S + 1, C] int64: prompt and output."""
+        self.seen = full(n, capacity, dtype=torch.int32)
+        """[S + 1, C] int32: counts of tokens for penalties, as `_token_counts` initialises them."""
         self.length = full(n, value=1)
+        """[S + 1] int64: tokens committed."""
         self.draft_valid = full(n)
+        """[S + 1] int64: tokens whose KV the draft model has."""
         self.limit = full(n, value=1)
+        """[S + 1] int64: length at which the row ends."""
         self.min_length = full(n)
+        """[S + 1] int64: length below which the row may not end (min_tokens)."""
         self.active = full(n, dtype=torch.bool)
+        """[S + 1] bool: the row takes part in rounds."""
         self.stop_ids = full(n, len(self.eos_ids) + MAX_STOP_TOKENS, value=NO_TOKEN)
+        """[S + 1, E] int64: ids that end the row, then NO_TOKEN."""
         self.block_table = full(n, config.pages_per_row, dtype=torch.int32)
+        """[S + 1, W] int32: the row's pages, then TRASH_PAGE."""
         self.temperature = full(n, dtype=torch.float32)
         self.top_k = full(n, dtype=torch.int32)
         self.top_p = full(n, value=1, dtype=torch.float32)
@@ -80,41 +99,54 @@ class SlotState:
         self.presence = full(n, dtype=torch.float32)
         self.frequency = full(n, dtype=torch.float32)
         self.seed = full(n)
+        """[S + 1] int64, as the sampling parameters above: the row's seed."""
 
     def upload(self, values: object, dtype: torch.dtype = torch.int64) -> Tensor:
-        """A host array on the device, without waiting for the device."""
+        """Returns a host array (lists or numpy) as a tensor on the device, without waiting for the device."""
         host = torch.as_tensor(np.asarray(values), dtype=dtype)
         return (
             host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host.to(self.device)
         )
 
     def admit(self, admissions: Sequence[Admission]) -> None:
-        """Writes the rows' whole state. They stay inactive until their prompt is prefilled."""
+        """Writes the rows' whole state. They stay inactive until `activate`, when their prompt is prefilled."""
         slots = self.upload([a.slot for a in admissions])
-        requests = [a.request for a in admissions]
-        lengths = [len(a.request.prompt_token_ids) + len(a.generated) for a in admissions]
-        longest = max(lengths)
-        tokens = np.zeros((len(requests), longest), dtype=np.int64)
-        seen = np.zeros((len(requests), longest), dtype=np.int32)
-        table = np.zeros((len(requests), self.block_table.shape[1]), dtype=np.int32)
-        stops = np.full((len(requests), self.stop_ids.shape[1]), NO_TOKEN, dtype=np.int64)
+        self._write_tokens(slots, admissions)
+        self._write_limits(slots, admissions)
+        self._write_sampling(slots, [a.request for a in admissions])
+
+    def _write_tokens(self, slots: Tensor, admissions: Sequence[Admission]) -> None:
+        """Writes tokens, their counts and block tables. slots [rows] int64."""
+        longest = max(a.length for a in admissions)
+        tokens = np.zeros((len(admissions), longest), dtype=np.int64)
+        seen = np.zeros((len(admissions), longest), dtype=np.int32)
+        table = np.zeros((len(admissions), self.block_table.shape[1]), dtype=np.int32)
         for i, admission in enumerate(admissions):
-            prompt, sampling = admission.request.prompt_token_ids, admission.request.sampling
+            prompt, length = admission.request.prompt_token_ids, admission.length
             tokens[i, : len(prompt)] = prompt
-            tokens[i, len(prompt) : lengths[i]] = admission.generated
-            if sampling.penalises:
-                seen[i, : lengths[i]] = _seen(tokens[i, : lengths[i]], len(prompt))
+            tokens[i, len(prompt) : length] = admission.generated
+            if admission.request.sampling.penalises:
+                seen[i, :length] = _token_counts(tokens[i, :length], len(prompt))
             table[i, : len(admission.pages)] = admission.pages
-            ids = sampling.stop_token_ids + (() if sampling.ignore_eos else self.eos_ids)
-            stops[i, : len(ids)] = ids
         self.tokens[slots, :longest] = self.upload(tokens)
         self.seen[slots, :longest] = self.upload(seen, torch.int32)
         self.block_table[slots] = self.upload(table, torch.int32)
+
+    def _write_limits(self, slots: Tensor, admissions: Sequence[Admission]) -> None:
+        """Writes lengths and everything that ends a row. slots [rows] int64."""
+        requests = [a.request for a in admissions]
+        stops = np.full((len(requests), self.stop_ids.shape[1]), NO_TOKEN, dtype=np.int64)
+        for i, request in enumerate(requests):
+            ids = request.sampling.stop_token_ids + (() if request.sampling.ignore_eos else self.eos_ids)
+            stops[i, : len(ids)] = ids
         self.stop_ids[slots] = self.upload(stops)
-        self.length[slots] = self.upload(lengths)
+        self.length[slots] = self.upload([a.length for a in admissions])
         self.limit[slots] = self.upload([len(r.prompt_token_ids) + r.sampling.max_new_tokens for r in requests])
         self.min_length[slots] = self.upload([len(r.prompt_token_ids) + r.sampling.min_tokens for r in requests])
         self.draft_valid.index_fill_(0, slots, 0)
+
+    def _write_sampling(self, slots: Tensor, requests: Sequence[Request]) -> None:
+        """Writes sampling parameters. slots [rows] int64."""
         self.seed[slots] = self.upload([r.seed for r in requests])
         self.temperature[slots] = self.upload([r.sampling.temperature for r in requests], torch.float32)
         self.top_k[slots] = self.upload([r.sampling.top_k for r in requests], torch.int32)
@@ -124,37 +156,40 @@ class SlotState:
         self.presence[slots] = self.upload([r.sampling.presence_penalty for r in requests], torch.float32)
         self.frequency[slots] = self.upload([r.sampling.frequency_penalty for r in requests], torch.float32)
 
-    def pretend(self, length: int, *, pages: int) -> None:
-        """Before the first row: all slots look as if each held a row of so many tokens, in pages of its own as far as
-        there are. None is active, so that rounds commit nothing; `forget` ends it."""
+    def set_dummy_rows(self, length: int, *, pages: int) -> None:
+        """Gives every slot the state of a row of `length` tokens, for measurements before the first row.
+
+        Slots share pages where there are fewer than `length` tokens for each would need. None is active, so rounds
+        commit nothing. `clear_dummy_rows` ends it.
+        """
         slots, width = self.dummy, length // self.page_size + 1
         numbers = torch.arange(slots * width, device=self.device).view(slots, width) % pages
         self.length[:slots] = length
         self.block_table[:slots, :width] = (TRASH_PAGE + 1 + numbers).to(torch.int32)
 
-    def forget(self) -> None:
-        """As it was before `pretend`."""
+    def clear_dummy_rows(self) -> None:
+        """Restores the state before `set_dummy_rows`."""
         self.length[: self.dummy] = 1
         self.block_table[: self.dummy] = TRASH_PAGE
 
     def activate(self, slots: Sequence[int]) -> None:
-        """The rows' prompts are prefilled: they take part in rounds from now on."""
+        """Makes rows whose prompts are prefilled take part in rounds from now on."""
         self.active.index_fill_(0, self.upload(slots), True)
 
     def grant(self, grants: PageGrants) -> None:
-        """Enters further pages into the rows' block tables."""
+        """Writes further pages to the rows' block tables."""
         slots, columns, pages = self.upload(grants)
         self.block_table[slots, columns] = pages.to(torch.int32)
 
     def release(self, slots: Sequence[int]) -> None:
-        """The rows lose their slots. What a round in flight still writes for them goes to pages nobody reads yet."""
+        """Deactivates slots. A round in flight may still write their old pages, which no row reads before it ends."""
         index = self.upload(slots)
         self.active.index_fill_(0, index, False)
         self.block_table.index_fill_(0, index, TRASH_PAGE)
 
     @property
     def on_device(self) -> SlotTensors:
-        """What rounds read and move."""
+        """The tensors that the kernels of a round read and write."""
         return SlotTensors(
             tokens=self.tokens,
             length=self.length,
@@ -170,14 +205,18 @@ class SlotState:
             seed=self.seed,
         )
 
-    def penalties(self, rows: Tensor) -> Penalties:
-        """Of batch rows [B], one entry a row."""
-        return Penalties(self.repetition[rows], self.presence[rows], self.frequency[rows])
+    def penalties(self, slots: Tensor) -> Penalties:
+        """Returns the penalties of batch rows, one entry a row. slots [B] int64."""
+        return Penalties(self.repetition[slots], self.presence[slots], self.frequency[slots])
 
 
-def _seen(tokens: NDArray[np.int64], prompt: int) -> NDArray[np.int32]:
-    """`seen` (`specpipe_kernels.operations.penalties`) of a row whose first `prompt` tokens are its prompt."""
-    _, first, which = np.unique(tokens, return_index=True, return_inverse=True)
+def _token_counts(tokens: NDArray[np.int64], prompt: int) -> NDArray[np.int32]:
+    """Returns the counts of a row's tokens, [length] int32, as `specpipe_kernels.operations.penalties` reads them.
+
+    The first occurrence of a token holds 1 plus its count in the output; all other entries are 0.
+    tokens [length] int64: prompt and output, of which the first `prompt` are the prompt.
+    """
+    _, first, index = np.unique(tokens, return_index=True, return_inverse=True)
     seen = np.zeros(len(tokens), dtype=np.int32)
-    seen[first] = 1 + np.bincount(which[prompt:], minlength=len(first))
+    seen[first] = 1 + np.bincount(index[prompt:], minlength=len(first))
     return seen

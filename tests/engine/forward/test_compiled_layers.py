@@ -19,7 +19,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from specpipe.core import EngineConfig
 from specpipe.engine.build import EngineSpec, build_engine
 from specpipe.engine.forward import model_runner
-from specpipe.engine.forward.compiled_layers import keep_on_disk
+from specpipe.engine.forward.compiled_layers import set_inductor_cache
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
@@ -139,7 +139,7 @@ def test_layers_that_do_not_compile_run_as_they_are(
     assert not fallen_back.compiled and dict(model.named_modules()) == modules
     assert [record.getMessage().count("\n") for record in caplog.records] == [0]
     assert f"layers of Gemma2ForCausalLM run uncompiled: {reason}" in caplog.text
-    assert torch.equal(fallen_back._few_logits(), uncompiled._few_logits())
+    assert torch.equal(fallen_back._probe_logits(), uncompiled._probe_logits())
 
 
 def test_torch_compile_may_be_switched_off(
@@ -159,6 +159,6 @@ def test_what_was_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folders = {"ours": str(tmp_path / "cache/inductor"), "own": str(tmp_path), "torch's": default_cache_dir()}
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folders.get(given, folders["torch's"]))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    keep_on_disk()
+    set_inductor_cache()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == folders[kept]
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")

@@ -29,14 +29,14 @@ def accepted_drafts(engine: Engine) -> dict[tuple[int, int], bool]:
     """Drains an engine that drafts one token a round. (row, position of a draft) -> whether it was accepted."""
     found: dict[tuple[int, int], bool] = {}
     collector = engine._collector
-    take = collector._take
+    take = collector._extend_row
 
     def noted(row: RowState, values: list[int], *rest: Any) -> Any:
         if values[-2]:
             found[row.request.row, row.length] = values[-3] == 1
         return take(row, values, *rest)
 
-    collector._take = noted
+    collector._extend_row = noted
     drain(engine)
     return found
 

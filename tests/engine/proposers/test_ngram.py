@@ -13,14 +13,14 @@ from specpipe.engine.proposers.ngram import NGramProposer
 PAGE = 4
 
 
-def propose(*texts: list[int], k: int, room: int = 9, longest: int = 3, shortest: int = 1) -> list[list[int]]:
+def propose(*texts: list[int], k: int, max_drafts: int = 9, longest: int = 3, shortest: int = 1) -> list[list[int]]:
     """What each text is expected to go on with; behind it stands what an earlier row of the slot has left."""
     width = 4 * PAGE
     tokens = torch.tensor([text + [7] * (width - len(text)) for text in texts])
     rows = SimpleNamespace(
         slots=torch.arange(len(texts)),
         lengths=torch.tensor([len(text) for text in texts]),
-        room=torch.full((len(texts),), min(room, k), dtype=torch.int32),
+        max_drafts=torch.full((len(texts),), min(max_drafts, k), dtype=torch.int32),
         block_tables=torch.zeros(len(texts), width // PAGE, dtype=torch.int32),
     )
     config = EngineConfig(ngram_max=longest, ngram_min=shortest, page_size=PAGE)
@@ -41,7 +41,7 @@ def test_of_several_places_the_latest_one_counts() -> None:
 
 def test_a_row_gets_what_there_is_and_what_it_has_room_for() -> None:
     assert propose([3, 4, 5, 3], k=5) == [[4, 5, 3]]
-    assert propose([3, 4, 5, 3], k=5, room=2) == [[4, 5]]
+    assert propose([3, 4, 5, 3], k=5, max_drafts=2) == [[4, 5]]
     assert propose([3, 3], [4, 4, 4], [1, 2, 1], k=2) == [[3], [4], [2, 1]]
 
 

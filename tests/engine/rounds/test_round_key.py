@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specpipe.core import SamplingParams
-from specpipe.engine.rounds.round_key import RoundKey, keys_of
+from specpipe.engine.rounds.round_key import RoundKey, expected_keys
 from specpipe.engine.state.logprobs import NO_LOGPROBS
 
 
@@ -21,9 +21,9 @@ def test_a_round_without_drafts_has_one_key_whoever_was_to_draft() -> None:
     assert [(key.proposer, key.k) for key in plain] == [("none", 0)]
 
 
-def test_keys_of_a_job_come_in_the_order_of_its_choices_each_once() -> None:
+def test_expected_keys_a_job_come_in_the_order_of_its_choices_each_once() -> None:
     choices = [("draft", 2), ("none", 0), ("draft", 0), ("ngram", 1)]
-    keys = keys_of(SamplingParams(), choices, width=4)
+    keys = expected_keys(SamplingParams(), choices, width=4)
     assert [(key.proposer, key.k) for key in keys] == [("draft", 2), ("none", 0), ("ngram", 1)]
-    held = keys_of(SamplingParams(min_tokens=2), choices, width=4)
-    assert [(key.k, key.held) for key in held] == [(k, h) for k in (2, 0, 1) for h in (False, True)]
+    held = expected_keys(SamplingParams(min_tokens=2), choices, width=4)
+    assert [(key.k, key.below_min_tokens) for key in held] == [(k, h) for k in (2, 0, 1) for h in (False, True)]

@@ -34,14 +34,14 @@ def test_round(small_pair, temperature: float, method: str, proposer: str, k: in
     engine.submit(requests, plan(k, proposer=proposer))
     while engine.step().running == 0:
         pass
-    round_ = engine._rounds._round
+    round_ = engine._launcher.rounds._round
 
     def guarded(*args: Any) -> Any:
         with NoSync():
             return round_(*args)
 
     guarded.state = round_.state
-    engine._rounds._round = guarded
+    engine._launcher.rounds._round = guarded
     for _ in range(3):
         assert engine.step().running == 3
 

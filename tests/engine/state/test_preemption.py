@@ -11,7 +11,7 @@ from support.engines import PlainDecoder, drain, generate, make_engine, make_req
 
 from specpipe.core import Completion, Request, StepReport
 from specpipe.engine.engine import Engine
-from specpipe.engine.state.scheduler import Room
+from specpipe.engine.state.scheduler import PageChanges
 
 # A pool of 84 tokens, in pages so small that the one that is kept free for each row does not last; the longest row of
 # the tests ends with 80.
@@ -90,15 +90,15 @@ def test_rows_may_be_preempted_at_any_moment(small_pair, method: str, rounds_beh
     roomy = run(make_engine(pair.target, pair.draft, **common), requests, 3)
     engine = make_engine(pair.target, pair.draft, **common)
     scheduler, turns = engine._scheduler, itertools.count()
-    usual = scheduler.make_room
+    usual = scheduler.assign_pages
 
-    def make_room() -> Room:
+    def assign_pages() -> PageChanges:
         now = len(scheduler.rows) > 1 and next(turns) % 3 == 0
         forced = [scheduler._preempt_youngest()] if now else []
-        room = usual()
-        return room._replace(preempted=forced + room.preempted)
+        changes = usual()
+        return changes._replace(preempted=forced + changes.preempted)
 
-    scheduler.make_room = make_room  # type: ignore[method-assign]
+    scheduler.assign_pages = assign_pages  # type: ignore[method-assign]
     completions, steps = watched(engine, requests, 3)
 
     assert preemptions(steps) > 5

@@ -13,7 +13,7 @@ from specpipe.engine.state.scheduler import Scheduler
 def full_scheduler(slots: int, waiting: int) -> Scheduler:
     """All slots taken, and so many rows more that wait."""
     config = EngineConfig(slots=slots, max_model_len=96, page_size=16)
-    scheduler = Scheduler(config, PageAllocator(8 * slots), PlainDecoder(), reach=8)
+    scheduler = Scheduler(config, PageAllocator(8 * slots), PlainDecoder(), lookahead=8)
     scheduler.submit(make_requests(slots + waiting, vocab_size=320), plan(0))
     assert len(scheduler.admit()) == slots
     return scheduler

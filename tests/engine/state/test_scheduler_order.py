@@ -32,7 +32,7 @@ def admitted(scheduler: Scheduler) -> list[int]:
 
 def test_the_longest_of_a_submission_start_first_and_no_later_one_overtakes() -> None:
     config = EngineConfig(slots=1, max_model_len=96, page_size=16)
-    scheduler = Scheduler(config, PageAllocator(20), PlainDecoder(), reach=8)
+    scheduler = Scheduler(config, PageAllocator(20), PlainDecoder(), lookahead=8)
     requests = with_limits(make_requests(9, vocab_size=320), LIMITS)
     scheduler.submit(requests[:5], plan(0))
     scheduler.submit(requests[5:], plan(0))
@@ -41,7 +41,7 @@ def test_the_longest_of_a_submission_start_first_and_no_later_one_overtakes() ->
 
 def test_rows_of_one_limit_keep_their_order() -> None:
     config = EngineConfig(slots=1, max_model_len=96, page_size=16)
-    scheduler = Scheduler(config, PageAllocator(20), PlainDecoder(), reach=8)
+    scheduler = Scheduler(config, PageAllocator(20), PlainDecoder(), lookahead=8)
     scheduler.submit(make_requests(9, vocab_size=320), plan(0))
     assert admitted(scheduler) == list(range(9))
 

@@ -1,0 +1,101 @@
+"""Queues the device work of one step: prefill chunks, then a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specpipe.engine.accounting import ShardTally
+from specpipe.engine.device.device_clock import DeviceClock, Mark
+from specpipe.engine.device.graph_capture import GraphCapture
+from specpipe.engine.forward.graphed_prefill import Prefills
+from specpipe.engine.forward.model_runner import ModelRunner
+from specpipe.engine.rounds.graphed_rounds import Rounds
+from specpipe.engine.state.chunks import Chunk, cut_chunks, total_tokens
+from specpipe.engine.state.in_flight import StepInFlight, StepLaunch, copy_to_host
+from specpipe.engine.state.row_state import RowState
+from specpipe.engine.state.scheduler import Scheduler
+from specpipe.engine.state.slot_state import SlotState
+from specpipe.engine.step_chooser import StepChooser
+
+
+class StepLauncher:
+    """Launches what the `StepChooser` decides, and keeps rows and slots up to date with it. Never waits."""
+
+    def __init__(
+        self,
+        target: ModelRunner,
+        draft: ModelRunner | None,
+        *,
+        scheduler: Scheduler,
+        chooser: StepChooser,
+        state: SlotState,
+        clock: DeviceClock,
+        rounds: Rounds,
+        prefills: Prefills,
+        graph_capture: GraphCapture | None,
+    ) -> None:
+        """graph_capture: None on a CPU."""
+        self._target, self._draft = target, draft
+        self._scheduler, self._chooser, self._state, self._clock = scheduler, chooser, state, clock
+        self.rounds, self.prefills, self._graph_capture = rounds, prefills, graph_capture
+
+    @property
+    def graphs_captured(self) -> int:
+        """Graphs captured so far, by `prepare` or on first use."""
+        return 0 if self._graph_capture is None else self._graph_capture.captures
+
+    def launch(self, tally: dict[int, ShardTally]) -> StepInFlight | None:
+        """Queues the step's prefill and round; returns None where there is neither. tally: a defaultdict by shard."""
+        prefill = self._prefill(tally)
+        rows = self._chooser.rows()
+        if rows:
+            return self._launch_round(rows, prefill)
+        if not prefill.prefilled:
+            return None
+        return copy_to_host(prefill, self._clock.stamps.new_empty(0, 5), self._clock.stamps)
+
+    def activate(self, rows: Sequence[RowState]) -> None:
+        """Makes prefilled rows take part in rounds."""
+        if rows:
+            self._state.activate([row.slot for row in rows])
+
+    def _prefill(self, tally: dict[int, ShardTally]) -> StepLaunch:
+        """Prefills at most a budget's tokens for each model."""
+        rows = self._scheduler.rows
+        chunks = cut_chunks(self._scheduler.target_chunks(), self._scheduler.config.prefill_budget)
+        draft_chunks = self._chooser.draft_chunks()
+        if not chunks and not draft_chunks:
+            return StepLaunch()
+        self._clock.mark(Mark.PREFILL_BEGIN)
+        if chunks:
+            self.prefills.run(self._target, chunks)
+            for chunk in chunks:
+                rows[chunk.slot].target_valid = chunk.stop
+                tally[rows[chunk.slot].request.shard].prefill_tokens += chunk.stop - chunk.start
+            self.activate([rows[c.slot] for c in chunks if rows[c.slot].prefilled])
+        self._clock.mark(Mark.TARGET_PREFILLED)
+        if self._draft is not None and draft_chunks:
+            self._prefill_draft(self._draft, draft_chunks)
+        self._clock.mark(Mark.PREFILLED)
+        return StepLaunch(prefilled=True, draft_prefill_tokens=total_tokens(draft_chunks))
+
+    def _prefill_draft(self, draft: ModelRunner, chunks: list[Chunk]) -> None:
+        self.prefills.run(draft, chunks)
+        slots = self._state.upload([c.slot for c in chunks])
+        self._state.draft_valid[slots] = self._state.upload([c.stop for c in chunks])
+        for chunk in chunks:
+            self._scheduler.rows[chunk.slot].draft_valid = chunk.stop
+
+    def _launch_round(self, rows: list[RowState], prefill: StepLaunch) -> StepInFlight:
+        key, captures = self._chooser.key(rows), self.graphs_captured
+        packed = self.rounds.run([row.slot for row in rows], key)
+        self._chooser.rounds += 1
+        launch = prefill._replace(
+            rows=rows,
+            k=key.k,
+            proposer=key.proposer,
+            captured_graph=self.graphs_captured != captures,
+            draft_behind=sum(max(0, row.length - 1 - row.draft_valid) for row in rows) / len(rows),
+            remaining=sum(row.remaining for row in rows) / len(rows),
+        )
+        return copy_to_host(launch, packed, self._clock.stamps)
