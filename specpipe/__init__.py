@@ -1,4 +1,4 @@
-"""Offline text generation over Arrow datasets, with speculative decoding that pays."""
+"""Offline text generation over Arrow datasets with speculative decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["__version__", "generate"]
 
 
 def __getattr__(name: str) -> object:
-    """`generate` is imported when it is asked for: pyarrow, and torch and Ray behind it, stay out until then."""
+    """Imports `generate` on first use, so that `import specpipe` loads neither pyarrow nor torch nor Ray."""
     if name == "generate":
         from specpipe.api.generate import generate
 

@@ -1,4 +1,4 @@
-"""Where specpipe keeps what only saves time: nothing is lost with it."""
+"""Folder of cached files. Deleting it loses time, never results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """SPECPIPE_CACHE, or specpipe/ in XDG_CACHE_HOME, by default ~/.cache."""
+    """Returns SPECPIPE_CACHE, or the folder specpipe in XDG_CACHE_HOME (by default ~/.cache)."""
     if own := os.environ.get("SPECPIPE_CACHE"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -1,6 +1,6 @@
-"""Errors that a user can cause. Each message says what was given, what was expected and how to mend it.
+"""Errors that a user can cause. Each message names the given value, the expected one, and a remedy.
 
-The command line prints them without a traceback and ends with `exit_code`.
+The command line prints them without a traceback and exits with `exit_code`.
 """
 
 from __future__ import annotations
@@ -8,37 +8,37 @@ from __future__ import annotations
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INCOMPLETE = 3  # complete, with more failed rows or shards than the job allows
-EXIT_INTERRUPTED = 130  # resumable
+EXIT_INCOMPLETE = 3  # ended, but with more failed rows or shards than the job allows
+EXIT_INTERRUPTED = 130  # can be resumed
 
 
 class SpecpipeError(Exception):
-    """Base of everything that specpipe raises on purpose."""
+    """Base class of all errors that specpipe raises deliberately."""
 
     exit_code = EXIT_FAILED
 
 
 class JobError(SpecpipeError):
-    """The job file, the command line or what they name is wrong."""
+    """Invalid job file or command line, or a file or setting that it names is invalid."""
 
     exit_code = EXIT_USAGE
 
 
 class ModelError(JobError):
-    """A model cannot be found, loaded or served, or a pair does not fit together."""
+    """A model that cannot be found, loaded or served, or a pair of models that do not match."""
 
 
 class DataError(JobError):
-    """A dataset cannot be found or has no usable prompt column."""
+    """A dataset that cannot be found or has no usable prompt column."""
 
 
 class OutputError(JobError):
-    """The output folder belongs to another job, to a live run, or cannot be written."""
+    """An output folder that belongs to another job or a live run, or that cannot be read or written."""
 
 
 class InputError(SpecpipeError, ValueError):
-    """One row cannot be run. It becomes a row with `error`, never a lost shard."""
+    """A row that cannot run. It becomes an output row with `error`; its shard continues."""
 
 
 class MachineError(SpecpipeError):
-    """This machine cannot do what the job asks for."""
+    """A job that this machine cannot run."""

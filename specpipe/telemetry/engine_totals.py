@@ -1,4 +1,4 @@
-"""What an engine has done since it was built: sums, cheap enough to be kept every step."""
+"""Totals of an engine since its start, updated after every step. They feed the Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from specpipe.telemetry.metrics import ROUND_SECONDS
 
 
 class EngineTotals:
-    """Not thread-safe: the caller holds a lock."""
+    """Sums over engine steps. Not thread-safe: the caller holds a lock."""
 
     def __init__(self) -> None:
         self.finished: Counter[str] = Counter()
         """Rows that ended, by finish_reason."""
         self.input_tokens = 0
-        """Of those rows."""
+        """Prompt tokens of those rows."""
         self.output_tokens = 0
-        """Of all rows, as they came."""
+        """Generated tokens of all rows, unfinished ones included."""
         self.preemptions = 0
         self.rounds = 0
         self.k = 0
-        """Of the latest round."""
+        """K of the latest round."""
         self.verified = AcceptanceCounts()
         self.phases: defaultdict[str, float] = defaultdict(float)
-        """Seconds."""
+        """Seconds by phase."""
         self.round_buckets = [0] * (len(ROUND_SECONDS) + 1)
-        """Rounds by their seconds, prefill excluded: up to ROUND_SECONDS[i]; the last bucket is beyond all."""
+        """Rounds by seconds without prefill: bucket i counts up to ROUND_SECONDS[i], the last one longer rounds."""
 
     @property
     def rows(self) -> int:
+        """Rows that ended."""
         return sum(self.finished.values())
 
     def add(self, step: StepReport) -> None:
-        """Take in a step, the rows that it ended included."""
+        """Adds a step and its completions."""
         self.k = step.k
         for part in step.shards.values():
             self.output_tokens += part.emitted_tokens
@@ -52,12 +53,12 @@ class EngineTotals:
             self.add_completion(completion)
 
     def add_completion(self, completion: Completion) -> None:
-        """Take in a row's end."""
+        """Adds a finished row."""
         self.finished[completion.finish_reason] += 1
         self.input_tokens += len(completion.request.prompt_token_ids)
 
     def copy(self) -> EngineTotals:
-        """As they are now."""
+        """Returns an independent copy."""
         twin = copy.copy(self)
         twin.finished, twin.phases = self.finished.copy(), self.phases.copy()
         twin.round_buckets = self.round_buckets.copy()

@@ -1,4 +1,4 @@
-"""Latencies as a histogram that can be merged: log-spaced buckets, exact count, sum, least and greatest."""
+"""Histogram of latencies with log-spaced buckets, which can be merged; count, sum, minimum and maximum are exact."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 # A bucket spans 3 %, and a quantile is read at its geometric middle: at most 1.5 % off.
 _LOG_GROWTH = math.log(1.03)
-_FLOOR = 1e-9  # smaller values, zero among them, share the lowest bucket
+_FLOOR = 1e-9  # smaller values, zero included, count in the lowest bucket
 
 
 class LogHistogram:
@@ -30,7 +30,7 @@ class LogHistogram:
             self.add(value)
 
     def add(self, value: float) -> None:
-        """Count one value. Raises ValueError for a negative or non-finite one."""
+        """Counts one value. Raises ValueError for a negative or non-finite one."""
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(f"a latency is {value}; expected a finite number of 0 or more")
         bucket = math.floor(math.log(max(value, _FLOOR)) / _LOG_GROWTH)
@@ -41,7 +41,7 @@ class LogHistogram:
         self.high = max(self.high, value)
 
     def merge(self, other: LogHistogram) -> None:
-        """Take in all that `other` has counted."""
+        """Adds the counts of `other`."""
         for bucket, count in other.buckets.items():
             self.buckets[bucket] = self.buckets.get(bucket, 0) + count
         self.count += other.count
@@ -51,11 +51,14 @@ class LogHistogram:
 
     @property
     def mean(self) -> float:
-        """0.0 when nothing was counted."""
+        """Mean of all values; 0.0 when nothing was counted."""
         return self.total / self.count if self.count else 0.0
 
     def quantile(self, q: float) -> float:
-        """The value that a share `q` (0 to 1) of all values does not exceed; 0.0 when nothing was counted."""
+        """Returns the smallest value that at least a share `q` (0 to 1) of all values does not exceed.
+
+        Accurate to 1.5 %. Returns 0.0 when nothing was counted.
+        """
         if not self.count:
             return 0.0
         rank = max(1, math.ceil(q * self.count))
@@ -65,10 +68,10 @@ class LogHistogram:
             if seen >= rank:
                 middle = math.exp((bucket + 0.5) * _LOG_GROWTH)
                 return min(max(middle, self.low), self.high)
-        raise AssertionError(f"the buckets hold {seen} values, the count says {self.count}")
+        raise AssertionError(f"the buckets hold {seen} values, but the count is {self.count}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON and for Arrow."""
+        """Returns lists and numbers, for JSON and Arrow."""
         keys = sorted(self.buckets)
         return {
             "bucket": keys,
@@ -80,6 +83,7 @@ class LogHistogram:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LogHistogram:
+        """Returns the histogram of which `to_dict` made `data`."""
         out = cls()
         out.buckets = dict(zip(data["bucket"], data["rows"], strict=True))
         out.count = sum(data["rows"])

@@ -1,4 +1,4 @@
-"""summary.json: the totals of a run, under the names that the field uses."""
+"""Totals of a run: the content of summary.json, under the names that vLLM's benchmarks use where they have one."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from specpipe.telemetry.shard_table import acceptance, by_position, histogram, t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """What the records alone cannot say about a run."""
+    """Facts about a run that its shard records do not hold."""
 
     total_rows: int
     total_shards: int
     failed_shards: Mapping[int, str]
-    """Shard number -> why no attempt could finish it."""
+    """Reason of the last failure of each failed shard, by shard index."""
     starts: int
-    """How often the run was started, this time included."""
+    """Starts of the run, this one included."""
     synthetic: bool
     peak_output_throughput: float
     workers: Mapping[str, Mapping[str, Any]]
-    """Per worker of this start: device, model_load_s, …"""
+    """Facts of each worker of this start: device, model_load_s, …"""
     versions: Mapping[str, str]
 
 
 def covered_seconds(intervals: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of intervals: time during which at least one of them was open."""
+    """Returns the length of the union of intervals, in seconds."""
     total, end = 0.0, float("-inf")
     for start, stop in sorted(intervals):
         total += max(0.0, stop - max(start, end))
@@ -39,11 +39,12 @@ def covered_seconds(intervals: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-_FEW_DRAFTS = 20
-_USELESS = 0.25  # below it one draft step costs more than it brings even where verification is free
+_MIN_DRAFTS = 20  # drafts from which acceptance of the first position is judged
+_MIN_FIRST_ACCEPTANCE = 0.25  # below it a draft step costs more than it saves, even with free verification
 
 
 def _latency(shards: pa.Table, name: str) -> dict[str, float]:
+    """Returns mean, median and 99th percentile of a latency, in milliseconds."""
     merged = histogram(shards, name)
     return {
         f"mean_{name}_ms": 1e3 * merged.mean,
@@ -53,6 +54,7 @@ def _latency(shards: pa.Table, name: str) -> dict[str, float]:
 
 
 def _speculation(shards: pa.Table) -> dict[str, Any]:
+    """Returns the totals of speculative decoding."""
     counts = acceptance(shards)
     return {
         "spec_decode_acceptance_rate": counts.acceptance_rate,
@@ -71,7 +73,7 @@ def _speculation(shards: pa.Table) -> dict[str, Any]:
 
 
 def _tuning(shards: pa.Table, counts: AcceptanceCounts) -> dict[str, Any]:
-    """Why K was what it was, and what that was expected to bring."""
+    """Returns the last plan's reason, and measured and expected tokens per engine second."""
     busy = total(shards, "busy_s")
     weighted = pc.multiply(shards["expected_tokens_per_s"], shards["busy_s"])
     latest: dict[str, Any] = {}
@@ -87,18 +89,19 @@ def _tuning(shards: pa.Table, counts: AcceptanceCounts) -> dict[str, Any]:
 
 
 def _useless(latest: Mapping[str, Any], counts: AcceptanceCounts) -> str:
-    """A sentence where goodput has switched speculation off because drafts were not accepted; else empty."""
+    """Returns a sentence where goodput has switched speculation off because few drafts were accepted; else ""."""
     off = str(latest.get("last_plan_reason", "")).startswith("goodput") and not latest["last_plan_k"]
-    first = counts.conditional[0] if counts.drafts >= _FEW_DRAFTS and counts.conditional else 1.0
-    if not off or first >= _USELESS:
+    first = counts.conditional[0] if counts.drafts >= _MIN_DRAFTS and counts.conditional else 1.0
+    if not off or first >= _MIN_FIRST_ACCEPTANCE:
         return ""
     return (
         f"The draft is useless here: the target accepted {first:.0%} of its first tokens, so goodput decodes plainly. "
-        "Name a draft of the target's family, or set speculation.policy: off"
+        "Use a draft of the target's model family, or set speculation.policy: off"
     )
 
 
 def _per_worker(shards: pa.Table, facts: RunFacts) -> dict[str, dict[str, Any]]:
+    """Returns the totals and facts of each worker, by name."""
     sums = shards.group_by("worker").aggregate([("shard", "count"), *((name, "sum") for name in _WORKERS_SUMS)])
     work = {row["worker"]: row for row in sums.to_pylist()}
     out: dict[str, dict[str, Any]] = {}
@@ -119,10 +122,10 @@ _WORKERS_SUMS = ("rows", "output_tokens", "busy_s")
 
 
 def summarise(shards: pa.Table, facts: RunFacts) -> dict[str, Any]:
-    """All published parts of a run (its shard table), over however many starts, as one dictionary for JSON.
+    """Returns the summary of all published parts of a run, over all of its starts, as JSON values.
 
-    Counts are totals over all parts. `duration_s` is the time during which at least one published shard was
-    running, so pauses between starts, model loading and warm-up are not in it; throughputs divide by it.
+    Counts are totals over all parts. `duration_s` is the time during which at least one published shard was running:
+    it excludes pauses between starts, model loading and warm-up. Throughputs divide by it.
     """
     failed, done = total(shards, "failed_rows"), total(shards, "rows")
     tokens_in, tokens_out = total(shards, "input_tokens"), total(shards, "output_tokens")
@@ -149,7 +152,7 @@ def summarise(shards: pa.Table, facts: RunFacts) -> dict[str, Any]:
         "request_throughput": per_second(done - failed),
         "output_throughput": per_second(tokens_out),
         "total_token_throughput": per_second(tokens_in + tokens_out),
-        # A run shorter than an interval fills none of them; its peak is no less than its mean all the same.
+        # A run shorter than an interval has no complete one; its peak is at least its mean.
         "peak_output_throughput": max(facts.peak_output_throughput, per_second(tokens_out)),
         **_latency(shards, "ttft"),
         **_latency(shards, "tpot"),

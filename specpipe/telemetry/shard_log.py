@@ -1,4 +1,4 @@
-"""The records of a run's shards in little memory: Arrow batches, compressed."""
+"""Records of a run's shards, in compressed Arrow batches to save memory."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pyarrow.compute as pc
 
 from specpipe.telemetry.shard_record import shard_schema
 
-_BATCH = 512  # records in the open; each is some 10 KB as a dictionary, and 1 KB when packed
-_WINDOW = 8192  # rows of the table that are put in order at once
+_BATCH = 512  # records kept as dictionaries; each takes some 10 KB so, and 1 KB when packed
+_WINDOW = 8192  # rows of the table that are sorted at once
 _PACKED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
 class ShardLog:
-    """One record a shard: the latest that was added."""
+    """One record for each shard: the latest that was added."""
 
     def __init__(self) -> None:
         self._place: dict[int, int] = {}
-        """Shard -> position of its latest record among all that were ever added."""
+        """Position of each shard's latest record among all records ever added."""
         self._added = 0
         self._packed: list[pa.Buffer] = []
         self._ends: list[int] = []
-        """Of each batch: the position after its last record."""
+        """Position after the last record of each batch."""
         self._open: list[Mapping[str, Any]] = []
 
     def __len__(self) -> int:
@@ -36,21 +36,21 @@ class ShardLog:
         return shard in self._place
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take in one record, as ShardRecord.to_dict gives it."""
-        self._remember([record["shard"]])
+        """Adds one record, as returned by ShardRecord.to_dict."""
+        self._index([record["shard"]])
         self._open.append(record)
         if len(self._open) == _BATCH:
             self._pack_open()
 
     def extend(self, table: pa.Table) -> None:
-        """Take in rows of a shard table."""
+        """Adds the rows of a shard table."""
         self._pack_open()
         if table.num_rows:
-            self._remember(table["shard"].to_pylist())
+            self._index(table["shard"].to_pylist())
             self._pack(table)
 
     def table(self) -> pa.Table:
-        """The table of telemetry/shards.parquet: one row a shard, by shard number."""
+        """Returns the table of telemetry/shards.parquet: one row for each shard, sorted by shard index."""
         self._pack_open()
         order = np.array([self._place[shard] for shard in sorted(self._place)], np.int64)
         if not len(order):
@@ -64,7 +64,10 @@ class ShardLog:
         return dict(zip(failed["shard"].to_pylist(), failed["failed_rows"].to_pylist(), strict=True))
 
     def _gather(self, positions: npt.NDArray[np.int64]) -> pa.Table:
-        """Rows by position. Shards end nearly in order, so that a few batches hold all of them."""
+        """Returns the rows at `positions`, int64 [n].
+
+        Shards end nearly in order, so a few batches hold the rows of one window.
+        """
         batches = np.searchsorted(self._ends, positions, side="right")
         wanted, which = np.unique(batches, return_inverse=True)
         tables = [pa.ipc.open_stream(self._packed[batch]).read_all() for batch in wanted]
@@ -72,17 +75,20 @@ class ShardLog:
         before = np.cumsum([0, *(table.num_rows for table in tables[:-1])])
         return pa.concat_tables(tables).combine_chunks().take(positions - starts[which] + before[which])
 
-    def _remember(self, shards: list[int]) -> None:
+    def _index(self, shards: list[int]) -> None:
+        """Records the positions of records that are about to be added."""
         for shard in shards:
             self._place[shard] = self._added
             self._added += 1
 
     def _pack_open(self) -> None:
+        """Packs the records that are still dictionaries."""
         if self._open:
             self._pack(pa.Table.from_pylist(self._open, schema=shard_schema()))
             self._open = []
 
     def _pack(self, table: pa.Table) -> None:
+        """Appends a table as one compressed batch."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema, options=_PACKED) as stream:
             stream.write_table(table)

@@ -1,4 +1,4 @@
-"""A shard's meter: sums what engine steps and completions say about one shard, until its record is written."""
+"""Meter of one shard: sums of engine steps and completions, from which the shard record is made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ENGINE_PHASES = ("prefill", "draft", "verify", "sample", "host")
 
 
 class ShardMeter:
-    """Owned by the engine thread while the shard runs, by the shard's own thread afterwards."""
+    """Sums of one shard. Owned by the engine thread while the shard runs, and by the shard's own thread afterwards."""
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(_ENGINE_PHASES, 0.0)
@@ -23,8 +23,8 @@ class ShardMeter:
         self._k_rows: dict[int, int] = {}
         self._rounds = 0
         self._round_s = 0.0
-        self._occupied_s = self._expected = 0.0
-        self._ruling: SpeculationPlan | None = None
+        self._row_seconds = self._expected = 0.0
+        self._last_plan: SpeculationPlan | None = None
         self._slots = 0
         self._rows = 0
         self._failed = 0
@@ -35,14 +35,14 @@ class ShardMeter:
         self._itl = LogHistogram()
 
     def add_step(self, step: StepReport, share: StepShare) -> None:
-        """Take this shard's share of a step's seconds, and all that the step did for its rows."""
+        """Adds this shard's share of a step's seconds."""
         for phase, seconds in step.phases.items():
             if phase != "load":
                 self._seconds[phase] += seconds * (share.prefill if phase == "prefill" else share.round)
         self._slots = step.slots
 
     def add_round(self, step: StepReport, part: ShardRound, plan: SpeculationPlan | None = None) -> None:
-        """Take in what the step's round did for the rows of this shard. `plan`: that ruled the round."""
+        """Adds the work of a round on this shard's rows. `plan`: the plan in force during the round."""
         self._verified += part.verified
         if step.proposer == "ngram":
             self._ngram += part.verified
@@ -57,12 +57,13 @@ class ShardMeter:
         self._k_rows[step.k] = self._k_rows.get(step.k, 0) + part.rows
         self._rounds += 1
         self._round_s += seconds
-        self._occupied_s += seconds * step.running
+        self._row_seconds += seconds * step.running
         if plan is not None:
             self._expected += seconds * plan.expected_tokens_per_s(step.running)
-            self._ruling = plan
+            self._last_plan = plan
 
     def add_completion(self, completion: Completion) -> None:
+        """Adds the tokens and latencies of a finished row."""
         tokens = len(completion.token_ids)
         self._rows += 1
         self._failed += completion.finish_reason == "error"
@@ -88,11 +89,11 @@ class ShardMeter:
         finished_at: float,
         load_s: float,
     ) -> ShardRecord:
-        """The finished record; `load_s` is the shard's own reading and tokenizing."""
+        """Returns the finished record. `load_s`: seconds of reading and tokenizing this shard."""
         counts = self._verified
         busy = sum(self._seconds.values())
         widest = max(self._k_rows, default=-1)
-        last = self._ruling or plan
+        last = self._last_plan or plan
         return ShardRecord(
             run_id=run_id,
             shard=shard,
@@ -127,7 +128,7 @@ class ShardMeter:
             expected_tokens_per_s=self._expected / self._round_s if self._round_s else 0.0,
             synthetic=synthetic,
             slots=self._slots,
-            mean_occupancy=self._occupied_s / self._round_s if self._round_s else 0.0,
+            mean_occupancy=self._row_seconds / self._round_s if self._round_s else 0.0,
             preemptions=self._preemptions,
             rounds=self._rounds,
             round_ms=1e3 * self._round_s / self._rounds if self._rounds else 0.0,

@@ -1,4 +1,4 @@
-"""The shard record: one flat row of telemetry per published part. docs/telemetry.md describes every field."""
+"""Shard record: one flat row of telemetry for each published part. docs/telemetry.md describes every field."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _ARROW: dict[Any, pa.DataType] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """What one published shard did and cost. Seconds are attributed by rows where shards share a round."""
+    """Work and seconds of one published shard. Where shards share a round, its seconds are split by rows."""
 
     run_id: str
-    """The manifest's: digest of identity and shards."""
+    """Digest of the manifest's identity and shards."""
     shard: int
     attempt: int
-    """1 for the first."""
+    """Attempt that published the part, from 1."""
     epoch: int
-    """Which start of the run produced it, from 1."""
+    """Start of the run that produced it, from 1."""
     worker: str
     started_at: float
     """Unix seconds at which the worker took the shard."""
@@ -63,39 +63,42 @@ class ShardRecord:
     emitted_accepted_tokens: int = 0
     """Accepted draft tokens that became output."""
     ngram_row_rounds: int = 0
-    """Row-rounds in which n-grams drafted, those that found none included."""
+    """Row-rounds with the n-gram proposer, those without a match included."""
     ngram_drafts: int = 0
-    """Those of `drafts` that n-grams made, as the following."""
+    """Drafts of the n-gram proposer. This and the two following fields are included in the totals above."""
     ngram_reached_per_position: tuple[int, ...] = ()
     ngram_accepted_per_position: tuple[int, ...] = ()
 
     k_histogram: tuple[int, ...] = ()
     """Row-rounds at each K, from 0."""
     queue_depth: float = 0.0
-    """Of the plan that was issued with the shard."""
+    """Queue depth of the plan that was sent with the shard."""
     plan_proposer: str = "none"
+    """Proposer of that plan."""
     plan_reason: str = ""
+    """Reason of that plan."""
     last_plan_reason: str = ""
-    """Of the plan that ruled the shard's last round: the worker has learnt since the first one."""
+    """Reason of the plan in force in the shard's last round; the worker updates plans while it runs."""
     last_plan_k: int = 0
-    """Widest K of that plan, whatever the occupancy."""
+    """Largest K of that plan at any occupancy."""
     expected_tokens_per_s: float = 0.0
-    """What the ruling plans expected of the whole worker, over the rounds of this shard; 0 where they did not say."""
+    """Tokens per second of the whole worker that the plans in force expected, over the rounds of this shard; 0 without
+    an estimate."""
     synthetic: bool = False
 
     slots: int = 0
     mean_occupancy: float = 0.0
-    """Rows of the whole worker that ran beside this shard's, weighted by time."""
+    """Mean of the worker's running rows during this shard's rounds, weighted by time."""
     preemptions: int = 0
-    """Times that a row lost its slot for want of KV memory and was recomputed later."""
+    """Times that a row lost its slot because KV memory ran out and was recomputed later."""
     rounds: int = 0
-    """Rounds that at least one row of the shard took part in."""
+    """Rounds with at least one row of the shard."""
     round_ms: float = 0.0
-    """Mean wall time of those rounds, prefill excluded."""
+    """Mean wall time of those rounds without prefill, in milliseconds."""
     busy_s: float = 0.0
-    """Engine seconds of this shard's rows: all phases but load."""
+    """Engine seconds of this shard's rows: sum of all phases but load."""
     load_s: float = 0.0
-    """Reading and tokenizing; overlaps with the engine."""
+    """Seconds of reading and tokenizing, which overlap with the engine."""
     prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -105,20 +108,21 @@ class ShardRecord:
     """output_tokens / busy_s."""
 
     ttft: LogHistogram = field(default_factory=LogHistogram)
-    """Seconds from getting a slot to the first token, a row."""
+    """Time to first token: seconds from the first slot to the first token, per row."""
     tpot: LogHistogram = field(default_factory=LogHistogram)
-    """(last token - first token) / (output tokens - 1), a row of at least two tokens."""
+    """Time per output token: (last token - first token) / (output tokens - 1), per row of at least two tokens."""
     itl: LogHistogram = field(default_factory=LogHistogram)
-    """Seconds between emissions of a row; one emission of a speculative round holds several tokens."""
+    """Inter-token latency: seconds between emissions of a row. One emission may hold several tokens."""
 
     @property
     def verified(self) -> AcceptanceCounts:
+        """Acceptance counts of the record."""
         return AcceptanceCounts(
             **{name.name: getattr(self, name.name) for name in dataclasses.fields(AcceptanceCounts)},
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: lists for tuples, a dictionary for a histogram."""
+        """Returns JSON values: lists for tuples, dictionaries for histograms."""
         out: dict[str, Any] = {}
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
@@ -129,8 +133,11 @@ class ShardRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ShardRecord:
-        """The inverse of `to_dict`, and of a row of the table. Fields that it does not know are left out, those that
-        are missing or null get their defaults; TypeError for a missing key field."""
+        """Returns the record of a dictionary from `to_dict` or of a row of the table.
+
+        Unknown fields are ignored; missing or null fields get their defaults. Raises TypeError for a missing field
+        without a default.
+        """
         values: dict[str, Any] = {}
         for item in dataclasses.fields(cls):
             value = data.get(item.name)
@@ -143,25 +150,25 @@ class ShardRecord:
 
 
 def shard_schema() -> pa.Schema:
-    """The columns of telemetry/shards.parquet, in the order of ShardRecord's fields."""
+    """Returns the columns of telemetry/shards.parquet, in the order of ShardRecord's fields."""
     hints = get_type_hints(ShardRecord)
     return pa.schema([pa.field(item.name, _ARROW[hints[item.name]]) for item in dataclasses.fields(ShardRecord)])
 
 
 def parse_records(texts: Sequence[bytes]) -> pa.Table:
-    """Records as parts' footers hold them, JSON of `to_dict`, as rows of the same table, in the order given.
+    """Returns the shard table of records in JSON, as parts' footers hold them, in the given order.
 
-    Raises ValueError or TypeError where one of them is no record.
+    Raises ValueError or TypeError where one of them is not a record.
     """
     if not texts:
         return shard_schema().empty_table()
     lines = pa.BufferReader(b"\n".join(texts))
     one_block = pa.json.ReadOptions(use_threads=False, block_size=lines.size() + 1)
-    ours = pa.json.ParseOptions(explicit_schema=shard_schema(), unexpected_field_behavior="ignore")
-    table = pa.json.read_json(lines, read_options=one_block, parse_options=ours)
+    options = pa.json.ParseOptions(explicit_schema=shard_schema(), unexpected_field_behavior="ignore")
+    table = pa.json.read_json(lines, read_options=one_block, parse_options=options)
     if table.num_rows != len(texts):
         raise ValueError(f"{len(texts)} texts hold {table.num_rows} records")
-    if any(column.null_count for column in table.columns):  # by an older version, which had fewer fields
+    if any(column.null_count for column in table.columns):  # written by an older version, which had fewer fields
         rows = [ShardRecord.from_dict(row).to_dict() for row in table.to_pylist()]
         table = pa.Table.from_pylist(rows, schema=shard_schema())
     return table

@@ -1,4 +1,4 @@
-"""Sums over the rows of a shard table, column by column: a run has many shards."""
+"""Sums over a shard table, column by column, because a run may have a hundred thousand shards."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from specpipe.telemetry.log_histogram import LogHistogram
 
 
 def total(table: pa.Table, name: str) -> Any:
-    """Of a column of numbers: an int, or a float where its type is one."""
+    """Returns the sum of a column of numbers: an int, or a float for a column of floats."""
     zero = 0.0 if pa.types.is_floating(table.schema.field(name).type) else 0
     return pc.sum(table[name]).as_py() or zero
 
 
 def by_position(table: pa.Table, name: str) -> tuple[int, ...]:
-    """Of a column of lists: the sum of first elements, of second ones, …, as far as the longest list goes."""
+    """Returns the sums by position over a column of lists, up to the length of the longest list."""
     lists = table[name]
     values = pc.list_flatten(lists).to_numpy()
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
@@ -31,7 +31,7 @@ def by_position(table: pa.Table, name: str) -> tuple[int, ...]:
 
 
 def acceptance(table: pa.Table) -> AcceptanceCounts:
-    """All that the shards verified."""
+    """Returns the sums of the shards' acceptance counts."""
     counts: dict[str, Any] = {}
     for field in dataclasses.fields(AcceptanceCounts):
         sums = by_position if pa.types.is_list(table.schema.field(field.name).type) else total
@@ -40,7 +40,7 @@ def acceptance(table: pa.Table) -> AcceptanceCounts:
 
 
 def evidence(table: pa.Table) -> Evidence:
-    """What the shards' rounds have shown of acceptance and of their rows; nothing of costs."""
+    """Returns the evidence in a shard table: acceptance and rows. It holds no costs."""
     whole, ngram_rows = acceptance(table), total(table, "ngram_row_rounds")
     ngram = AcceptanceCounts(
         drafts=total(table, "ngram_drafts"),
@@ -49,8 +49,8 @@ def evidence(table: pa.Table) -> Evidence:
     )
     draft = AcceptanceCounts(
         drafts=whole.drafts - ngram.drafts,
-        reached_per_position=_less(whole.reached_per_position, ngram.reached_per_position),
-        accepted_per_position=_less(whole.accepted_per_position, ngram.accepted_per_position),
+        reached_per_position=_subtract(whole.reached_per_position, ngram.reached_per_position),
+        accepted_per_position=_subtract(whole.accepted_per_position, ngram.accepted_per_position),
     )
     row_rounds: dict[ProposerName, int] = {
         "draft": sum(by_position(table, "k_histogram")[1:]) - ngram_rows,
@@ -68,12 +68,13 @@ def evidence(table: pa.Table) -> Evidence:
     )
 
 
-def _less(whole: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
+def _subtract(whole: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the difference by position; a missing position of `part` counts as 0."""
     return tuple(count - (part[i] if i < len(part) else 0) for i, count in enumerate(whole))
 
 
 def histogram(table: pa.Table, name: str) -> LogHistogram:
-    """A column of histograms, merged."""
+    """Returns the merged histograms of a column."""
     column = table[name]
     counted = pc.greater(pc.list_value_length(pc.struct_field(column, "bucket")), 0)
     column = column.filter(counted)

@@ -1,4 +1,4 @@
-"""Whose seconds were these? A step's time, split over the shards that shared it."""
+"""Attribution of a step's seconds to the shards that took part in it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from specpipe.core import StepReport
 
 
 class StepShare(NamedTuple):
-    """A shard's part of one step, from 0 to 1; the shares of all shards sum to 1 in each field."""
+    """Share of one shard in one step, 0 to 1. The shares of all shards sum to 1 in each field."""
 
     round: float
-    """By rows that took part in the round."""
+    """Share of the rows of the round."""
     prefill: float
-    """By prompt tokens of the prefill chunk."""
+    """Share of the prompt tokens of the prefill chunk."""
 
 
 def _normalised(weights: Mapping[int, int]) -> dict[int, float]:
+    """Returns the weights divided by their sum; empty where the sum is 0."""
     total = sum(weights.values())
     return {shard: weight / total for shard, weight in weights.items()} if total else {}
 
 
 def step_shares(step: StepReport) -> dict[int, StepShare]:
-    """Shard number -> share. Work that nobody did is charged like the work that was done; empty if nothing was."""
+    """Returns the share of each shard, by shard index; empty for a step without work.
+
+    A step without a round charges round seconds like prefill seconds, and the reverse. A step with neither charges the
+    shards of its completions.
+    """
     rows = _normalised({shard: part.rows for shard, part in step.shards.items()})
     prefill = _normalised({shard: part.prefill_tokens for shard, part in step.shards.items()})
     if not rows and not prefill:

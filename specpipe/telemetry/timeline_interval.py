@@ -14,7 +14,7 @@ _ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimelineInterval:
-    """One interval of one worker. Idle intervals leave none."""
+    """One interval of one worker. Idle intervals have no record."""
 
     second: int
     """Unix second at which the interval began."""
@@ -22,10 +22,10 @@ class TimelineInterval:
     epoch: int
     worker: str
     queue_depth: float
-    """At the end of the interval."""
+    """Queue depth of the plan in force at the end of the interval."""
     slots: int
     occupancy: float
-    """Rows running, weighted by time."""
+    """Mean of running rows, weighted by time."""
     waiting: int
     """Rows without a slot, at the end of the interval."""
     k: float
@@ -40,26 +40,29 @@ class TimelineInterval:
     tokens_per_s: float
     """output_tokens / interval_s."""
     expected_tokens_per_s: float = 0.0
-    """What the ruling plans expected at the occupancies of the interval, weighted by time; 0 where they did not say."""
+    """Tokens per second that the plans in force expected at the interval's occupancies, weighted by time; 0 without an
+    estimate."""
     proposer: str = "none"
-    """That drafted most row-rounds; "none" where nobody did."""
+    """Proposer of most row-rounds; "none" where nothing was drafted."""
     plan_reason: str = ""
-    """Of the plan that ruled at the end of the interval."""
+    """Reason of the plan in force at the end of the interval."""
 
 
 def timeline_schema() -> pa.Schema:
-    """The columns of telemetry/timeline-….parquet, in the order of TimelineInterval's fields."""
+    """Returns the columns of telemetry/timeline-….parquet, in the order of TimelineInterval's fields."""
     hints = get_type_hints(TimelineInterval)
     return pa.schema([pa.field(item.name, _ARROW[hints[item.name]]) for item in dataclasses.fields(TimelineInterval)])
 
 
-def timeline_batch(samples: Iterable[TimelineInterval]) -> pa.RecordBatch:
-    """Samples as Arrow, about a tenth of their size as objects."""
-    return pa.RecordBatch.from_pylist([dataclasses.asdict(sample) for sample in samples], schema=timeline_schema())
+def timeline_batch(intervals: Iterable[TimelineInterval]) -> pa.RecordBatch:
+    """Returns intervals as Arrow, about a tenth of their size as Python objects."""
+    return pa.RecordBatch.from_pylist(
+        [dataclasses.asdict(interval) for interval in intervals], schema=timeline_schema()
+    )
 
 
 def peak_tokens_per_s(timelines: Iterable[pa.Table]) -> float:
-    """The best interval of all, summed over workers; 0.0 for an empty timeline."""
+    """Returns the largest output tokens per second of any interval, summed over workers; 0.0 for an empty timeline."""
     best = 0.0
     for table in timelines:
         if table.num_rows:

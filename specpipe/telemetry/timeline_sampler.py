@@ -10,8 +10,8 @@ from specpipe.telemetry.timeline_interval import TimelineInterval
 _KEPT = 3600  # intervals that a worker keeps for a driver that reads them late
 
 
-class _Bin:
-    """The open interval: sums that a TimelineInterval is made of."""
+class _OpenInterval:
+    """Sums of the open interval."""
 
     def __init__(self, second: int) -> None:
         self.second = second
@@ -24,6 +24,7 @@ class _Bin:
         self.reason = ""
 
     def add(self, step: StepReport, plan: SpeculationPlan | None, queue_depth: float) -> None:
+        """Adds a step that ended in this interval."""
         self.seconds += step.seconds
         self.row_seconds += step.seconds * step.running
         self.rounds += step.running > 0
@@ -41,7 +42,8 @@ class _Bin:
             self.expected += step.seconds * plan.expected_tokens_per_s(step.running)
             self.reason = plan.reason
 
-    def sample(self, *, epoch: int, worker: str, interval_s: int) -> TimelineInterval:
+    def close(self, *, epoch: int, worker: str, interval_s: int) -> TimelineInterval:
+        """Returns the finished interval."""
         return TimelineInterval(
             second=self.second,
             interval_s=interval_s,
@@ -67,29 +69,29 @@ class _Bin:
 
 
 class TimelineSampler:
-    """A worker's side: sums steps into intervals. Not thread-safe: the caller holds a lock."""
+    """Sums the steps of one worker into intervals. Not thread-safe: the caller holds a lock."""
 
     def __init__(self, *, worker: str, epoch: int, interval_s: int = 1) -> None:
         self._worker, self._epoch, self._interval_s = worker, epoch, interval_s
         self._closed: deque[TimelineInterval] = deque(maxlen=_KEPT)
-        self._open: _Bin | None = None
+        self._open: _OpenInterval | None = None
 
     def add(self, step: StepReport, *, queue_depth: float, now: float, plan: SpeculationPlan | None = None) -> None:
-        """Take in a step that ended at `now` (Unix seconds), and the plan that ruled it."""
+        """Adds a step that ended at `now` (Unix seconds). `plan`: the plan in force during the step."""
         second = int(now) // self._interval_s * self._interval_s
         if self._open is None or self._open.second != second:
             self._close()
-            self._open = _Bin(second)
+            self._open = _OpenInterval(second)
         self._open.add(step, plan, queue_depth)
 
     def since(self, second: int, *, now: float) -> list[TimelineInterval]:
-        """The finished intervals that began after `second`."""
+        """Returns the finished intervals that began after `second` (Unix seconds)."""
         if self._open is not None and self._open.second + self._interval_s <= now:
             self._close()
-        return [sample for sample in self._closed if sample.second > second]
+        return [interval for interval in self._closed if interval.second > second]
 
     def _close(self) -> None:
         if self._open is not None:
-            sample = self._open.sample(epoch=self._epoch, worker=self._worker, interval_s=self._interval_s)
-            self._closed.append(sample)
+            interval = self._open.close(epoch=self._epoch, worker=self._worker, interval_s=self._interval_s)
+            self._closed.append(interval)
             self._open = None

@@ -30,7 +30,7 @@ def step(seconds: float, *ended: str, running: int = 2) -> StepReport:
     )  # fmt: skip
 
 
-def test_steps_add_up() -> None:
+def test_steps_are_summed() -> None:
     totals = EngineTotals()
     totals.add(step(0.505, "stop", "error"))
     totals.add(step(0.75, "stop"))
@@ -42,13 +42,13 @@ def test_steps_add_up() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "bucket"), [(0.0005, 0), (0.001, 0), (0.0011, 1), (3.9, 14), (4.1, 15)])
-def test_a_round_goes_into_the_bucket_whose_bound_it_does_not_pass(seconds: float, bucket: int) -> None:
+def test_round_counts_in_its_time_bucket(seconds: float, bucket: int) -> None:
     totals = EngineTotals()
     totals.add(StepReport(k=0, running=1, waiting=0, slots=1, seconds=seconds))
     assert totals.round_buckets == [int(i == bucket) for i in range(len(ROUND_SECONDS) + 1)]
 
 
-def test_a_copy_stays_as_it_was() -> None:
+def test_copy_is_independent() -> None:
     totals = EngineTotals()
     totals.add(step(0.505, "stop"))
     before = totals.copy()

@@ -28,7 +28,7 @@ def facts(**changes: object) -> RunFacts:
     return dataclasses.replace(base, **changes)
 
 
-def test_time_between_starts_does_not_count() -> None:
+def test_duration_excludes_time_between_starts() -> None:
     summary = summarise(shard_table([FIRST, SECOND, RESUMED]), facts())
     assert summary["duration_s"] == 25.0
     assert summary["output_throughput"] == 180 / 25
@@ -45,31 +45,31 @@ def test_acceptance_follows_the_stated_formulas() -> None:
     assert summary["k_histogram"] == {"3": 40}
 
 
-def test_complete_means_every_row_and_no_failed_shard() -> None:
+def test_complete_requires_all_rows_and_no_failed_shard() -> None:
     assert summarise(shard_table([FIRST, SECOND, RESUMED]), facts())["complete"]
     assert not summarise(shard_table([FIRST, SECOND]), facts())["complete"]
     assert not summarise(shard_table([FIRST, SECOND, RESUMED]), facts(failed_shards={3: "why"}))["complete"]
     assert summarise(shard_table([FIRST, SECOND, RESUMED]), facts())["failed"] == 1
 
 
-def test_a_run_of_nothing_divides_by_nothing() -> None:
+def test_empty_run_has_zero_rates() -> None:
     summary = summarise(shard_table([]), facts(total_rows=0, workers={}))
     assert summary["output_throughput"] == 0.0
     assert summary["spec_decode_acceptance_length"] == 1.0
     json.dumps(summary, allow_nan=False)
 
 
-def test_covered_seconds_is_the_length_of_a_union() -> None:
+def test_covered_seconds_is_length_of_union() -> None:
     assert covered_seconds([(0, 2), (1, 3), (10, 11), (10.2, 10.4)]) == pytest.approx(4)
     assert covered_seconds([]) == 0.0
 
 
-def test_the_peak_is_no_less_than_the_mean() -> None:
+def test_peak_throughput_is_at_least_the_mean() -> None:
     assert summarise(shard_table([FIRST]), facts(peak_output_throughput=1.0))["peak_output_throughput"] == 6.0
     assert summarise(shard_table([FIRST]), facts(peak_output_throughput=99.0))["peak_output_throughput"] == 99.0
 
 
-def test_expected_and_realised_speed_and_the_last_reason() -> None:
+def test_expected_and_measured_speed_and_last_reason() -> None:
     later = dataclasses.replace(RESUMED, last_plan_reason="the last one", expected_tokens_per_s=20.0, busy_s=2.0)
     summary = summarise(shard_table([later, dataclasses.replace(FIRST, expected_tokens_per_s=70.0)]), facts())
     assert summary["plan_reason"] == "the last one"
@@ -77,7 +77,7 @@ def test_expected_and_realised_speed_and_the_last_reason() -> None:
     assert summary["engine_tokens_per_s"] == pytest.approx(120 / 10)
 
 
-def test_a_draft_that_goodput_switched_off_for_its_acceptance_is_called_useless() -> None:
+def test_draft_with_low_acceptance_is_reported_useless() -> None:
     off = dataclasses.replace(
         RESUMED, last_plan_reason="goodput: plain at 4 rows", last_plan_k=0, accepted_per_position=(1, 0, 0)
     )

@@ -18,16 +18,16 @@ def record(shard: int, **changes: object) -> ShardRecord:
     return ShardRecord.from_dict({**base, **changes, "ttft": LogHistogram([0.1, 0.2]).to_dict()})
 
 
-def test_survives_the_json_of_a_footer() -> None:
+def test_footer_json_round_trip_is_lossless() -> None:
     there = record(7, plan_reason="fixed: K=3")
     assert ShardRecord.from_dict(json.loads(json.dumps(there.to_dict()))) == there
 
 
-def test_a_field_of_a_later_version_is_passed_over() -> None:
+def test_unknown_field_is_ignored() -> None:
     assert ShardRecord.from_dict({**record(1).to_dict(), "something_new": 1}) == record(1)
 
 
-def test_the_table_is_sorted_by_shard_and_typed(tmp_path) -> None:
+def test_table_is_sorted_by_shard_and_typed(tmp_path) -> None:
     pq.write_table(shard_table([record(2), record(0), record(1)]), tmp_path / "shards.parquet")
     table = pq.read_table(tmp_path / "shards.parquet")
     assert table["shard"].to_pylist() == [0, 1, 2]
@@ -36,12 +36,12 @@ def test_the_table_is_sorted_by_shard_and_typed(tmp_path) -> None:
     assert LogHistogram.from_dict(table["ttft"][0].as_py()) == LogHistogram([0.1, 0.2])
 
 
-def test_an_empty_run_has_the_same_columns() -> None:
+def test_empty_table_has_the_same_columns() -> None:
     assert shard_table([]).schema.equals(shard_schema())
     assert pa.types.is_list(shard_schema().field("k_histogram").type)
 
 
-def test_evidence_tells_proposers_apart() -> None:
+def test_evidence_is_split_by_proposer() -> None:
     mixed = record(
         0,
         rounds=9,

@@ -18,17 +18,17 @@ def step(**shards: ShardRound) -> StepReport:
     )
 
 
-def test_rounds_are_split_by_rows_and_prefill_by_tokens() -> None:
+def test_rounds_split_by_rows_prefill_by_tokens() -> None:
     split = step_shares(step(s1=ShardRound(rows=1, prefill_tokens=30), s2=ShardRound(rows=3, prefill_tokens=10)))
     assert split[1] == (0.25, 0.75)
     assert split[2] == (0.75, 0.25)
 
 
-def test_a_step_that_only_prefills_is_charged_to_those_who_prefilled() -> None:
+def test_prefill_only_step_is_charged_to_prefilled_shards() -> None:
     assert step_shares(step(s4=ShardRound(prefill_tokens=5), s5=ShardRound(prefill_tokens=15)))[5] == (0.75, 0.75)
 
 
-def test_a_step_that_only_completes_is_charged_to_the_completed() -> None:
+def test_completion_only_step_is_charged_to_completed_shards() -> None:
     request = Request(request_id="a", shard=9, row=0, prompt="", prompt_token_ids=(), sampling=SamplingParams(), seed=0)
     refused = Completion(request=request, finish_reason="error", error="too long")
     report = StepReport(k=0, running=0, waiting=0, slots=1, seconds=0.1, completions=(refused,))
@@ -36,7 +36,7 @@ def test_a_step_that_only_completes_is_charged_to_the_completed() -> None:
     assert step_shares(StepReport(k=0, running=0, waiting=0, slots=1, seconds=0.1)) == {}
 
 
-def test_seconds_of_all_shards_sum_to_those_of_the_engine() -> None:
+def test_shard_seconds_sum_to_engine_seconds() -> None:
     reports = [
         step(s1=ShardRound(rows=1, prefill_tokens=7), s2=ShardRound(rows=2), s3=ShardRound(prefill_tokens=4)),
         step(s1=ShardRound(rows=5), s3=ShardRound(rows=2, prefill_tokens=1)),
@@ -69,7 +69,7 @@ def test_seconds_of_all_shards_sum_to_those_of_the_engine() -> None:
     assert records[2].queue_depth == 4.5
 
 
-def test_counts_add_up_per_position() -> None:
+def test_acceptance_counts_add_by_position() -> None:
     counts = AcceptanceCounts(
         drafts=1, draft_tokens=2, accepted_tokens=1, recovered_tokens=1,
         proposed_per_position=(1, 1), reached_per_position=(1, 1), accepted_per_position=(1, 0),

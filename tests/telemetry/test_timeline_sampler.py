@@ -19,7 +19,7 @@ def step(k: int, running: int, tokens: int, seconds: float = 0.1) -> StepReport:
     )
 
 
-def test_steps_fall_into_their_seconds() -> None:
+def test_steps_count_in_their_second() -> None:
     sampler = TimelineSampler(worker="w", epoch=2)
     sampler.add(step(4, 2, 8), queue_depth=9.0, now=100.2)
     sampler.add(step(0, 6, 6, seconds=0.3), queue_depth=7.0, now=100.9)
@@ -32,7 +32,7 @@ def test_steps_fall_into_their_seconds() -> None:
     assert (sample.queue_depth, sample.waiting) == (7.0, 5)
 
 
-def test_an_interval_says_who_drafted_why_and_what_was_expected() -> None:
+def test_interval_holds_proposer_reason_and_expected_speed() -> None:
     sampler = TimelineSampler(worker="w", epoch=1)
     rates = (0.0, 10.0, 20.0, 30.0)
     plans = [
@@ -47,7 +47,7 @@ def test_an_interval_says_who_drafted_why_and_what_was_expected() -> None:
     assert (plain.proposer, plain.plan_reason, plain.expected_tokens_per_s) == ("none", "", 0.0)
 
 
-def test_only_what_is_new_is_handed_out_once_it_is_over() -> None:
+def test_since_returns_new_finished_intervals_only() -> None:
     sampler = TimelineSampler(worker="w", epoch=1, interval_s=5)
     sampler.add(step(1, 1, 2), queue_depth=0, now=12.0)
     assert sampler.since(0, now=14.9) == []
@@ -55,7 +55,7 @@ def test_only_what_is_new_is_handed_out_once_it_is_over() -> None:
     assert sampler.since(10, now=99.0) == []
 
 
-def test_the_peak_sums_workers() -> None:
+def test_peak_sums_over_workers() -> None:
     import pyarrow as pa
 
     samples = []
