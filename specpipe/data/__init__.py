@@ -1,4 +1,9 @@
-"""Rows in, outputs out: formats, shards, requests and parts. Imports core, errors and pyarrow; never torch."""
+"""Datasets and outputs: input formats, shards, requests and output parts.
+
+Folders: `reading` (files to rows), `requests` (rows to requests), `parts` (completions to output files), `conversion`
+(chat files to a dataset). Begin with `reading/input_files` and `requests/request_builder`. Imported by pipeline,
+evaluation, api and cli. Imports core, errors, pyarrow and ijson; never torch.
+"""
 
 from specpipe.data.parts.output_table import output_schema, output_totals, to_table
 from specpipe.data.parts.part_file import PartFooter, publish_part, read_part_footer

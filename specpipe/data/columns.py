@@ -1,9 +1,9 @@
-"""Names of columns. No imports: a job file is checked against them before anything is read."""
+"""Names of input and output columns. Imports nothing, so that validation of a job file loads no other part of data."""
 
 from __future__ import annotations
 
 LOGPROB_COLUMNS = ("generated_logprobs", "top_token_ids", "top_token_logprobs")
-"""The columns of an output part that hold nulls, where a row asked for no log-probabilities."""
+"""Output columns that are null for rows without the sampling parameter `logprobs`."""
 
 OUTPUT_COLUMNS = (
     "request_id",
@@ -20,10 +20,10 @@ OUTPUT_COLUMNS = (
     "sample",
     *LOGPROB_COLUMNS,
 )
-"""Columns that every output part has, in this order, before the user's own."""
+"""Columns of every output part, in this order. The columns of output.keep_columns follow."""
 
 PROMPT_COLUMNS = ("body", "prompt_token_ids", "messages", "conversations", "prompt")
-"""Columns that can hold a prompt, first match wins."""
+"""Input columns that can hold a prompt. The first one with a value is used."""
 
 ID_COLUMNS = ("request_id", "custom_id", "id")
-"""Columns that can name a row, first match wins."""
+"""Input columns that can hold a row's identifier. The first one with a value is used."""

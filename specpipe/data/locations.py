@@ -1,4 +1,4 @@
-"""Local paths and URIs, as one pair of an Arrow filesystem and a path in it."""
+"""Locations: local paths and URIs, resolved to an Arrow filesystem and a path on it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,30 @@ _BUFFER = 1 << 20
 
 
 class Location(NamedTuple):
-    """Where something lies. `text()` gives back what `locate` understands, for any path on the same filesystem."""
+    """A path on an Arrow filesystem. `locate(location.text())` returns the same location."""
 
     filesystem: Any  # pyarrow.fs.FileSystem, which ships no types
     path: str
     uri_root: str = ""
     """Scheme, authority and query as "scheme://authority/?query"; "" for a local path."""
     root_path: str = ""
-    """What uri_root is on the filesystem, such as the bucket."""
+    """Path of `uri_root` on the filesystem, such as the bucket name."""
 
     @property
     def is_local(self) -> bool:
+        """True for the local filesystem."""
         return str(self.filesystem.type_name) == "local"
 
     def at(self, path: str) -> Location:
-        """The same filesystem at another of its paths."""
+        """Returns the location of another path on the same filesystem."""
         return self._replace(path=path)
 
     def child(self, name: str) -> Location:
+        """Returns the location of `name` inside this folder."""
         return self.at(f"{self.path.rstrip('/')}/{name}")
 
     def text(self) -> str:
+        """Returns the absolute path of a local location, the URI of any other."""
         if not self.uri_root:
             return self.path
         base, _, query = self.uri_root.partition("?")
@@ -47,23 +50,23 @@ class Location(NamedTuple):
         return f"{base}{quote(below)}{'?' + query if query else ''}"
 
     def open_binary(self) -> BinaryIO:
-        """A seekable, buffered stream of bytes."""
+        """Opens the file for reading as a seekable, buffered binary stream."""
         if self.is_local:
             return open(self.path, "rb", buffering=_BUFFER)
         return cast(BinaryIO, io.BufferedReader(self.filesystem.open_input_file(self.path), _BUFFER))
 
 
 def locate(text: str) -> Location:
-    """Local paths become absolute (`~` expanded); URIs get their filesystem, one per authority.
+    """Resolves a local path (made absolute, `~` expanded) or a URI (one cached filesystem per authority).
 
-    Raises DataError for a URI that no filesystem serves or that carries a password.
+    Raises DataError for a URI with a password and for one that no Arrow filesystem supports.
     """
     if not _URI.match(text):
         return Location(pa.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text)))
     parts = urlsplit(text)
     if parts.password:
         raise DataError(
-            f"{parts.scheme}://…@{parts.hostname}{parts.path} carries a password, which would be written beside the "
+            f"{parts.scheme}://…@{parts.hostname}{parts.path} contains a password, which would be stored with the "
             "outputs; expected credentials from the environment, such as AWS_SECRET_ACCESS_KEY"
         )
     root = f"{parts.scheme}://{parts.netloc}/{'?' + parts.query if parts.query else ''}"
@@ -75,7 +78,7 @@ def locate(text: str) -> Location:
 
 @functools.lru_cache(maxsize=32)
 def _open_filesystem(root: str) -> tuple[Any, str]:
-    """Cached, because an object store may be asked for its region each time."""
+    """Opens the filesystem of a URI's root. Cached: opening may query the object store's region."""
     try:
         filesystem, path = pa.fs.FileSystem.from_uri(root)
     except (OSError, pa.ArrowException) as error:

@@ -1,8 +1,9 @@
-"""Publishing whole: a reader sees a complete file or none, whatever dies in the middle.
+"""Atomic publication of files: a reader sees a complete file or none, even if the writer dies.
 
-Local and HDFS: written under a unique attempt name in the same folder, flushed to disk, renamed. Object stores: one
-put, which is atomic there. Bytes are complete in memory before the first is written, so a table that cannot be
-serialised publishes nothing (a ParquetWriter on an object store publishes a valid, short file when its block raises).
+Local filesystems and HDFS: the file is written under a unique attempt name in the same folder, flushed to disk, and
+renamed. Object stores: one put, which is atomic. All bytes are in memory before the first one is written, so a table
+that cannot be serialised publishes nothing (a ParquetWriter on an object store publishes a valid, truncated file when
+its block raises).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import pyarrow.fs
 from specpipe.data.locations import Location, locate
 
 ATTEMPT_PREFIX = ".attempt-"
-"""Names that begin so are unfinished; no reader takes them for outputs, and any may be deleted once no run is live."""
+"""Prefix of unfinished files. Readers ignore them; they may be deleted when no run is live."""
 _RENAMES = ("hdfs",)
 
 
 def publish_bytes(path: str, data: Any) -> None:
-    """Publishes bytes (or a pyarrow.Buffer) whole, over what is there. Folders are made. Raises OSError."""
+    """Publishes bytes (or a pyarrow.Buffer) atomically. Replaces a file, creates folders. Raises OSError."""
     location = locate(path)
     if location.is_local:
         _publish_local(location.path, data)
@@ -37,9 +38,9 @@ def publish_bytes(path: str, data: Any) -> None:
 
 @contextmanager
 def publish_file(path: str) -> Iterator[str]:
-    """Gives the path of a local file to write; publishes it whole at `path` when the block ends, nothing if it raises.
+    """Yields the path of a local file to write; publishes it at `path` when the block ends without an exception.
 
-    For files that no memory holds: parts are published from memory. Raises OSError.
+    For files that are too large for memory; parts are published from memory. Raises OSError.
     """
     location = locate(path)
     folder, name = os.path.split(location.path) if location.is_local else (tempfile.gettempdir(), "file")
@@ -65,13 +66,13 @@ def _publish_local(path: str, data: Any) -> None:
     os.makedirs(folder, exist_ok=True)
     attempt = os.path.join(folder, f"{ATTEMPT_PREFIX}{uuid.uuid4().hex}-{name}")
     try:
-        with open(attempt, "xb") as file:  # plain open: the umask decides who may read
+        with open(attempt, "xb") as file:  # plain open, so that the umask sets the permissions
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(attempt, path)
     except BaseException as error:
-        if isinstance(error, OSError) and error.errno and error.filename is None:  # a full disk names no file
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # full disk
             error.filename = path
         with suppress(OSError):
             os.unlink(attempt)
@@ -80,7 +81,7 @@ def _publish_local(path: str, data: Any) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    """Makes the rename itself survive a power loss."""
+    """Flushes a folder to disk, so that a rename in it survives a power loss."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -96,7 +97,7 @@ def _publish_by_move(location: Location, data: Any) -> None:
     try:
         _put(attempt, data)
         if filesystem.get_file_info(location.path).type == pa.fs.FileType.File:
-            filesystem.delete_file(location.path)  # a rename there does not replace
+            filesystem.delete_file(location.path)  # HDFS does not replace a file on rename
         filesystem.move(attempt.path, location.path)
     except BaseException:
         with suppress(OSError):
@@ -105,7 +106,7 @@ def _publish_by_move(location: Location, data: Any) -> None:
 
 
 def _put(location: Location, data: Any) -> None:
-    """One write of everything. No `with`: leaving a block by an exception would close, and so publish, the stream."""
+    """Writes all bytes at once. No `with`: its exit on an exception would close, and thereby publish, the stream."""
     stream = location.filesystem.open_output_stream(location.path, compression=None)
     stream.write(data)
     stream.close()

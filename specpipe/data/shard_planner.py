@@ -1,4 +1,4 @@
-"""Cutting a dataset into shards: fixed row ranges, planned by estimated tokens."""
+"""Shard planning: fixed row ranges of similar estimated token counts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from specpipe.core import Shard
 from specpipe.data.reading.input_files import InputFile
 
-BYTES_PER_TOKEN = 4  # English text in common vocabularies; shards need no better estimate
-_PARTS = 4  # of a worker's share of what is left: it holds two shards, and the other half is there to balance with
-_SMALLEST = 16  # the last shards are not smaller than this part of a full one, or of half a worker's share of it all
+BYTES_PER_TOKEN = 4  # English text in common vocabularies; precise enough for shard sizes
+_PARTS = 4  # shards in a worker's share of the remaining tokens: it holds two, the other two balance the load
+_SMALLEST = 16  # smallest shard: 1/16 of a full one, or of half a worker's share of all tokens if that is less
 
 
 def plan_shards(
@@ -22,11 +22,11 @@ def plan_shards(
     limit: int | None = None,
     samples: int = 1,
 ) -> tuple[Shard, ...]:
-    """Every row of `files`, in order, in exactly one shard; no shard spans two files. Deterministic.
+    """Returns shards that contain every row of `files` once, in order; no shard spans two files. Deterministic.
 
-    A shard holds about `shard_tokens` (prompt + output). Towards the end shards shrink to a quarter of a worker's share
-    of what is left (guided self-scheduling, Polychronopoulos and Kuck 1987), so that the workers finish together.
-    `limit` keeps the first rows only; each is generated for `samples` times, side by side.
+    A shard has about `shard_tokens` tokens (prompt + output). Towards the end shards shrink to a quarter of a worker's
+    share of the remaining tokens (guided self-scheduling, Polychronopoulos and Kuck 1987), so that the workers finish
+    together. limit: number of rows to plan, from the first; None for all. samples: outputs per row.
     """
     ranges = _limited(files, limit)
     costs = [samples * _tokens_per_row(file, max_new_tokens, max_prompt_tokens) for file, _ in ranges]

@@ -1,60 +1,61 @@
-"""Token ids to text while they arrive, so that a stop string is seen at the token that completes it."""
+"""Incremental detokenizer: decodes token ids as they arrive, so that stop strings are found at once."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_INCOMPLETE = "\ufffd"  # what decoders give for bytes that are no character yet
+_INCOMPLETE = "\ufffd"  # decoders return it for the bytes of an incomplete character
 
 
 class Detokenizer:
-    """The text of a growing list of token ids, at constant cost a token, whatever the tokenizer does at borders.
+    """Text of a growing list of token ids, at constant cost per token for any tokenizer.
 
-    A token's text depends on what stands before it (spaces, characters of several bytes). So a window of few tokens is
-    decoded twice, without and with the new one, and the difference is the new text (prefix and read offsets, as in
-    Hugging Face's text-generation-inference). `text` never holds part of a character; whenever
-    the ids end with a whole one, it equals `finish()`.
+    A token's text depends on its predecessors (spaces, characters of several bytes). A window of few tokens is decoded
+    without and with the new token; the difference is the new text (prefix and read offsets, as in Hugging Face's
+    text-generation-inference). `text` never ends within a character, and equals `finish()` whenever the ids end with a
+    complete one.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._settled = ""
-        """Text of the ids before `_read`."""
+        """Text of the ids before index `_read`."""
         self._window = 0
-        """Where the decoded window starts."""
+        """Index of the first token in the decoded window."""
         self._read = 0
-        self._known = ""
-        """Text of the window's ids before `_read`."""
+        """Index of the first token that is not part of `_settled`."""
+        self._prefix = ""
+        """Text of the window's ids before index `_read`."""
         self.text = ""
-        """Text so far, without the bytes of a character that is not complete."""
+        """Text so far, without the bytes of an incomplete character."""
 
     def push(self, token_id: int) -> str:
-        """Takes the next token; returns what it added to `text`, or all of `text` where that changed before its end."""
+        """Adds a token. Returns its addition to `text`, or all of `text` if an earlier part has changed."""
         before = len(self.text)
         self._ids.append(token_id)
         window = self._decode(self._ids[self._window :])
-        grown = window.startswith(self._known)
+        extends = window.startswith(self._prefix)
         if window.endswith(_INCOMPLETE):
-            if grown:
-                self.text = self._settled + window[len(self._known) :].rstrip(_INCOMPLETE)
+            if extends:
+                self.text = self._settled + window[len(self._prefix) :].rstrip(_INCOMPLETE)
             return self.text[before:]
-        if not grown or _INCOMPLETE in window[len(self._known) :]:
-            # Decoders with byte fallback give up on a whole run of bytes, which may have begun before the window, when
-            # one of them fits no character.
-            self._settled = self._known = self.text = self._decode(self._ids)
+        if not extends or _INCOMPLETE in window[len(self._prefix) :]:
+            # Decoders with byte fallback replace a whole run of bytes, which may begin before the window, if one of
+            # them fits no character.
+            self._settled = self._prefix = self.text = self._decode(self._ids)
             self._window, self._read = 0, len(self._ids)
             return self.text
-        added = window[len(self._known) :]
+        added = window[len(self._prefix) :]
         if added:
             self._settled += added
             self._window, self._read = self._read, len(self._ids)
-            self._known = self._decode(self._ids[self._window :])
+            self._prefix = self._decode(self._ids[self._window :])
         self.text = self._settled
         return self.text[before:]
 
     def finish(self) -> str:
-        """The whole text, as `tokenizer.decode(ids, skip_special_tokens=True)` gives it."""
+        """Returns the complete text, `tokenizer.decode(ids, skip_special_tokens=True)`."""
         return self._decode(self._ids)
 
     def _decode(self, ids: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Sampling values that a model's authors recommend: generation_config.json, as transformers' generate() reads it."""
+"""Sampling defaults of a model: generation_config.json, interpreted as transformers' generate() does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specpipe.errors import InputError, ModelError
 from specpipe.models.source import ModelSource
 
 _SAMPLED: Mapping[str, float | int] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
-"""Fields that count where do_sample is true, with what generate() takes for those that are absent."""
+"""Fields that apply if do_sample is true, with generate()'s defaults."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "no_repeat_ngram_size": (0,),
     "num_beams": (1,),
@@ -27,15 +27,15 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "sequence_bias": ({},),
     "guidance_scale": (1, 1.0),
 }
-"""Fields that change what is drawn and that specpipe does not serve, with the values that change nothing."""
+"""Unsupported fields that change the output, with the values that have no effect."""
 
 
 def generation_defaults(source: ModelSource) -> dict[str, float | int]:
-    """Values for `sampling` from generation_config.json: temperature, top_k, top_p and min_p; repetition_penalty,
-    max_new_tokens and min_tokens (min_new_tokens) if given.
+    """Returns values for `sampling` from generation_config.json, by their names in a job.
 
-    As in transformers, do_sample false or absent is greedy, and an absent top_k is 50. Raises ModelError where the file
-    is not there or asks for what is not served.
+    Always temperature, and for sampled generation top_k, top_p and min_p; repetition_penalty, max_new_tokens and
+    min_tokens (from min_new_tokens) if the file sets them. As in transformers, do_sample false or absent is greedy, and
+    an absent top_k is 50. Raises ModelError for a missing file and for unsupported fields.
     """
     given = _read(source)
     for name, neutral in _NEUTRAL.items():
@@ -43,7 +43,7 @@ def generation_defaults(source: ModelSource) -> dict[str, float | int]:
         if value is not None and value not in neutral:
             raise ModelError(
                 f"sampling.defaults is model, but generation_config.json of {source.name} sets {name} to {value!r}, "
-                "which is not served; set sampling.defaults: specpipe and the sampling keys that you want"
+                "which is not supported; set sampling.defaults: specpipe, and the sampling keys explicitly"
             )
     values = {name: _number(source, name, given.get(name), default) for name, default in _SAMPLED.items()}
     if given.get("do_sample") is not True:
@@ -66,12 +66,12 @@ def _read(source: ModelSource) -> dict[str, Any]:
         given = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(
-            f"sampling.defaults is model, but {source.name} has no generation_config.json; leave it out"
+            f"sampling.defaults is model, but {source.name} has no generation_config.json; remove sampling.defaults"
         ) from None
     except (OSError, ValueError) as error:
         raise ModelError(f"generation_config.json of {source.name} cannot be read: {error}") from None
     if not isinstance(given, dict):
-        raise ModelError(f"generation_config.json of {source.name} holds no object; expected names and values")
+        raise ModelError(f"generation_config.json of {source.name} is not a JSON object; expected names and values")
     return given
 
 

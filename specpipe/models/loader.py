@@ -1,4 +1,4 @@
-"""Loading weights onto a device, ready to generate."""
+"""Model loading: configuration and weights, checked for completeness."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from specpipe.models.support import check_class
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# transformers replaces parts of torch while it loads; two threads at once leave them replaced for good.
-_ONE_AT_A_TIME = threading.Lock()
+# transformers replaces parts of torch while it loads; two concurrent loads would leave them replaced.
+_LOAD_LOCK = threading.Lock()
 
 
 def load_config(source: ModelSource, *, trust_remote_code: bool = False) -> Any:
-    """The model's transformers configuration: a new object each time. Raises ModelError."""
+    """Returns the model's transformers configuration, a new object per call. Raises ModelError."""
     from transformers import AutoConfig
 
     try:
@@ -38,17 +38,18 @@ def load_model(
     *,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """The causal language model in eval mode, without gradients. Raises ModelError; never starts on random weights.
+    """Loads a causal language model in eval mode, without gradients.
 
-    Each call builds its own configuration: two models that share one change their attention together.
+    Each call builds its own configuration: models that share one would share their attention implementation. Raises
+    ModelError, also for a checkpoint with missing weights.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     config = load_config(source, trust_remote_code=trust_remote_code)
-    config.pad_token_id = None  # GPT-2 looks for padding among the ids, which synchronises with the host
+    config.pad_token_id = None  # else GPT-2 searches the ids for padding, which synchronises with the host
     try:
-        with _ONE_AT_A_TIME:
+        with _LOAD_LOCK:
             model, info = AutoModelForCausalLM.from_pretrained(
                 source.path,
                 config=config,
@@ -57,7 +58,7 @@ def load_model(
                 local_files_only=True,
                 use_safetensors=any(
                     Path(source.path).glob("*.safetensors")
-                ),  # resolve() has allowed what else is there
+                ),  # resolve() has checked the permission for pickles
                 weights_only=True,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
@@ -76,8 +77,10 @@ def load_model(
 
 
 def outline_of(config: Any, dtype: torch.dtype, *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """A model without weights, on torch's `meta` device, with as few layers as there are kinds of them (at least a
-    first and a last one). config: becomes that of the outline."""
+    """Builds a model without weights on torch's `meta` device, for compiling kernels ahead of time.
+
+    It has as few layers as contain every layer type, at least two (a first and a last one). Changes `config` in place.
+    """
     from transformers import AutoModelForCausalLM
 
     kinds = list(getattr(config, "layer_types", None) or ())
@@ -87,7 +90,7 @@ def outline_of(config: Any, dtype: torch.dtype, *, trust_remote_code: bool = Fal
         if kinds:
             config.layer_types = kinds[:layers]
     config.pad_token_id = None
-    with _ONE_AT_A_TIME, torch.device("meta"):
+    with _LOAD_LOCK, torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation="specpipe", trust_remote_code=trust_remote_code
         )
@@ -95,7 +98,7 @@ def outline_of(config: Any, dtype: torch.dtype, *, trust_remote_code: bool = Fal
 
 
 def _check_complete(source: ModelSource, info: dict[str, Any]) -> None:
-    """transformers fills what a checkpoint lacks with random numbers and only warns."""
+    """Raises ModelError for missing or mismatched weights, which transformers initialises randomly with a warning."""
     missing = sorted(map(str, info.get("missing_keys") or ()))
     mismatched = sorted(str(entry[0]) for entry in info.get("mismatched_keys") or ())
     if missing or mismatched:

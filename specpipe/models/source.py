@@ -1,4 +1,4 @@
-"""Where a model comes from: the embedded pair, a local folder or the Hugging Face Hub."""
+"""Model sources: the embedded pair, local folders and the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from specpipe.errors import ModelError
 Role = Literal["target", "draft"]
 
 _BUILTIN = "builtin:"
-_WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
-_UNWANTED = ["original/*", "consolidated*", "onnx/*", "*/*.safetensors"]  # second copies of the same weights
+_DOWNLOADED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+_EXCLUDED = ["original/*", "consolidated*", "onnx/*", "*/*.safetensors"]  # further copies of the same weights
 _PICKLES = "pytorch_model*.bin"
-_SAMPLE = 4096  # bytes of each place that is read of a weight file
-_PLACES = 64
-_TIMEOUT = 10.0  # seconds that the Hub may take to say whether a model is there
+_SAMPLE_BYTES = 4096  # fingerprint of a weight file: bytes of each sample
+_SAMPLES = 64
+_TIMEOUT = 10.0  # seconds; request for a model's metadata
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSource:
-    """A model whose files are all in one local folder."""
+    """A model whose files are in one local folder."""
 
     path: str
     name: str
-    """What the job file calls it."""
+    """Name in the job file."""
     revision: str
-    """The Hub's commit; for a folder 16 hexadecimal digits that change with its files."""
+    """The Hub's commit; for a folder `folder_revision`."""
 
 
 def resolve(name: str, role: Role, *, trust_remote_code: bool = False, allow_pickle: bool = False) -> ModelSource:
-    """Finds a model: `builtin:tiny`, a folder with a config.json, or a Hub name (`org/model`, `org/model@revision`).
+    """Resolves a model name to a local folder, and downloads it if necessary.
 
-    Hub models are downloaded to the Hugging Face cache (HF_HOME), or only looked up there with HF_HUB_OFFLINE=1:
+    name: `builtin:tiny`, a folder with a config.json, or a Hub name (`org/model`, `org/model@revision`). Hub models are
+    downloaded to the Hugging Face cache (HF_HOME); with HF_HUB_OFFLINE=1 they must be there. Downloaded are
     safetensors, configuration and tokenizer files, Python files with trust_remote_code, and with allow_pickle
-    pytorch_model*.bin where there are no safetensors. Raises ModelError.
+    pytorch_model*.bin if there are no safetensors. Raises ModelError.
     """
     if name.startswith(_BUILTIN):
         folder, revision = _builtin(name, role), ""
@@ -48,7 +49,7 @@ def resolve(name: str, role: Role, *, trust_remote_code: bool = False, allow_pic
     elif name.startswith((".", "/", "~")):
         raise ModelError(f"model folder {name} does not exist; expected a folder with config.json and *.safetensors")
     else:
-        folder = _download(name, [*_WANTED, "*.py"] if trust_remote_code else _WANTED)
+        folder = _download(name, [*_DOWNLOADED, "*.py"] if trust_remote_code else _DOWNLOADED)
         if allow_pickle and not any(folder.glob("*.safetensors")):
             folder = _download(name, [_PICKLES])
         revision = folder.name
@@ -57,13 +58,16 @@ def resolve(name: str, role: Role, *, trust_remote_code: bool = False, allow_pic
 
 
 def is_on_hub(name: str) -> bool:
-    """Whether `resolve` would look for this name on the Hub: it is neither built in nor a folder or path here."""
+    """Returns True if `resolve` looks for this name on the Hub: it is not built in and not a local path."""
     return not (name.startswith((_BUILTIN, ".", "/", "~")) or Path(name).expanduser().is_dir())
 
 
 def folder_revision(folder: Path) -> str:
-    """Fingerprint of a folder: configuration and tokenizer whole, of weights the size and samples. Reads under 1 MB a
-    weight file, so that a folder of any size takes milliseconds; edits to a few weights may go unnoticed."""
+    """Returns a fingerprint of a model folder: 16 hexadecimal digits.
+
+    Hashes configuration and tokenizer files completely, and size and samples of weight files (256 KB each), so that a
+    folder of any size takes milliseconds. A change of few weights may go unnoticed.
+    """
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.iterdir() if p.suffix in {".json", ".jinja", ".model", ".txt"}):
         digest.update(path.name.encode() + path.read_bytes())
@@ -71,9 +75,9 @@ def folder_revision(folder: Path) -> str:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
-            for place in range(_PLACES):
-                file.seek(size * place // _PLACES)
-                digest.update(file.read(_SAMPLE))
+            for sample in range(_SAMPLES):
+                file.seek(size * sample // _SAMPLES)
+                digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
 
 
@@ -81,8 +85,8 @@ def _builtin(name: str, role: Role) -> Path:
     root = Path(__file__).parent
     folder = root / name.removeprefix(_BUILTIN) / role
     if not (folder / "config.json").is_file():
-        known = sorted(_BUILTIN + p.parent.parent.name for p in root.glob(f"*/{role}/config.json"))
-        raise ModelError(f"there is no model {name}; built in are: {', '.join(known) or 'none'}")
+        available = sorted(_BUILTIN + p.parent.parent.name for p in root.glob(f"*/{role}/config.json"))
+        raise ModelError(f"unknown built-in model {name}; expected one of: {', '.join(available) or 'none'}")
     return folder
 
 
@@ -100,20 +104,20 @@ def _check_folder(folder: Path, name: str, allow_pickle: bool) -> None:
 
 
 def hub_access(name: str) -> bool:
-    """Whether the cache has all of a Hub model already; False where it is to be downloaded, and the Hub gives it to us.
+    """Returns True for a Hub model that is completely cached, False for one that the Hub allows to download.
 
-    Downloads nothing, and does not ask the Hub for what is cached. Raises ModelError as `resolve` would.
+    Downloads no weights, and sends no request for a cached model. Raises ModelError as `resolve` does.
     """
     import huggingface_hub
     from huggingface_hub import errors
 
     repo, revision = _split(name)
-    with _explained(name):
+    with _hub_errors(name):
         try:
             cached = huggingface_hub.snapshot_download(
-                repo, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, local_files_only=True
+                repo, revision=revision, allow_patterns=_DOWNLOADED, ignore_patterns=_EXCLUDED, local_files_only=True
             )
-            if _is_whole(Path(cached)):
+            if _is_complete(Path(cached)):
                 return True
         except errors.LocalEntryNotFoundError:
             pass
@@ -127,8 +131,8 @@ def hub_access(name: str) -> bool:
     return False
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether a cached model has all its weight files."""
+def _is_complete(folder: Path) -> bool:
+    """Returns True if a cached model has a configuration and all its weight files."""
     indices = [*folder.glob("*.safetensors.index.json")] or [*folder.glob("pytorch_model.bin.index.json")]
     names = {name for path in indices for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
     weights = names or {path.name for path in [*folder.glob("*.safetensors"), *folder.glob(_PICKLES)]}
@@ -141,20 +145,20 @@ def _split(name: str) -> tuple[str, str | None]:
 
 
 def _download(name: str, patterns: list[str]) -> Path:
-    """Several processes of a node may ask at once: huggingface_hub locks each file, and all but one wait for it."""
+    """Downloads a model. Safe for several processes of a node: huggingface_hub locks each file."""
     import huggingface_hub
 
     repo, revision = _split(name)
-    with _explained(name):
+    with _hub_errors(name):
         path = huggingface_hub.snapshot_download(
-            repo, revision=revision, allow_patterns=patterns, ignore_patterns=_UNWANTED
+            repo, revision=revision, allow_patterns=patterns, ignore_patterns=_EXCLUDED
         )
     return Path(path)
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
-    """huggingface_hub's errors as ModelError, each with its mend."""
+def _hub_errors(name: str) -> Iterator[None]:
+    """Converts huggingface_hub's errors to ModelError with instructions."""
     from huggingface_hub import errors
 
     repo, revision = _split(name)
@@ -162,7 +166,7 @@ def _explained(name: str) -> Iterator[None]:
         yield
     except errors.HFValidationError as error:
         raise ModelError(
-            f"model {name} is neither a folder here nor a Hub name; expected builtin:tiny, a folder, org/model or "
+            f"model {name} is neither a local folder nor a Hub name; expected builtin:tiny, a folder, org/model or "
             "org/model@revision"
         ) from error
     except errors.GatedRepoError as error:
@@ -174,12 +178,12 @@ def _explained(name: str) -> Iterator[None]:
         raise ModelError(f"model {repo} has no revision {revision}; expected a branch, a tag or a commit") from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(
-            f"model {name} is neither a folder here nor on the Hub; check the spelling, and for a private one log in "
+            f"model {name} is neither a local folder nor on the Hub; check the spelling, and for a private one log in "
             "with `hf auth login` or set HF_TOKEN"
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise ModelError(
-            f"model {name} is neither a folder here nor cached, and the Hub cannot be reached ({_reason(error)}). "
+            f"model {name} is neither a local folder nor cached, and the Hub cannot be reached ({_reason(error)}). "
             f"Go online, unset HF_HUB_OFFLINE, or fetch it beforehand: `hf download {repo}` under the same HF_HOME"
         ) from error
     except errors.HfHubHTTPError as error:

@@ -1,7 +1,7 @@
-"""What can be served, said at load: by name, with the reason, before any weight is read.
+"""Checks whether a model can be served, with the reason if not, before any weights are read.
 
-Verification rolls rejected tokens back by forgetting them, and rows of one batch must not influence each other; what a
-model keeps or computes beyond plain attention over its own KV memory breaks one or the other.
+Rejected tokens are rolled back by shortening a row, and rows of a batch must not influence each other. State other than
+a layer's own KV memory, or attention other than plain attention over it, violates one or the other.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from specpipe.errors import ModelError
 
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "sparse", "dense"})
 _ARGUMENTS = ("input_ids", "position_ids", "use_cache", "logits_to_keep")
-_UNFIT = {
+_UNSUPPORTED = {
     "diffllama": "calls attention twice in a layer, with different values",
     "doge": "computes attention masks of its own",
     "hrm_text": "runs its layers several times, each time with other keys and values",
     "nemotron": "passes no arguments on to its attention",
     "phimoe": "has its sliding window in attention masks alone",
 }
-"""Families that announce replaceable attention and give wrong text with it (tests/models/test_families.py)."""
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Families that declare replaceable attention but compute wrong results with it (tests/models/test_families.py)."""
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def context_length(config: Any) -> int:
-    """Positions that a model was made for; with RoPE `longrope`, those of its short factors. Raises ModelError."""
+    """Returns the model's number of positions; with RoPE `longrope`, that of its short factors. Raises ModelError."""
     given = getattr(config, "max_position_embeddings", None)
     if not isinstance(given, int) or given < 1:
         raise ModelError(
@@ -42,21 +42,21 @@ def context_length(config: Any) -> int:
 def check_support(
     config: Any, *, name: str = "", max_model_len: int | None = None, device: str = "cpu", dtype: str = "float32"
 ) -> None:
-    """Raises ModelError, with the reason, for a model that would be served wrongly or not at all.
+    """Raises ModelError with the reason for a model that cannot be served correctly.
 
-    config: a transformers configuration. max_model_len: longest prompt + output of the job, in tokens; None: whatever
-    the model was made for. device and dtype: what it would run on.
+    config: a transformers configuration. max_model_len: longest prompt + output of the job in tokens; None for the
+    model's own limit. device, dtype: where and in which format it would run.
     """
     label = name or config.model_type
     _check_architecture(config, label)
     model_class = _model_class(config)
     if model_class is not None:
         check_class(model_class, label)
-    elif not getattr(config, "auto_map", None):  # a model with its own code is checked once load_model has its class
-        raise ModelError(f"model {label} ({config.model_type}) is no causal language model that transformers knows")
+    elif not getattr(config, "auto_map", None):  # load_model checks the class of a model with its own code
+        raise ModelError(f"model {label} ({config.model_type}) is not a causal language model of transformers")
     _check_layers(config, label)
     _check_positions(config, label, max_model_len)
-    experts = max((getattr(config, field, None) or 0 for field in _EXPERTS), default=0)
+    experts = max((getattr(config, field, None) or 0 for field in _EXPERT_COUNTS), default=0)
     if experts > 1 and device.startswith("cuda") and dtype != "bfloat16":
         raise ModelError(
             f"model {label} is a mixture of experts, which runs on a GPU in bfloat16 only; dtype is {dtype}: set "
@@ -65,7 +65,7 @@ def check_support(
 
 
 def check_pair(target: Any, draft: Any, *, target_name: str = "the target", draft_name: str = "the draft") -> None:
-    """Raises ModelError unless both tokenizers give every token the same id (files may differ, ids may not)."""
+    """Raises ModelError unless both vocabularies map every token to the same id. target, draft: tokenizers."""
     mine, theirs = target.get_vocab(), draft.get_vocab()
     if mine == theirs:
         return
@@ -85,11 +85,13 @@ def _check_architecture(config: Any, label: str) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{label} has an encoder; expected a decoder-only language model")
     if getattr(config, "is_decoder", None) is False and hasattr(config, "add_cross_attention"):
-        raise ModelError(f"{label} reads text in both directions; expected a decoder-only language model")
+        raise ModelError(f"{label} has bidirectional attention; expected a decoder-only language model")
     if config.get_text_config() is not config:
         raise ModelError(f"{label} is multimodal; expected a text-only language model of the family")
-    if config.model_type in _UNFIT:
-        raise ModelError(f"{label} {_UNFIT[config.model_type]}, which specpipe cannot serve; expected another family")
+    if config.model_type in _UNSUPPORTED:
+        raise ModelError(
+            f"{label} {_UNSUPPORTED[config.model_type]}, which specpipe cannot serve; expected another family"
+        )
     if getattr(config, "num_kv_shared_layers", None):
         raise ModelError(
             f"{label} shares keys and values between layers, which specpipe cannot do yet; expected a model whose "
@@ -98,7 +100,7 @@ def _check_architecture(config: Any, label: str) -> None:
 
 
 def check_class(model_class: type, label: str) -> None:
-    """Raises ModelError for a transformers model class whose attention or cache is not ours to replace."""
+    """Raises ModelError for a transformers model class whose attention or cache cannot be replaced."""
     if getattr(model_class, "_is_stateful", False):
         raise ModelError(
             f"model {label} ({model_class.__name__}) keeps a recurrent state, which cannot be rolled back when a draft "
@@ -107,7 +109,7 @@ def check_class(model_class: type, label: str) -> None:
     if not getattr(model_class, "_supports_attention_backend", False):
         raise ModelError(
             f"model {label} ({model_class.__name__}) has its own attention code, which transformers cannot swap for "
-            "ours (no _supports_attention_backend); Llama, Qwen, Mistral, Gemma, GPT-2 and most newer families can"
+            "specpipe's (no _supports_attention_backend); Llama, Qwen, Mistral, Gemma, GPT-2 and newer families can"
         )
     missing = [a for a in _ARGUMENTS if a not in inspect.signature(model_class.forward).parameters]  # type: ignore[attr-defined]
     if missing:
@@ -139,7 +141,7 @@ def _check_positions(config: Any, label: str, max_model_len: int | None) -> None
     why = (
         "its longrope factors would change for all rows of a batch"
         if "longrope" in kinds
-        else "it was made for no more"
+        else "the limit of its configuration"
     )
     raise ModelError(
         f"max_model_len is {max_model_len}, but model {label} takes at most {longest} positions, prompt and output "
@@ -148,7 +150,7 @@ def _check_positions(config: Any, label: str, max_model_len: int | None) -> None
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """RoPE parameters; some models have one set for each kind of layer."""
+    """Returns sets of RoPE parameters; some models have one per layer type."""
     given = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in given.values() if isinstance(value, dict)]
     return nested or [given]

@@ -1,4 +1,4 @@
-"""Tokenizers: loading, end-of-sequence ids, and prompts to token ids."""
+"""Tokenizers: loading, end-of-sequence ids, and encoding of prompts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Message = Mapping[str, object]
 def load_tokenizer(
     source: ModelSource, *, trust_remote_code: bool = False, chat_template: str | None = None
 ) -> PreTrainedTokenizerBase:
-    """The model's tokenizer; chat_template is a file with a Jinja template that replaces its own. Raises ModelError."""
+    """Loads the model's tokenizer. chat_template: path of a Jinja template that replaces its own. Raises ModelError."""
     from transformers import AutoTokenizer
 
-    # The embedded pair shares one tokenizer, which lies with the target.
+    # The embedded pair shares one tokenizer, stored with the target.
     folder = Path(source.path).parent / "target" if source.name.startswith("builtin:") else source.path
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
@@ -40,14 +40,16 @@ def load_tokenizer(
             tokenizer.chat_template = Path(chat_template).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"model.chat_template: {chat_template} cannot be read: {error}") from error
-    _forget_batching(tokenizer)
+    _disable_truncation_and_padding(tokenizer)
     result: PreTrainedTokenizerBase = tokenizer
     return result
 
 
-def _forget_batching(tokenizer: Any) -> None:
-    """Some tokenizer.json files set truncation and padding; transformers would take them off at the first call, which
-    fails ("Already borrowed") when another thread is encoding."""
+def _disable_truncation_and_padding(tokenizer: Any) -> None:
+    """Removes truncation and padding that some tokenizer.json files set.
+
+    transformers would remove them at the first call, which fails ("Already borrowed") while another thread encodes.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         backend.no_truncation()
@@ -55,7 +57,7 @@ def _forget_batching(tokenizer: Any) -> None:
 
 
 def eos_token_ids(source: ModelSource, tokenizer: Any = None) -> tuple[int, ...]:
-    """Ids that end a row: those of config.json and generation_config.json, else the tokenizer's; ascending."""
+    """Returns end-of-sequence ids, ascending: of config.json and generation_config.json, else of the tokenizer."""
     found: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         path = Path(source.path) / name
@@ -68,15 +70,15 @@ def eos_token_ids(source: ModelSource, tokenizer: Any = None) -> tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedPrompt:
-    """A prompt as the model reads it."""
+    """A prompt in the model's form."""
 
     text: str
-    """Chats with their template applied."""
+    """Text of the prompt; for chats after the chat template."""
     token_ids: tuple[int, ...]
 
 
 class PromptEncoder:
-    """Plain prompts and chats to token ids. A beginning-of-sequence token never stands there twice."""
+    """Encodes plain prompts and chats. The result has at most one beginning-of-sequence token at its start."""
 
     def __init__(
         self,
@@ -86,18 +88,21 @@ class PromptEncoder:
         template_kwargs: Mapping[str, object] | None = None,
         name: str = "the target",
     ) -> None:
-        """system_prompt: system turn for every chat that brings none; with it, a plain prompt becomes a user turn.
-        template_kwargs: what the chat template is told beside the messages."""
+        """system_prompt: system turn for chats without one; with it, a plain prompt becomes a user turn.
+
+        template_kwargs: further arguments of the chat template. name: the model's name for messages. Raises ModelError
+        for a system prompt where the tokenizer has no chat template.
+        """
         self._tokenizer, self._system_prompt, self._name = tokenizer, system_prompt, name
         self._template_kwargs = dict(template_kwargs or {})
         if system_prompt is not None:
             self._require_template()
 
     def encode(self, prompt: str | Sequence[Message]) -> EncodedPrompt:
-        """prompt: text, or chat messages with `role` and `content`.
+        """Returns text and token ids. prompt: text, or chat messages with `role` and `content`.
 
-        Raises InputError for a prompt that gives no tokens or that the template refuses, ModelError for messages where
-        the tokenizer has no chat template.
+        Raises InputError for a prompt without tokens or one that the template rejects, ModelError for messages if the
+        tokenizer has no chat template.
         """
         if isinstance(prompt, str) and self._system_prompt is None:
             text, ids = prompt, self._ids(prompt, special=True)
@@ -110,18 +115,18 @@ class PromptEncoder:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that prompts begin with, where the model has one."""
+        """Beginning-of-sequence token; None if the model has none."""
         bos: int | None = self._tokenizer.bos_token_id
         return bos
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a prompt, special tokens too."""
+        """Returns the text of a prompt, special tokens included."""
         text: str = self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False)
         return text
 
     def _ids(self, text: str, *, special: bool) -> tuple[int, ...]:
-        # Templates write their own special tokens. A plain prompt that was copied from one may begin with BOS as well.
-        # verbose=False: the tokenizer's own word on long prompts is no help where max_model_len decides.
+        # Templates write their own special tokens. A plain prompt that was copied from one may also begin with BOS.
+        # verbose=False: max_model_len limits prompts, so the tokenizer's warning about long ones would mislead.
         ids: list[int] = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
         bos = self._tokenizer.bos_token_id
         if bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
@@ -142,7 +147,7 @@ class PromptEncoder:
                 **{"add_generation_prompt": True, **self._template_kwargs, "tokenize": False},
             )
         except (TemplateError, TypeError, KeyError) as error:
-            raise InputError(f"the chat template of {self._name} refuses these messages: {error}") from error
+            raise InputError(f"the chat template of {self._name} rejects these messages: {error}") from error
         return text
 
     def _require_template(self) -> None:

@@ -83,7 +83,7 @@ def test_a_model_that_is_not_there(job: Path) -> None:
 
 
 def test_a_dataset_that_is_not_there(job: Path) -> None:
-    refused(specpipe("run", job, "--set", "data.path=missing.parquet"), "missing.parquet is not there")
+    refused(specpipe("run", job, "--set", "data.path=missing.parquet"), "missing.parquet does not exist")
 
 
 def test_a_dataset_without_a_prompt(job: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_convert_shows_what_was_mapped_and_skipped() -> None:
         assert words in shown.stdout
     assert pq.read_table("chats.parquet").num_rows == 1
     again = specpipe("convert", "chats.json", "--to", "parquet")
-    assert again.exit_code == 2 and "is there already" in again.stderr
+    assert again.exit_code == 2 and "already exists" in again.stderr
 
 
 def test_a_dataset_that_must_be_converted_says_how() -> None:

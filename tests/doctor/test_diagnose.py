@@ -74,9 +74,9 @@ def test_some_bad_rows_are_a_note_all_bad_a_problem(job: dict[str, dict[str, obj
     ("override", "name", "words"),
     [
         ("model.target=./nowhere", "target", "folder ./nowhere does not exist"),
-        ("model.draft=builtin:huge", "draft", "there is no model builtin:huge"),
+        ("model.draft=builtin:huge", "draft", "unknown built-in model builtin:huge"),
         ("model.max_model_len=9999", "models", "set model.max_model_len to 512 or less"),
-        ("data.path=nowhere.parquet", "plan", "is not there"),
+        ("data.path=nowhere.parquet", "plan", "does not exist"),
         ("data.prompt=question", "plan", "data.prompt is 'question', but"),
         ("output.path=/dev/null", "output folder", "is not a folder"),
     ],

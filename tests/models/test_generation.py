@@ -49,7 +49,7 @@ def test_what_is_absent_is_what_transformers_takes_for_it(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_beams": 4}, "org/some-model sets num_beams to 4, which is not served"),
+        ({"num_beams": 4}, "org/some-model sets num_beams to 4, which is not supported"),
         ({"repetition_penalty": -1}, "repetition_penalty is -1.0; expected above 0"),
         ({"do_sample": True, "temperature": "hot"}, "has temperature 'hot'; expected a number"),
         ({"do_sample": True, "top_p": 1.5}, "top_p is 1.5; expected above 0 and at most 1"),
@@ -62,7 +62,7 @@ def test_what_cannot_be_followed_is_refused(tmp_path: Path, given: dict[str, obj
 
 
 def test_a_model_without_the_file_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"has no generation_config\.json; leave it out"):
+    with pytest.raises(ModelError, match=r"has no generation_config\.json; remove sampling"):
         generation_defaults(ModelSource(path=str(tmp_path), name="org/some-model", revision="x"))
     (tmp_path / "generation_config.json").write_text("[1")
     with pytest.raises(ModelError, match="cannot be read"):

@@ -53,7 +53,7 @@ def test_the_revision_changes_with_weights_of_the_same_shape_and_with_the_config
 
 
 def test_an_unknown_builtin_says_which_exist() -> None:
-    with pytest.raises(ModelError, match=r"no model builtin:huge; built in are: builtin:tiny"):
+    with pytest.raises(ModelError, match=r"unknown built-in model builtin:huge; expected one of: builtin:tiny"):
         resolve("builtin:huge", "target")
 
 
@@ -84,7 +84,7 @@ def test_a_path_that_is_not_there_is_not_looked_up_on_the_hub() -> None:
 
 
 def test_neither_a_folder_nor_a_hub_name() -> None:
-    with pytest.raises(ModelError, match="neither a folder here nor a Hub name"):
+    with pytest.raises(ModelError, match="neither a local folder nor a Hub name"):
         resolve("a/b/c/d", "target")
 
 
@@ -189,7 +189,7 @@ def test_hub_models_are_fetched_once_and_then_found_offline(hub: str, tmp_path: 
 def test_each_refusal_of_the_hub_comes_with_its_mend(hub: str, tmp_path: Path) -> None:
     names = ("org/missing", "org/gated", "org/secret", "org/good@nowhere", "org/broken")
     missing, gated, secret, revision, broken = resolve_in_a_process(tmp_path, hub, *names)
-    assert "neither a folder here nor on the Hub" in missing
+    assert "neither a local folder nor on the Hub" in missing
     assert "accept its terms at" in gated and "HF_TOKEN" in gated
     assert "HF_TOKEN" in secret
     assert "has no revision nowhere" in revision

@@ -30,11 +30,11 @@ REFUSED = {
     "Qwen3NextConfig": "recurrent state",
     "MiniMaxConfig": "linear_attention",
     "T5Config": "encoder",
-    "BertConfig": "both directions",
+    "BertConfig": "bidirectional attention",
     "DiffLlamaConfig": "calls attention twice",
     "Gemma3nTextConfig": "shares keys and values",
     "Gemma3Config": "multimodal",
-    "ViTConfig": "no causal language model",
+    "ViTConfig": "not a causal language model",
 }
 
 

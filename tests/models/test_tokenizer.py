@@ -64,9 +64,9 @@ def test_messages_without_a_template_are_the_jobs_mistake() -> None:
 
 @pytest.mark.parametrize(
     ("messages", "reason"),
-    [([], "no messages"), ([{"role": "pirate", "content": "Arr"}], "unknown role pirate"), ([{}], "refuses")],
+    [([], "no messages"), ([{"role": "pirate", "content": "Arr"}], "unknown role pirate"), ([{}], "rejects")],
 )
-def test_messages_that_the_template_refuses_are_the_rows_mistake(messages: list[dict[str, str]], reason: str) -> None:
+def test_messages_that_the_template_rejects_are_input_errors(messages: list[dict[str, str]], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         PromptEncoder(small_tokenizer()).encode(messages)
 

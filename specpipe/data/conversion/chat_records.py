@@ -1,4 +1,4 @@
-"""One record of a chat file to a prompt: ShareGPT conversations and OpenAI messages, roles by whatever name."""
+"""Records of chat files: turns of ShareGPT conversations and OpenAI messages, and the prompt in them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ ROLES: Mapping[str, str] = {
     "function_response": "tool",
     "tool_response": "tool",
 }
-"""Names that are in use for the speakers of a chat, and the role that chat templates know them by."""
+"""Speaker names in common chat files → role in chat templates."""
 
 
 class ChatTurn(NamedTuple):
-    """One turn as it stands in the file. `role` is None for a speaker that ROLES does not name."""
+    """One turn of a record. `role` is None for a speaker that ROLES does not contain."""
 
     speaker: str
     role: str | None
@@ -44,15 +44,15 @@ class ChatTurn(NamedTuple):
 
 
 class ChatPrompt(NamedTuple):
-    """A prompt, and the answer that the file has for it."""
+    """A prompt and its answer in the file."""
 
     messages: tuple[Mapping[str, str], ...]
-    """Each with `role` and `content`."""
+    """Messages with `role` and `content`."""
     answer: str | None
 
 
 def chat_turns(record: object) -> list[ChatTurn]:
-    """The turns of a record, in order. Raises InputError that names what is wrong, short enough to be counted."""
+    """Returns the turns of a record, in order. Raises InputError with a short reason, by which records are counted."""
     entries = record
     if isinstance(record, Mapping):
         entries = next((record[key] for key in CHAT_KEYS if record.get(key) is not None), None)
@@ -65,7 +65,7 @@ def chat_turns(record: object) -> list[ChatTurn]:
     turns = [_turn(entry) for entry in entries]
     system = record.get("system") if isinstance(record, Mapping) else None
     if isinstance(system, str) and system and not (turns and turns[0].role == "system"):
-        turns.insert(0, ChatTurn("system", "system", system))  # LLaMA-Factory keeps it beside the conversation
+        turns.insert(0, ChatTurn("system", "system", system))  # LLaMA-Factory stores it beside the conversation
     if not turns:
         raise InputError("no turns")
     return turns
@@ -88,10 +88,10 @@ def _turn(entry: Mapping[str, object]) -> ChatTurn:
 
 
 def chat_prompt(turns: Sequence[ChatTurn], take: TurnChoice) -> ChatPrompt:
-    """The prompt in a chat. Raises InputError that names what is wrong, short enough to be counted.
+    """Returns the prompt in a chat. Raises InputError with a short reason, by which records are counted.
 
-    "first": the first user turn, after a system turn where there is one, of chats that go on after it: what benchmarks
-    take. "all": everything before the last answer, so that the model writes that one.
+    take "first": the first user turn after an optional system turn, of chats with a turn after it, as in benchmarks.
+    take "all": every turn before the last answer, which the model then writes.
     """
     count = _first_user(turns) + 1 if take == "first" else len(turns) - (turns[-1].role == "assistant")
     if take == "first" and count == len(turns):
@@ -114,12 +114,12 @@ def _first_user(turns: Sequence[ChatTurn]) -> int:
 
 def _message(turn: ChatTurn) -> dict[str, str]:
     if turn.role is None:
-        raise InputError(f"a turn by {turn.speaker[:40]}, which is no known role")
+        raise InputError(f"a turn by {turn.speaker[:40]}, which has no known role")
     if turn.content is None or turn.content == "":
         raise InputError(f"an empty turn by {turn.speaker[:40]}")
     try:
         return {"role": turn.role, "content": content_text("value", turn.content)}
     except InputError:
         if isinstance(turn.content, str):
-            return {"role": turn.role, "content": utf8(turn.content)}  # half a surrogate pair
-        raise InputError(f"a turn by {turn.speaker[:40]} that is no text") from None
+            return {"role": turn.role, "content": utf8(turn.content)}  # a lone surrogate
+        raise InputError(f"a turn by {turn.speaker[:40]} that is not text") from None

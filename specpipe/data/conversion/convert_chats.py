@@ -1,4 +1,4 @@
-"""Chat files to a Parquet dataset, streamed: what was taken, mapped and left out is counted."""
+"""Streaming conversion of chat files to a Parquet dataset, with counts of converted, mapped and skipped records."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]
 
 @dataclass(kw_only=True, slots=True)
 class ConvertReport:
-    """What became of a file's records."""
+    """Counts of a conversion."""
 
     out: str
     """Absolute path or URI of the Parquet file."""
     records: int = 0
     written: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    """Records by the reason why they are not in the output."""
+    """Skipped records by reason."""
     turns: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """TurnChoice of all records by speaker and role; "" for a speaker that is not known."""
+    """Turns of all records by speaker and role; role "" for an unknown speaker."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Records by a key that was not kept."""
+    """Records by a key that was dropped."""
 
 
 def convert_chats(
@@ -47,10 +47,10 @@ def convert_chats(
 ) -> ConvertReport:
     """Writes the prompts of a chat file as Parquet, with the columns id, messages and answer, then `keep` as text.
 
-    source: a JSON array or JSON lines of ShareGPT conversations or OpenAI messages, local or a URI. take: see
-    convert_chats.chat_of; None takes "first" of conversations and "all" of messages. Memory holds one batch of rows.
-    Raises DataError when the source cannot be read or holds no chat, JobError for a bad `keep` or an `out` that is
-    there; then nothing is written.
+    source: a JSON array or JSON lines of ShareGPT conversations or OpenAI messages, local or a URI.
+    take: see chat_records.chat_prompt; None for "first" of conversations and "all" of messages.
+    Holds one batch of rows in memory. Raises DataError if the source cannot be read or contains no chat, JobError for
+    an invalid `keep` or an existing `out`; then nothing is written.
     """
     _check(source, out, keep, overwrite)
     report = ConvertReport(out=locate(out).text())
@@ -63,7 +63,7 @@ def convert_chats(
                 if (row := _row(record, take, keep, report)) is not None:
                     batches.add(row)
             if not report.written:
-                raise DataError(_nothing(source, report))
+                raise DataError(_no_chats_message(source, report))
     except OSError as error:
         raise JobError(f"{source} cannot be converted to {out}: {error}") from error
     return report
@@ -71,25 +71,25 @@ def convert_chats(
 
 def _check(source: str, out: str, keep: Sequence[str], overwrite: bool) -> None:
     if taken := [name for name in keep if name in _OWN]:
-        raise JobError(f"--keep {taken[0]}: the output has a column of that name anyway; leave it out")
-    there = locate(source)
-    if there.filesystem.get_file_info(there.path).type != pa.fs.FileType.File:
-        raise DataError(f"{source} is no file (looked for {there.text()}); expected a JSON file of chats")
+        raise JobError(f"--keep {taken[0]}: every output has a column of that name; expected other keys")
+    given = locate(source)
+    if given.filesystem.get_file_info(given.path).type != pa.fs.FileType.File:
+        raise DataError(f"{source} is not a file (resolved to {given.text()}); expected a JSON file of chats")
     target = locate(out)
-    if target.text() == there.text():
-        raise JobError(f"{out} is the file to convert; expected another name for the output (--out)")
+    if target.text() == given.text():
+        raise JobError(f"{out} is the input file; expected another file with --out")
     if not overwrite and target.filesystem.get_file_info(target.path).type != pa.fs.FileType.NotFound:
-        raise JobError(f"{out} is there already; give another --out, or --overwrite")
+        raise JobError(f"{out} already exists; expected another --out, or --overwrite")
 
 
 def _row(
     record: object, take: TurnChoice | None, keep: Sequence[str], report: ConvertReport
 ) -> dict[str, object] | None:
-    """A record as a row of the output; None for one that is skipped. Counts either way."""
+    """Returns a record as an output row, None for a skipped one. Counts it in `report`."""
     report.records += 1
     try:
         if isinstance(record, InputError):
-            raise InputError("a line that is no JSON object")
+            raise InputError("a line that is not a JSON object")
         turns = chat_turns(record)
         report.turns.update((turn.speaker[:40], turn.role or "") for turn in turns)
         values: Mapping[str, object] = record if isinstance(record, Mapping) else {}
@@ -106,16 +106,16 @@ def _row(
     return row | {name: as_text(values.get(name)) for name in keep}
 
 
-def _nothing(source: str, report: ConvertReport) -> str:
+def _no_chats_message(source: str, report: ConvertReport) -> str:
     reasons = "; ".join(f"{reason}: {count:,}" for reason, count in report.skipped.most_common(3))
     return (
-        f"{source} holds no chat that can be a prompt ({report.records:,} records{'; ' + reasons if reasons else ''}); "
-        "expected ShareGPT conversations or OpenAI messages, as one JSON array or one object a line"
+        f"{source} contains no chat with a prompt ({report.records:,} records{'; ' + reasons if reasons else ''}); "
+        "expected ShareGPT conversations or OpenAI messages, as one JSON array or one object per line"
     )
 
 
 class _Batches:
-    """Rows to a Parquet file, a row group at a time."""
+    """Writer of rows to a Parquet file, one row group at a time."""
 
     def __init__(self, path: str, schema: Any) -> None:
         self._writer = pq.ParquetWriter(path, schema, compression="zstd")
@@ -124,6 +124,7 @@ class _Batches:
         self._bytes = 0
 
     def add(self, row: dict[str, object]) -> None:
+        """Buffers a row; writes a row group at _BATCH_ROWS rows or _BATCH_BYTES bytes."""
         self._rows.append(row)
         self._bytes += sum(map(len, map(str, row.values())))
         if len(self._rows) >= _BATCH_ROWS or self._bytes >= _BATCH_BYTES:

@@ -1,6 +1,6 @@
-"""Log-probabilities of a shard as columns, without a Python object for each: a shard has millions.
+"""Log-probabilities of a shard as Arrow columns, without a Python object per value: a shard has millions.
 
-Shapes: T tokens of a row, n most likely ones beside each.
+Shapes: T generated tokens of a row; n most likely tokens per position.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from specpipe.data.columns import LOGPROB_COLUMNS
 
 
 def logprob_columns(rows: Sequence[Logprobs | None]) -> dict[str, Any]:
-    """LOGPROB_COLUMNS as pyarrow arrays, an entry a row, null where a row has none."""
-    told = [row for row in rows if row is not None]
+    """Returns LOGPROB_COLUMNS as pyarrow list arrays, one entry per row; null for rows without log-probabilities.
+
+    Row arrays: own [T] float32, top_ids [T, n] int32 (-1 for an absent entry), top [T, n] float32.
+    """
+    present = [row for row in rows if row is not None]
     none = pa.array([row is None for row in rows], pa.bool_())
     tokens = _offsets(np.array([0 if row is None else len(row.own) for row in rows], dtype=np.int64))
-    ids = [np.asarray(row.top_ids, dtype=np.int32).reshape(len(row.own), row.n) for row in told]
+    ids = [np.asarray(row.top_ids, dtype=np.int32).reshape(len(row.own), row.n) for row in present]
     tops = _offsets(_joined([(i >= 0).sum(axis=1) for i in ids], np.int64))
     kept_ids = _joined([i[i >= 0] for i in ids], np.int32)
-    top = [np.asarray(row.top, dtype=np.float32).reshape(i.shape)[i >= 0] for row, i in zip(told, ids, strict=True)]
-    own = _joined([np.asarray(row.own, dtype=np.float32) for row in told], np.float32)
+    top = [np.asarray(row.top, dtype=np.float32).reshape(i.shape)[i >= 0] for row, i in zip(present, ids, strict=True)]
+    own = _joined([np.asarray(row.own, dtype=np.float32) for row in present], np.float32)
     values = (
         pa.array(own),
         pa.ListArray.from_arrays(tops, pa.array(kept_ids)),

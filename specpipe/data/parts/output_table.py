@@ -1,4 +1,4 @@
-"""Completions as a table of the output's fixed schema."""
+"""Output tables: the fixed schema, and completions as a table of it."""
 
 from __future__ import annotations
 
@@ -34,20 +34,23 @@ _CELLS = [name for name in OUTPUT_COLUMNS if name not in LOGPROB_COLUMNS]
 
 
 def output_schema(kept: Any | None = None) -> Any:
-    """The pyarrow.Schema of every part of a run; `kept` is kept_schema's. Only log-probabilities and kept columns may
-    hold nulls."""
+    """Returns the pyarrow.Schema of every part of a run. Only log-probabilities and kept columns may be null.
+
+    kept: the pyarrow.Schema of the kept columns, from column_checks.kept_schema.
+    """
     fields = [pa.field(name, _TYPES[name], nullable=name in LOGPROB_COLUMNS) for name in OUTPUT_COLUMNS]
     return pa.schema([*fields, *(field.with_nullable(True) for field in kept or ())])
 
 
 def to_table(completions: Sequence[Completion], rows: int, kept: Any | None = None) -> Any:
-    """The pyarrow.Table of a shard in input order. `kept` is read_kept's table of the same rows.
+    """Returns the outputs of a shard as a pyarrow.Table in input order.
 
-    Raises ValueError unless every row of 0 to `rows` - 1 is there exactly once.
+    rows: output rows of the shard. kept: kept columns of the same rows, from dataset_rows.read_kept_columns.
+    Raises ValueError unless each row from 0 to `rows` - 1 has exactly one completion.
     """
     ordered = sorted(completions, key=lambda completion: completion.request.row)
     if [completion.request.row for completion in ordered] != list(range(rows)):
-        raise ValueError(f"{len(ordered)} completions for {rows} rows: rows are missing or there twice")
+        raise ValueError(f"{len(ordered)} completions for {rows} rows: rows are missing or duplicated")
     cells = [_cells(completion) for completion in ordered]
     columns: dict[str, Any] = {name: [row[i] for row in cells] for i, name in enumerate(_CELLS)}
     columns = {name: pa.array(values, _TYPES[name]) for name, values in columns.items()}
@@ -76,7 +79,7 @@ def _cells(completion: Completion) -> tuple[object, ...]:
 
 
 def output_totals(table: Any) -> dict[str, int]:
-    """What the rows of an output table come to, by the names that telemetry has for it."""
+    """Returns totals over the rows of an output table, under the names that telemetry uses."""
 
     def total(column: Any) -> int:
         return int(pc.sum(column).as_py() or 0)

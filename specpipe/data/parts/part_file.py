@@ -1,7 +1,7 @@
-"""A part: outputs of one shard as Parquet, with a footer that says what it is and seals it.
+"""Part files: the outputs of one shard as Parquet, with a sealed footer that identifies them.
 
-The seal is a CRC-32 of the footer and of the file's size, in the footer itself. A part is told whole by it and two
-short reads; letting Parquet's library parse the footer takes ten times as long, which counts at 100,000 parts.
+The seal is a CRC-32 of the footer and the file's size, stored in the footer. With it, two short reads verify that a
+part is complete. Parsing the footer with Parquet's library takes ten times as long, which matters at 100,000 parts.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from specpipe.data.publish import publish_bytes
 
 _SEAL, _ROWS, _HASH, _TELEMETRY = b"specpipe.seal", b"specpipe.rows", b"specpipe.shard_hash", b"specpipe.telemetry"
 _UNSEALED = b"00000000"
-_TAIL = 16 * 1024  # holds most footers: one read of a store instead of two
+_TAIL = 16 * 1024  # bytes; larger than most footers, which saves a second request to the store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartFooter:
-    """What a part says about itself."""
+    """Metadata in the footer of a part."""
 
     rows: int
     shard_hash: str
-    """hash_rows of the input rows that it was made from."""
+    """`hash_rows` of the input rows."""
     telemetry_json: bytes
 
     @property
     def telemetry(self) -> Mapping[str, object]:
-        """Raises ValueError for what is no JSON."""
+        """Telemetry record of the shard. Raises ValueError for invalid JSON."""
         found: Mapping[str, object] = json.loads(self.telemetry_json)
         return found
 
 
 def publish_part(path: str, table: Any, *, shard_hash: str, telemetry: Mapping[str, object]) -> int:
-    """Publishes a pyarrow.Table as a part at `path` (local or a URI); gives its size in bytes.
+    """Publishes a pyarrow.Table as a part at `path` (local or a URI). Returns its size in bytes.
 
-    Raises OSError when it cannot be written, pyarrow's errors when it cannot be serialised; then nothing is published.
+    Raises OSError if it cannot be written and pyarrow's errors if it cannot be serialised; then nothing is published.
     """
-    told = {
+    metadata = {
         _SEAL: _UNSEALED,
         _ROWS: str(table.num_rows).encode(),
         _HASH: shard_hash.encode(),
@@ -53,7 +53,7 @@ def publish_part(path: str, table: Any, *, shard_hash: str, telemetry: Mapping[s
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, table.schema, compression="zstd", write_page_checksum=True) as writer:
         writer.write_table(table)
-        writer.add_key_value_metadata(told)  # not the schema's metadata, which a footer holds twice
+        writer.add_key_value_metadata(metadata)  # a footer would store the schema's metadata twice
     data = sink.getvalue()
     seal(memoryview(data))
     publish_bytes(path, data)
@@ -61,14 +61,14 @@ def publish_part(path: str, table: Any, *, shard_hash: str, telemetry: Mapping[s
 
 
 def read_part_footer(path: str) -> PartFooter | None:
-    """`read_footer` of the part at a local path or URI."""
+    """Calls `read_footer` for a local path or URI."""
     return read_footer(locate(path))
 
 
 def read_footer(location: Location) -> PartFooter | None:
-    """The footer of a published part; None where there is no file, or one that specpipe did not publish whole.
+    """Returns the footer of a published part; None for a missing file or one without a valid seal.
 
-    Raises OSError when the file is there and cannot be read: a store that is down must not look like a missing part.
+    Raises OSError if the file exists and cannot be read: an unreachable store must not look like a missing part.
     """
     try:
         with location.filesystem.open_input_file(location.path) as source:
@@ -77,7 +77,7 @@ def read_footer(location: Location) -> PartFooter | None:
     except FileNotFoundError:
         return None
     try:
-        if footer[(at := _place(footer, _SEAL)[0]) :][: len(_UNSEALED)] != _digest(footer, at, size):
+        if footer[(at := _value_span(footer, _SEAL)[0]) :][: len(_UNSEALED)] != _digest(footer, at, size):
             return None
         rows, shard_hash, telemetry = (_value(footer, key) for key in (_ROWS, _HASH, _TELEMETRY))
     except (ValueError, IndexError):
@@ -86,19 +86,19 @@ def read_footer(location: Location) -> PartFooter | None:
 
 
 def seal(part: memoryview) -> None:
-    """Seals a part, all bytes of it, in place; again after its footer was changed."""
+    """Writes the seal of a part in place. part: all bytes of the file. A change of the footer needs a new seal."""
     footer = part.cast("B")[-_footer_size(bytes(part[-8:])) :]
-    at, _ = _place(bytes(footer), _SEAL)
+    at, _ = _value_span(bytes(footer), _SEAL)
     footer[at : at + len(_UNSEALED)] = _digest(bytes(footer), at, len(part))
 
 
 def _digest(footer: bytes, at: int, size: int) -> bytes:
-    """8 hexadecimal digits: of a file's size and footer, but for the seal itself, at `at`."""
+    """Returns the seal: 8 hexadecimal digits over file size and footer without the seal, which is at offset `at`."""
     return b"%08x" % zlib.crc32(footer[at + len(_UNSEALED) :], zlib.crc32(footer[:at], size & 0xFFFFFFFF))
 
 
 def _footer_bytes(source: Any, size: int) -> bytes:
-    """The end of a Parquet file: footer, its length (4 bytes), magic (4 bytes). Empty for a file that is none."""
+    """Reads the end of a Parquet file: footer, its length (4 bytes), magic (4 bytes). Empty for any other file."""
     tail = bytes(source.read_at(_TAIL, max(0, size - _TAIL)))
     if not tail.endswith(b"PAR1"):
         return b""
@@ -113,15 +113,16 @@ def _footer_size(tail: bytes) -> int:
 
 
 def _value(footer: bytes, key: bytes) -> bytes:
-    at, length = _place(footer, key)
+    at, length = _value_span(footer, key)
     return footer[at : at + length]
 
 
-def _place(footer: bytes, key: bytes) -> tuple[int, int]:
-    """Where the value of a key begins in the footer, and its length. Raises ValueError or IndexError without one.
+def _value_span(footer: bytes, key: bytes) -> tuple[int, int]:
+    """Returns offset and length of a key's value in the footer. Raises ValueError or IndexError for a missing key.
 
-    In Thrift's compact protocol, which Parquet uses, a text is 0x18, its length as a varint, and its bytes; values
-    follow their keys. What rows say stands before the keys, and JSON has no 0x18: the last match is the key.
+    In Thrift's compact protocol, which Parquet uses, a string is 0x18, its length as a varint, and its bytes; a value
+    follows its key. Column statistics, which hold user data, precede the keys, and JSON contains no 0x18: the last
+    match is the key.
     """
     at = footer.rindex(b"\x18" + bytes([len(key)]) + key + b"\x18") + len(key) + 3
     length = shift = 0

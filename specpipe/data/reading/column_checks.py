@@ -1,4 +1,4 @@
-"""What can be said about a dataset's columns before a model is loaded."""
+"""Checks of a dataset's columns that run before a model is loaded."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from specpipe.errors import DataError
 
 log = logging.getLogger(__name__)
 _THREADS = 16
-_SAMPLE = 20  # JSON lines have no schema: the first rows speak for the file
+_SAMPLE = 20  # JSON lines have no schema; column names are taken from so many first rows
 
 
 def require_prompt_column(files: Sequence[InputFile], column: str | None = None) -> None:
-    """Raises DataError for a file that has no prompt column at all, so that a wrong name is not found row by row, and
-    for one that has a column twice of those that count.
+    """Raises DataError for a file without a prompt column, or with two columns of one name that requests use.
 
-    `column` is data.prompt; None expects one of the usual names.
+    Without this check a wrong name would fail every row. column: data.prompt; None for PROMPT_COLUMNS.
     """
     wanted = PROMPT_COLUMNS if column is None else (column,)
     for file in files:
@@ -46,10 +45,10 @@ def require_prompt_column(files: Sequence[InputFile], column: str | None = None)
 
 
 def kept_schema(files: Sequence[InputFile], names: Sequence[str]) -> Any:
-    """The pyarrow.Schema of the columns to keep, the same in every file.
+    """Returns the pyarrow.Schema of the columns in output.keep_columns. Reads no rows.
 
-    JSON lines have no types: there a kept column is text. Raises DataError for a column that a file lacks, types that
-    differ or that Parquet lacks, before any row is read.
+    A kept column of JSON lines has type string. Raises DataError for a column that a file lacks, for types that differ
+    between files, and for a type that Parquet does not support.
     """
     fields: dict[str, Any] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -67,13 +66,13 @@ def kept_schema(files: Sequence[InputFile], names: Sequence[str]) -> Any:
 
 
 def _warn_of_absent(files: Sequence[InputFile], names: Sequence[str]) -> None:
-    """JSON lines alone may hold a column in later rows only: it is no error there."""
+    """Logs a warning, not an error: in JSON lines a column may first appear in later rows."""
     if not names or any(file.kind != "jsonl" for file in files):
         return
     with ThreadPoolExecutor(_THREADS) as pool:
-        there = list(dict.fromkeys(name for found in pool.map(_column_names, files) for name in found))
-    for name in set(names).difference(there):
-        close = difflib.get_close_matches(name, there, n=1)
+        present = list(dict.fromkeys(name for found in pool.map(_column_names, files) for name in found))
+    for name in set(names).difference(present):
+        close = difflib.get_close_matches(name, present, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         log.warning("output.keep_columns names %r, which no file has in its first %d rows%s", name, _SAMPLE, hint)
 
@@ -90,7 +89,7 @@ def _require_one(file: InputFile, names: Sequence[str], name: str) -> None:
 def _type_in(file: InputFile, schema: Any, name: str) -> Any:
     if name not in schema.names:
         has = ", ".join(schema.names)
-        raise DataError(f"output.keep_columns names {name!r}, which {file.path} lacks; it has {has}")
+        raise DataError(f"output.keep_columns names {name!r}, which {file.path} lacks; it has the columns {has}")
     _require_one(file, schema.names, name)
     field = schema.field(name)
     try:
@@ -104,7 +103,7 @@ def _type_in(file: InputFile, schema: Any, name: str) -> Any:
 
 
 def _column_names(file: InputFile) -> list[str]:
-    """Columns of a table; of JSON lines every key of the first rows, none where they cannot be read."""
+    """Returns a table's columns; for JSON lines the keys of the first rows that can be read."""
     if file.kind != "jsonl":
         return list(file.columns)
     rows = read_rows(file, 0, min(_SAMPLE, file.rows))

@@ -1,4 +1,4 @@
-"""Rows of a file's range, whatever its format, and the hash that says that they are the same ones."""
+"""Rows of a range of a file in any format, and their content hash."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from specpipe.data.reading.input_files import InputFile
 from specpipe.errors import InputError
 
 _NOT_FOR_PYTHON = (ValueError, NotImplementedError, OverflowError, KeyError)
-"""What pyarrow raises for a value that Python has no object for; KeyError: a time zone that nobody knows."""
+"""Exceptions of pyarrow for a value that Python cannot represent. KeyError: an unknown time zone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One row as it was read. `values` is None where it could not be, and `error` says why."""
+    """One row of an input file. `values` is None for a row that cannot be read; `error` is then the reason."""
 
     index_in_file: int
     values: dict[str, object] | None
@@ -29,9 +29,9 @@ class Row:
 
 
 def read_rows(file: InputFile, start: int, stop: int, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """Rows [start, stop) of a file in order, in flat memory; `columns` limits what is read (None: all).
+    """Yields rows [start, stop) of a file in order, in bounded memory. columns: names to read; None for all.
 
-    A row that cannot be read is a Row with an error. Raises OSError or pyarrow's errors when the file cannot.
+    A row that cannot be read is a Row with an error. Raises OSError or pyarrow's errors where the file cannot be read.
     """
     if not 0 <= start <= stop <= file.rows:
         raise ValueError(f"rows {start} to {stop} of {file.path}, which has {file.rows}")
@@ -48,9 +48,9 @@ def read_rows(file: InputFile, start: int, stop: int, columns: Sequence[str] | N
 
 
 def read_kept_columns(file: InputFile, start: int, stop: int, schema: Any) -> Any:
-    """The columns to keep of rows [start, stop), as a pyarrow.Table of `schema` (files.kept_schema).
+    """Returns the kept columns of rows [start, stop) as a pyarrow.Table. schema: from column_checks.kept_schema.
 
-    From JSON lines they come as text: strings as they are, other values as JSON, null where a row has none.
+    Values from JSON lines become text: strings unchanged, other values as JSON, null where a row has none.
     """
     if file.kind != "jsonl":
         batches = table_formats.read_batches(locate(file.path), file.kind, start, stop, schema.names)
@@ -64,22 +64,24 @@ def read_kept_columns(file: InputFile, start: int, stop: int, schema: Any) -> An
 
 @dataclass(slots=True)
 class RowHasher:
-    """sha256 over rows in order, in a canonical form that does not depend on format, batching or key order."""
+    """SHA-256 over rows in order, in a canonical form that is independent of format, batching and key order."""
 
     _hash: Any = field(default_factory=hashlib.sha256)
 
     def update(self, row: Row) -> None:
+        """Adds the next row."""
         text = row.error if row.values is None else canonical(row.values)
         data = text.encode("utf-8", "surrogatepass")
         self._hash.update(b"%d %d " % (row.values is not None, len(data)))
         self._hash.update(data)
 
     def hexdigest(self) -> str:
+        """Returns the hash of all rows so far, as 64 hexadecimal digits."""
         return str(self._hash.hexdigest())
 
 
 def hash_rows(rows: Iterator[Row]) -> str:
-    """Content hash of a shard's rows: 64 hexadecimal digits."""
+    """Returns the content hash of a shard's rows, as 64 hexadecimal digits."""
     hasher = RowHasher()
     for row in rows:
         hasher.update(row)
@@ -87,13 +89,13 @@ def hash_rows(rows: Iterator[Row]) -> str:
 
 
 def canonical(values: dict[str, object]) -> str:
-    """Sorted, compact JSON. Nulls are left out: a table has a column for every row, JSON lines do not."""
+    """Returns a row as sorted, compact JSON without nulls: a table stores nulls where JSON lines have no key."""
     present = {key: value for key, value in values.items() if value is not None}
     return json.dumps(present, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=repr)
 
 
 def utf8(text: str) -> str:
-    """Text that Arrow can store: lone surrogates become question marks."""
+    """Returns text that Arrow can store: replaces lone surrogates by question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -108,7 +110,7 @@ def _parsed(index: int, line: bytes | None, columns: Sequence[str] | None) -> Ro
 
 
 def _python_rows(batch: Any) -> Iterator[tuple[dict[str, object] | None, str]]:
-    """The rows of a batch; one that Python cannot hold (text that is not UTF-8, say) costs itself alone."""
+    """Yields values or an error for each row of a batch. A value that Python cannot represent makes one bad row."""
     try:
         for values in batch.to_pylist():
             yield values, ""
@@ -123,7 +125,7 @@ def _python_rows(batch: Any) -> Iterator[tuple[dict[str, object] | None, str]]:
 
 
 def as_text(value: object) -> str | None:
-    """Strings as they are, other values as JSON (decimals as numbers), None as it is."""
+    """Returns strings and None unchanged, other values as JSON (decimals as numbers)."""
     if value is None or isinstance(value, str):
         return value if value is None else utf8(value)
     return utf8(json.dumps(value, ensure_ascii=False, default=float))

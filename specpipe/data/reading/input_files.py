@@ -1,4 +1,4 @@
-"""Input files: which there are, how many rows they hold, and what would show that one has changed."""
+"""Input files of a dataset: discovery, row counts, and detection of changes since planning."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _EXTENSIONS: dict[str, FileKind] = {
 }
 _GLOB = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _WILDCARD = re.compile(r"[*?\[]")
-_THREADS = 16  # footers of many files on an object store: latency, not work
+_THREADS = 16  # reading footers from an object store is bound by latency
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputFile:
-    """One file of the dataset, as it was when the run was planned."""
+    """One file of the dataset, with its state at planning time."""
 
     path: str
     """Absolute path or URI."""
@@ -41,29 +41,29 @@ class InputFile:
     size: int
     """Bytes."""
     mtime_ns: int
-    """0 where the filesystem has none."""
+    """Modification time in nanoseconds; 0 where the filesystem stores none."""
     rows: int
     prompt_bytes: int
-    """Mean bytes of a row's prompt columns: an estimate, to plan shards by."""
+    """Mean size of a row's prompt columns in bytes. An estimate for shard planning."""
     columns: tuple[str, ...] = ()
-    """Column names; empty for JSON lines, which have none to speak of."""
+    """Column names; empty for JSON lines, which have no schema."""
     offsets: tuple[int, ...] = ()
-    """JSON lines: byte offset of every jsonl.STRIDE-th row, so that a shard seeks."""
+    """JSON lines: byte offset of every jsonl.STRIDE-th row, from which a shard's rows are sought."""
 
     def pin(self) -> dict[str, object]:
-        """What must be the same on resume, ready for JSON."""
+        """Returns the properties that must be unchanged on resume, as JSON values."""
         return {"path": self.path, "size": self.size, "mtime_ns": self.mtime_ns, "rows": self.rows}
 
 
 def require_unchanged(file: InputFile) -> None:
-    """Raises DataError when a file is no longer what it was when the run was planned."""
+    """Raises DataError if a file's size or modification time has changed since the run was planned."""
     location = locate(file.path)
     info = location.filesystem.get_file_info(location.path)
     now = (info.size or 0, info.mtime_ns or 0)
     if now != (file.size, file.mtime_ns):
         raise DataError(
-            f"{file.path} has changed since the run was planned (size and time of change {now}, "
-            f"then {(file.size, file.mtime_ns)}); start a new run, or put the old file back"
+            f"{file.path} has changed since the run was planned: size and modification time (ns) are {now}, "
+            f"expected {(file.size, file.mtime_ns)}. Start a new run, or restore the old file"
         )
 
 
@@ -74,15 +74,16 @@ class _FoundFile(NamedTuple):
 
 
 def list_files(path: str, format: str = "auto", prompt: str | None = None) -> list[InputFile]:
-    """The dataset's files, sorted by path, with their rows counted.
+    """Returns the dataset's files, sorted by path, with their row counts.
 
-    `path` is a file, a folder (read recursively) or a glob (`*`, `?`, `[…]`, `**`), local or a URI. `format` is
-    DataSection's; `prompt` the prompt column's name where it is not a usual one. Raises DataError for nothing found,
-    mixed or unknown formats, an unreadable file.
+    path: a file, a folder (read recursively) or a glob (`*`, `?`, `[…]`, `**`); local or a URI.
+    format: data.format of the job.
+    prompt: data.prompt of the job; None for the usual prompt columns.
+    Raises DataError where no file matches, formats are mixed or unknown, or a file cannot be read.
     """
     if format == "sharegpt":
         raise DataError(
-            f"data.format is sharegpt, one JSON array, which is not read as it is; {jsonl.array_advice(path)}"
+            f"data.format is sharegpt, one JSON array, which cannot be read directly; {jsonl.array_advice(path)}"
         )
     found = _find(path, format)
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -123,12 +124,12 @@ def _find(path: str, format: str) -> list[_FoundFile]:
     elif _WILDCARD.search(location.path):
         found = _glob(location, format)
     else:
-        raise DataError(f"data.path {path} is not there (looked for {location.text()})")
+        raise DataError(f"data.path {path} does not exist (resolved to {location.text()})")
     if not found:
         raise DataError(f"data.path {path} matches no file; expected files that end in {_known_extensions()}")
     kinds = {file.kind for file in found}
     if len(kinds) > 1:
-        raise DataError(f"data.path {path} holds {' and '.join(sorted(kinds))} files; say which with data.format")
+        raise DataError(f"data.path {path} contains {' and '.join(sorted(kinds))} files; choose one with data.format")
     return found
 
 
@@ -140,15 +141,15 @@ def _glob(location: Location, format: str) -> list[_FoundFile]:
 
 
 def _below(location: Location, base: str, pattern: str, format: str) -> list[_FoundFile]:
-    """Files under `base` whose relative path matches. Hidden ones and those of other formats are passed over."""
-    matches = _translate(pattern)
+    """Returns files under `base` whose relative path matches `pattern`. Skips hidden files and other formats."""
+    regex = _translate(pattern)
     recursive = "/" in pattern or "**" in pattern
     selector = pa.fs.FileSelector(base, recursive=recursive, allow_not_found=True)
     found = []
     for info in location.filesystem.get_file_info(selector):
         relative = info.path[len(base.rstrip("/")) + 1 :]
         hidden = any(part.startswith((".", "_")) for part in relative.split("/"))
-        if info.type != pa.fs.FileType.File or hidden or not matches.fullmatch(relative):
+        if info.type != pa.fs.FileType.File or hidden or not regex.fullmatch(relative):
             continue
         kind = _EXTENSIONS.get(_extension(info.path))
         if kind is not None and format in ("auto", kind):
@@ -157,7 +158,7 @@ def _below(location: Location, base: str, pattern: str, format: str) -> list[_Fo
 
 
 def _translate(pattern: str) -> re.Pattern[str]:
-    """A glob as a regular expression: `*` stays within a folder, `**` does not."""
+    """Translates a glob to a regular expression. `*` matches within one folder, `**` across folders."""
     parts = []
     for token in re.split(r"(\*\*/?|\*|\?|\[!?[^\]]+\])", pattern):
         if token in _GLOB:
@@ -170,14 +171,14 @@ def _translate(pattern: str) -> re.Pattern[str]:
 
 
 def _kind_of(path: str, format: str) -> FileKind:
-    """The format of a file that was named itself. Raises DataError with what to do about other formats."""
+    """Returns the format of a file that data.path names directly. Raises DataError for an unknown extension."""
     extension = _extension(path)
     if format in get_args(FileKind):
         return cast(FileKind, format)
     if extension == "json":
-        return "jsonl"  # lines, often enough; jsonl.scan refuses an array. In folders .json is rather metadata.
+        return "jsonl"  # often JSON lines; jsonl.scan rejects an array. Folder scans skip .json: usually metadata.
     if extension not in _EXTENSIONS:
-        raise DataError(f"{path} ends in none of {_known_extensions()}; say what it is with data.format")
+        raise DataError(f"{path} has none of the extensions {_known_extensions()}; set its format with data.format")
     return _EXTENSIONS[extension]
 
 

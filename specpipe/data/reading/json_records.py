@@ -1,4 +1,4 @@
-"""Records of a chat file of any size, one at a time: one JSON array, or JSON lines."""
+"""Streaming reader of chat files: one JSON array or JSON lines, of any size."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def read_records(location: Location) -> Iterator[object]:
-    """Each element of a top-level array, each line otherwise; an InputError for a line that is no object.
+    """Yields each element of a top-level array, or each line of JSON lines; an InputError for an invalid line.
 
-    Memory holds one record. Raises DataError, with the number of records before it, where an array is not JSON: there
-    is no telling where the next element begins.
+    Holds one record in memory. Raises DataError where an array is not valid JSON, with the number of records before
+    that place: the start of the next element cannot be found.
     """
     with location.open_binary() as stream:
         is_array = _skip_to_json(stream)
@@ -33,7 +33,7 @@ def read_records(location: Location) -> Iterator[object]:
 
 
 def _skip_to_json(stream: BinaryIO) -> bool:
-    """Goes to the first byte that is neither space nor byte order mark; whether an array begins there."""
+    """Seeks to the first byte after white space and byte order mark. Returns True if an array begins there."""
     at = 0
     while head := stream.read(_BUFFER):
         body = (head.removeprefix(_BOM) if at == 0 else head).lstrip()
@@ -55,6 +55,6 @@ def _elements(stream: BinaryIO, name: str) -> Iterator[object]:
     except (ijson.JSONError, UnicodeDecodeError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DataError(
-            f"{name} is not JSON after {count:,} records: {reason[:200]}. Expected one whole array in UTF-8; a file "
-            "that was cut off must be fetched again, one in another encoding be converted (iconv -t utf-8)"
+            f"{name} is not JSON after {count:,} records: {reason[:200]}. Expected one complete array in UTF-8: "
+            "fetch a truncated file again, convert another encoding (iconv -t utf-8)"
         ) from None

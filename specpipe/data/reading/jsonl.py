@@ -1,7 +1,7 @@
-"""JSON lines, one row at a time: whatever is wrong with a line costs that line alone.
+"""Reader of JSON lines, row by row: a malformed line makes one bad row.
 
-pyarrow.json is not used: there, one malformed line, one value of another type or one long row fails the file, and a
-field that first appears late is dropped without a word.
+pyarrow.json is not used. There one malformed line, one value of another type or one long row fails the whole file, and
+a field that first appears late is dropped silently.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from specpipe.errors import DataError, InputError
 STRIDE = 1024
 """Rows between two entries of the offset index."""
 MAX_LINE_BYTES = 64 << 20
-"""Longer lines are bad rows: memory stays flat whatever the file holds."""
+"""Longest line in bytes. A longer one is a bad row, which bounds memory."""
 _BOM = b"\xef\xbb\xbf"
 
 
 class JsonLine(NamedTuple):
-    """A line that is not blank. `data` is None where it is longer than MAX_LINE_BYTES."""
+    """A non-blank line and its byte offset. `data` is None for a line longer than MAX_LINE_BYTES."""
 
     offset: int
     data: bytes | None
 
 
 def scan(location: Location) -> tuple[int, tuple[int, ...]]:
-    """Counts the rows in one streaming pass; gives them and the byte offset of every STRIDE-th row.
+    """Returns the number of rows (non-blank lines) and the byte offset of every STRIDE-th row, in one streaming pass.
 
-    A row is a line that is not blank. Raises DataError for a file that is one JSON array.
+    Raises DataError for a file that is one JSON array.
     """
     rows, offsets = 0, []
     with location.open_binary() as stream:
@@ -44,7 +44,7 @@ def scan(location: Location) -> tuple[int, tuple[int, ...]]:
 
 
 def read(location: Location, offsets: tuple[int, ...], start: int, stop: int) -> Iterator[bytes | None]:
-    """The lines of rows [start, stop), None for one that is too long. `offsets` is what `scan` gave."""
+    """Yields the lines of rows [start, stop), None for a line longer than MAX_LINE_BYTES. offsets: from `scan`."""
     if start >= stop:
         return
     nearest = start // STRIDE
@@ -71,7 +71,7 @@ def _lines(stream: BinaryIO, offset: int) -> Iterator[JsonLine]:
 
 
 def parse(data: bytes | None) -> dict[str, object]:
-    """One line as a mapping. Raises InputError that says what the line is instead."""
+    """Parses one line as a JSON object. Raises InputError with the reason for any other line."""
     if data is None:
         raise InputError(f"the line is longer than {MAX_LINE_BYTES >> 20} MiB; expected a shorter one")
     try:
@@ -88,9 +88,9 @@ def parse(data: bytes | None) -> dict[str, object]:
 
 
 def array_advice(name: str) -> str:
-    """What to do about a JSON file that is one array, the way ShareGPT is often shipped."""
+    """Returns instructions for a JSON file that is one array, as ShareGPT is often distributed."""
     return (
-        "expected one JSON object a line. Convert it once and name what that writes: chats "
+        "expected one JSON object per line. Convert it once and use the converted file: chats "
         f"(ShareGPT, OpenAI messages) with `specpipe convert {name} --to parquet`, other records with "
         "`jq -c '.[]' FILE.json > FILE.jsonl`"
     )

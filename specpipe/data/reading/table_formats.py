@@ -1,4 +1,4 @@
-"""Formats with columns, Parquet and Arrow IPC: counting by metadata, and reading a row range in flat memory."""
+"""Columnar input formats (Parquet, Arrow IPC): row counts from metadata, row ranges in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ from specpipe.data.locations import Location
 
 _BUFFER = 1 << 20
 BATCH_ROWS = 256
-"""Rows turned into Python objects at once."""
+"""Rows that are converted to Python objects at a time."""
 _IPC_FILE_MAGIC = b"ARROW1"
 
 
 class TableScan(NamedTuple):
-    """A file at a glance."""
+    """Metadata of one file for planning."""
 
     rows: int
     columns: tuple[str, ...]
     prompt_bytes: int | None = None
-    """Mean bytes of a row's prompt columns; None where the format does not say."""
+    """Mean size of a row's prompt columns in bytes; None where the format does not store it."""
 
 
 class TableFormat(NamedTuple):
-    """How files of one kind are read. Each function gets the open file first."""
+    """Reader functions of one file format. Each takes the open file as its first argument."""
 
     schema: Callable[[Any], Any]
-    """→ pyarrow.Schema."""
+    """(file) → pyarrow.Schema."""
     scan: Callable[[Any, Sequence[str]], TableScan]
-    """(file, names of prompt columns)."""
+    """(file, names of prompt columns) → TableScan. Reads no rows."""
     batches: Callable[[Any, int, int, Sequence[str] | None], Iterator[tuple[int, Any]]]
-    """(file, start, stop, columns) → record batches with the position of their first row, which hold rows [start, stop)
-    and, where that is cheaper, rows around them. None: all columns; those that the file lacks are passed over."""
+    """(file, start, stop, columns) → pairs of a record batch and the position of its first row.
+
+    The batches contain rows [start, stop), and rows around them where that is cheaper to read. columns: None for all;
+    names that the file lacks are ignored."""
 
 
 @contextmanager
 def _opened(location: Location, kind: str) -> Iterator[Any]:
-    """IPC is mapped where it is local: its batches then cost nothing until they are looked at."""
+    """Opens a file. Local IPC files are memory-mapped, so that unused batches are not read."""
     mapped = location.is_local and kind == "arrow"
     source = pa.memory_map(location.path) if mapped else location.filesystem.open_input_file(location.path)
     with source:
@@ -49,19 +51,19 @@ def _opened(location: Location, kind: str) -> Iterator[Any]:
 
 
 def schema_of(location: Location, kind: str) -> Any:
-    """The pyarrow.Schema of a file of a kind that FORMATS has."""
+    """Returns the pyarrow.Schema of a file. kind: a key of FORMATS."""
     with _opened(location, kind) as source:
         return FORMATS[kind].schema(source)
 
 
 def scan(location: Location, kind: str, prompt_columns: Sequence[str]) -> TableScan:
-    """Rows and columns of a file of a kind that FORMATS has."""
+    """Returns row count, columns and prompt size of a file. kind: a key of FORMATS."""
     with _opened(location, kind) as source:
         return FORMATS[kind].scan(source, prompt_columns)
 
 
 def _scan_parquet(source: Any, prompt_columns: Sequence[str]) -> TableScan:
-    """The mean bytes are those of all columns, where the file has none of the prompt columns."""
+    """Scans a Parquet footer. `prompt_bytes` counts all columns where the file has no prompt column."""
     metadata = pq.read_metadata(source)
     sizes: dict[bool, int] = {True: 0, False: 0}
     for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
@@ -74,14 +76,17 @@ def _scan_parquet(source: Any, prompt_columns: Sequence[str]) -> TableScan:
 
 
 def _scan_ipc(source: Any, prompt_columns: Sequence[str]) -> TableScan:
-    """Rows of an IPC file (from its metadata) or stream (read through)."""
+    """Counts rows of an IPC file (from its metadata) or of an IPC stream (by reading it)."""
     reader = _ipc_reader(source, None)
     rows = int(reader.count_rows()) if _is_file(reader) else sum(batch.num_rows for batch in reader)
     return TableScan(rows=rows, columns=tuple(reader.schema.names))
 
 
 def read_batches(location: Location, kind: str, start: int, stop: int, columns: Sequence[str] | None) -> Iterator[Any]:
-    """pyarrow.RecordBatches that hold exactly rows [start, stop), of those `columns` that the file has (None: all)."""
+    """Yields pyarrow.RecordBatches of at most BATCH_ROWS rows, which together are exactly rows [start, stop).
+
+    columns: None for all; names that the file lacks are ignored.
+    """
     with _opened(location, kind) as source:
         for first, batch in FORMATS[kind].batches(source, start, stop, columns):
             begin, end = max(0, start - first), min(batch.num_rows, stop - first)
@@ -90,8 +95,8 @@ def read_batches(location: Location, kind: str, start: int, stop: int, columns: 
 
 
 def _parquet_batches(source: Any, start: int, stop: int, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
-    """Batches with the position of their first row; row groups before and after the range are not touched."""
-    file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)  # else whole column chunks are read
+    """Yields the position of each batch's first row, and the batch. Reads only row groups that overlap the range."""
+    file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)  # otherwise whole column chunks are read
     first = 0
     for group in range(file.num_row_groups):
         rows = file.metadata.row_group(group).num_rows
@@ -142,4 +147,4 @@ FORMATS = {
     "parquet": TableFormat(schema=pq.read_schema, scan=_scan_parquet, batches=_parquet_batches),
     "arrow": TableFormat(schema=lambda source: _ipc_reader(source, None).schema, scan=_scan_ipc, batches=_ipc_batches),
 }
-"""By kind: what files.FileKind has besides JSON lines."""
+"""Formats by kind: every value of input_files.FileKind except "jsonl"."""

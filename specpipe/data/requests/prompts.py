@@ -1,4 +1,4 @@
-"""Where a row keeps its prompt: plain text, token ids, chat messages, a ShareGPT conversation, an OpenAI batch line."""
+"""Prompts of input rows: plain text, token ids, chat messages, a ShareGPT conversation, an OpenAI batch line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specpipe.errors import InputError
 Message = dict[str, object]
 _CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "model", "observation", "ipython")
 _SHAREGPT_ROLES = {"human": "user", "user": "user", "system": "system"}
-_HARMLESS: Mapping[str, tuple[object, ...]] = {
+_NO_EFFECT: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "logit_bias": ({},),
     "echo": (False,),
@@ -20,24 +20,25 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "response_format": ({"type": "text"},),
 }
-"""Parameters of an OpenAI request that change its output and are not served: with any other value the row is refused,
-because an answer to something else than was asked is worse than none."""
+"""Unsupported OpenAI parameters that change the output, with the values that have no effect. Any other value is an
+error of the row: an answer to a different request is worse than none."""
 
 
 class Prompt(NamedTuple):
-    """Token ids where they are set, else `text` where it is set, else a chat."""
+    """A prompt: `token_ids` if set, else `text` if set, else the chat in `messages`."""
 
     shown: str
-    """What an error row's `prompt` column holds: for chats the last user turn."""
+    """Text for the `prompt` column of an error row; for chats the last user turn."""
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     messages: tuple[Message, ...] = ()
 
 
 def find_prompt(values: Mapping[str, object], column: str | None, samples: int = 1) -> Prompt:
-    """A row's prompt, from `column` or the first usual one that it has. `samples`: outputs that every row gets.
+    """Returns a row's prompt.
 
-    Raises InputError that names the column.
+    column: data.prompt; None for the first of PROMPT_COLUMNS with a value. samples: outputs per row, which `n` of an
+    OpenAI body must equal. Raises InputError with the column's name.
     """
     if column is not None:
         if values.get(column) is None:
@@ -51,7 +52,7 @@ def find_prompt(values: Mapping[str, object], column: str | None, samples: int =
 
 
 def _unpacked(name: str, value: object) -> object:
-    """Chats stored as JSON text, as databases export them, become chats; a plain prompt is not what they are."""
+    """Parses a chat that is stored as JSON text, as databases export it. Returns any other value unchanged."""
     if not isinstance(value, str) or name not in ("body", "messages", "conversations"):
         return value
     if name == "body":
@@ -66,7 +67,7 @@ def _unpacked(name: str, value: object) -> object:
 
 
 def request_body(values: Mapping[str, object], column: str | None) -> Mapping[str, object]:
-    """Where a row's own sampling values stand: the body of an OpenAI batch line, else the row itself."""
+    """Returns the mapping with a row's own sampling values: the body of an OpenAI batch line, else the row itself."""
     body = values.get(column or "body")
     return body if isinstance(body, Mapping) else values
 
@@ -75,7 +76,7 @@ def _prompt_of(name: str, value: object, values: Mapping[str, object], samples: 
     if isinstance(value, Mapping):
         return _from_body(name, value, samples)
     if isinstance(value, str):
-        return Prompt(shown=_sound(name, value), text=value)
+        return Prompt(shown=_checked_text(name, value), text=value)
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return _from_list(name, value, values)
     raise InputError(f"column {name}: {_show(value)}; expected text, token ids or chat messages")
@@ -95,15 +96,15 @@ def _from_list(name: str, items: Sequence[object], values: Mapping[str, object])
 
 def _from_body(name: str, body: Mapping[str, object], samples: int) -> Prompt:
     if body.get("n") not in (None, 1, samples):
-        raise InputError(f"column {name}.n: {_show(body['n'])}; expected what sampling.n of the job is, {samples}")
-    for key, harmless in _HARMLESS.items():
+        raise InputError(f"column {name}.n: {_show(body['n'])}; expected sampling.n of the job, {samples}")
+    for key, without_effect in _NO_EFFECT.items():
         value = body.get(key)
-        if value is not None and value not in harmless:
-            raise InputError(f"column {name}.{key}: {_show(value)} is not served; leave it out")
+        if value is not None and value not in without_effect:
+            raise InputError(f"column {name}.{key}: {_show(value)} is not supported; expected no value")
     for key in ("messages", "prompt"):
         if body.get(key) is not None and not isinstance(body[key], Mapping):
             return _prompt_of(f"{name}.{key}", body[key], {}, samples)
-    raise InputError(f"column {name}: neither messages nor prompt in it")
+    raise InputError(f"column {name}: has neither messages nor prompt; expected one of them")
 
 
 def _from_messages(name: str, entries: Sequence[Mapping[str, object]]) -> Prompt:
@@ -121,9 +122,9 @@ def _from_messages(name: str, entries: Sequence[Mapping[str, object]]) -> Prompt
 
 
 def content_text(name: str, content: object) -> str:
-    """Text, or the text parts of a list of parts; pictures and sound are refused."""
+    """Returns text, or the joined text parts of a list. Raises InputError for other parts, such as images."""
     if isinstance(content, str):
-        return _sound(name, content)
+        return _checked_text(name, content)
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise InputError(f"column {name}: {_show(content)}; expected text")
     texts = []
@@ -131,14 +132,14 @@ def content_text(name: str, content: object) -> str:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type") in ("text", None) else None
         if not isinstance(text, str):
             raise InputError(f"column {name}: has a part {_show(part)}; expected parts of type text")
-        texts.append(_sound(name, text))
+        texts.append(_checked_text(name, text))
     return "".join(texts)
 
 
 def _from_conversation(name: str, entries: Sequence[Mapping[str, object]]) -> Prompt:
-    """The first human turn, after a system turn where there is one.
+    """Returns the first human turn, after an optional system turn.
 
-    As benchmark loaders do, a conversation with fewer than two turns is no prompt with an answer, and refused.
+    Raises InputError for a conversation without an answer after it, as loaders of benchmarks skip it.
     """
     turns: list[Message] = []
     for i, entry in enumerate(entries[:2]):
@@ -148,7 +149,7 @@ def _from_conversation(name: str, entries: Sequence[Mapping[str, object]]) -> Pr
         value = entry.get("value")
         if not isinstance(value, str):
             raise InputError(f"column {name}[{i}].value: {_show(value)}; expected text")
-        turns.append({"role": role, "content": _sound(f"{name}[{i}].value", value)})
+        turns.append({"role": role, "content": _checked_text(f"{name}[{i}].value", value)})
         if role == "user":
             break
     if not turns or turns[-1]["role"] != "user":
@@ -159,12 +160,14 @@ def _from_conversation(name: str, entries: Sequence[Mapping[str, object]]) -> Pr
     return Prompt(shown=str(turns[-1]["content"]), messages=tuple(turns))
 
 
-def _sound(name: str, text: str) -> str:
+def _checked_text(name: str, text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         broken = f"\\u{ord(text[error.start]):04x}"
-        raise InputError(f"column {name}: half a surrogate pair ({broken}) at {error.start}; expected text") from None
+        raise InputError(
+            f"column {name}: a lone surrogate ({broken}) at character {error.start}; expected valid Unicode text"
+        ) from None
     if not text:
         raise InputError(f"column {name}: empty; expected text")
     return text

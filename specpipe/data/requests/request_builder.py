@@ -1,4 +1,4 @@
-"""From a row to a Request, or to the Completion that says why it cannot be one."""
+"""Request builder: an input row becomes a Request, or a Completion with the error of the row."""
 
 from __future__ import annotations
 
@@ -18,58 +18,60 @@ from specpipe.errors import InputError, SpecpipeError
 
 
 class EncodedProtocol(Protocol):
-    """A prompt as the model reads it: its text, chat template applied, and its token ids."""
+    """A prompt in the model's form."""
 
     @property
-    def text(self) -> str: ...
+    def text(self) -> str:
+        """Text of the prompt, after the chat template."""
 
     @property
-    def token_ids(self) -> tuple[int, ...]: ...
+    def token_ids(self) -> tuple[int, ...]:
+        """Token ids of the prompt."""
 
 
 class EncoderProtocol(Protocol):
-    """Text or chat messages to token ids; adds the job's system prompt. The target's own is in specpipe.models."""
+    """Encoder of text and chat messages; models.tokenizer.PromptEncoder implements it for the target's tokenizer."""
 
     def encode(self, prompt: str | Sequence[Message]) -> EncodedProtocol:
-        """Raises InputError for a prompt that cannot be encoded."""
+        """Returns text and token ids. Raises InputError for a prompt that cannot be encoded."""
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that prompts begin with, where the model has one."""
+        """Beginning-of-sequence token; None if the model has none."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a prompt, special tokens too."""
+        """Returns the text of a prompt, special tokens included."""
 
 
 def row_seed(job_seed: int, row: int) -> int:
-    """63 bits from the job's seed and a row's position in the dataset: the same whatever the shards are."""
+    """Returns a 63-bit seed of the job's seed and a row's position in the dataset; independent of sharding."""
     return hash_seed(job_seed, row)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestBuilder:
-    """Turns the rows of one job into requests."""
+    """Builds requests from the rows of one job."""
 
     encoder: EncoderProtocol
     sampling: SamplingParams
-    """For rows that bring no values of their own."""
+    """Values for rows without their own."""
     job_seed: int
     max_model_len: int
-    """Longest prompt + output in tokens. A row's max_new_tokens is cut to what its prompt leaves."""
+    """Longest prompt + output in tokens. Limits a row's max_new_tokens to the tokens that its prompt leaves."""
     vocab_size: int
     prompt_column: str | None = None
     truncate: bool = False
-    """Whether a prompt that is too long loses its beginning; otherwise it is an error."""
+    """Truncates a prompt that is too long at its beginning; False makes it an error."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every input column that can make a difference: what `read_rows` needs to read."""
+        """Input columns that can change a request; `read_rows` needs only these."""
         return input_columns(self.prompt_column)
 
     def build(self, row: Row, shard: Shard) -> Request | Completion:
-        """A Request, or a Completion with finish_reason "error" that says what is wrong and where.
+        """Returns a Request, or a Completion with finish_reason "error" whose error names file, row and column.
 
-        Raises ModelError where the job asks of the model what it cannot do at all, such as chats without a template.
+        Raises ModelError where the model cannot serve the job at all, such as chats without a chat template.
         """
         position = row.index_in_file - shard.start
         request = Request(
@@ -115,38 +117,38 @@ class RequestBuilder:
             return self.encoder.encode(prompt)
         except SpecpipeError:
             raise
-        except Exception as error:  # a template or tokenizer that fails on this row must not cost the others
+        except Exception as error:  # a failure of template or tokenizer is an error of this row only
             raise InputError(f"the prompt cannot be encoded: {type(error).__name__}: {error}") from error
 
     def _truncated(self, text: str, token_ids: tuple[int, ...], new_tokens: int) -> tuple[str, tuple[int, ...]]:
-        """The end of a prompt, so that new_tokens fit behind it, but half of max_model_len at least."""
-        room = max(self.max_model_len - new_tokens, self.max_model_len // 2)
-        if len(token_ids) <= room:
+        """Returns the end of a prompt: max_model_len - new_tokens tokens, at least half of max_model_len."""
+        available = max(self.max_model_len - new_tokens, self.max_model_len // 2)
+        if len(token_ids) <= available:
             return text, token_ids
         bos = token_ids[:1] if token_ids[0] == self.encoder.bos_token_id else ()
-        cut = (*bos, *token_ids[len(token_ids) - room + len(bos) :])
+        cut = (*bos, *token_ids[len(token_ids) - available + len(bos) :])
         return utf8(self.encoder.decode(cut)), cut
 
     def _fit(self, sampling: SamplingParams, prompt_tokens: int) -> SamplingParams:
-        room = self.max_model_len - prompt_tokens
-        if room < 1:
+        available = self.max_model_len - prompt_tokens
+        if available < 1:
             raise InputError(
                 f"the prompt has {prompt_tokens} tokens; expected at most {self.max_model_len - 1} "
-                f"(max_model_len {self.max_model_len}, less one to generate); data.on_too_long: truncate_left cuts it"
+                f"(max_model_len {self.max_model_len} less one generated token), or data.on_too_long: truncate_left"
             )
-        if sampling.max_new_tokens <= room:
+        if sampling.max_new_tokens <= available:
             return sampling
-        return dataclasses.replace(sampling, max_new_tokens=room)
+        return dataclasses.replace(sampling, max_new_tokens=available)
 
 
 def input_columns(prompt_column: str | None) -> tuple[str, ...]:
-    """Every input column that can make a difference to a row, and so to a shard's hash."""
+    """Returns the input columns that can change a request, and so a shard's hash. prompt_column: data.prompt."""
     own = (prompt_column,) if prompt_column else ()
     return tuple(dict.fromkeys((*own, *PROMPT_COLUMNS, *ID_COLUMNS, *OVERRIDES)))
 
 
 def expected_identity(row: Row, position: int, *, job_seed: int, prompt_column: str | None) -> tuple[str, set[int]]:
-    """The request_id of a row's output, and the seeds that may stand beside it. `position` is that in the dataset."""
+    """Returns the request_id of a row's output and its possible seeds. position: the row's position in the dataset."""
     seeds = {row_seed(job_seed, position)}
     values = row.values or {}
     try:
@@ -156,12 +158,12 @@ def expected_identity(row: Row, position: int, *, job_seed: int, prompt_column: 
     with suppress(InputError):
         own = request_body(values, prompt_column).get("seed")
         if own is not None:
-            seeds.add(integer(own))  # a row that failed before its seed was read has the derived one
+            seeds.add(integer(own))  # a row that failed before its seed was read has the derived seed
     return name, seeds
 
 
 def _identifier(values: Mapping[str, object]) -> str:
-    """The row's own id, "" where it has none. Ids need not be unique."""
+    """Returns the row's identifier, "" if it has none. Identifiers need not be unique."""
     for column in ID_COLUMNS:
         value = values.get(column)
         if value is None:

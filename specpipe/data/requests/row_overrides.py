@@ -1,4 +1,4 @@
-"""Sampling values that a row brings for itself."""
+"""Sampling parameters of single rows, which override the job's."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from specpipe.core import SamplingParams
 from specpipe.errors import InputError
 
-_HUGE = 2.0**64  # beyond every parameter's range; NaN fails the comparison too
+_HUGE = 2.0**64  # above every parameter's range; the comparison also rejects NaN
 
 
 def row_sampling(values: Mapping[str, object], job: SamplingParams, vocab_size: int) -> SamplingParams:
-    """The job's values with the row's own in their place. Raises InputError that names the column."""
+    """Returns the job's sampling parameters with the row's overrides. Raises InputError with the column's name."""
     own: dict[str, Any] = {}
     for column, (name, convert) in OVERRIDES.items():
         value = values.get(column)
@@ -23,7 +23,7 @@ def row_sampling(values: Mapping[str, object], job: SamplingParams, vocab_size: 
             except InputError as error:
                 raise InputError(f"column {column}: {value!r:.60}; expected {error}") from None
     if values.get("logprobs") is False:
-        own["logprobs"] = None  # whatever top_logprobs beside it says
+        own["logprobs"] = None  # overrides top_logprobs
     if not own:
         return job
     sampling = dataclasses.replace(job, **own)
@@ -39,7 +39,7 @@ def _number(value: object) -> float:
 
 
 def integer(value: object) -> int:
-    """Raises InputError. Integral floats too: a column of integers with gaps comes out of pandas as floats."""
+    """Returns an int. Accepts integral floats: pandas stores integers with gaps as floats. Raises InputError."""
     number = _number(value)
     if not number.is_integer():
         raise InputError("a whole number")
@@ -52,8 +52,8 @@ def _flag(value: object) -> bool:
     return value
 
 
-def _asked(value: object) -> int | None:
-    """OpenAI's chats say true or false and the number in top_logprobs, its completions the number."""
+def _logprobs(value: object) -> int | None:
+    """Returns a number of log-probabilities. OpenAI's chats send a boolean (and top_logprobs), completions a number."""
     if isinstance(value, bool):
         return 0 if value else None
     return integer(value)
@@ -80,7 +80,7 @@ OVERRIDES: Mapping[str, tuple[str, Callable[[object], object]]] = {
     "repetition_penalty": ("repetition_penalty", _number),
     "presence_penalty": ("presence_penalty", _number),
     "frequency_penalty": ("frequency_penalty", _number),
-    "logprobs": ("logprobs", _asked),
+    "logprobs": ("logprobs", _logprobs),
     "top_logprobs": ("logprobs", integer),
     "max_tokens": ("max_new_tokens", integer),
     "max_completion_tokens": ("max_new_tokens", integer),
@@ -91,4 +91,5 @@ OVERRIDES: Mapping[str, tuple[str, Callable[[object], object]]] = {
     "stop_token_ids": ("stop_token_ids", _integers),
     "seed": ("seed", integer),
 }
-"""Columns (or keys of an OpenAI body) with a row's own sampling values; of several names for one, the last wins."""
+"""Columns (or keys of an OpenAI body) → sampling parameter and converter. Of several columns for one parameter the last
+one is used."""

@@ -1,4 +1,4 @@
-"""Several outputs of one row: the same prompt, drawn with seeds of their own."""
+"""Samples of a row: several outputs of the same prompt, each with its own seed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from specpipe.core import Completion, Request
 
 
 def hash_seed(*parts: int) -> int:
-    """63 bits that depend on every part."""
+    """Returns a 63-bit hash of all parts."""
     digest = hashlib.blake2b(":".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def sample_seed(seed: int, sample: int) -> int:
-    """The seed of a row's sample; sample 0 keeps the row's own, whatever the number of samples."""
+    """Returns the seed of a row's sample. Sample 0 has the row's seed, for any number of samples."""
     return hash_seed(seed, sample) if sample else seed
 
 
 def expand_samples(built: Request | Completion, samples: int) -> Iterator[Request | Completion]:
-    """`samples` copies of a shard's row number r, as its output rows r * samples and on. A bad row is bad each time."""
+    """Yields `samples` copies of a shard's row r, as output rows r * samples and following; of error rows too."""
     request = built if isinstance(built, Request) else built.request
     for sample in range(samples):
         copy = dataclasses.replace(
@@ -34,5 +34,5 @@ def expand_samples(built: Request | Completion, samples: int) -> Iterator[Reques
 
 
 def repeat_rows(table: Any, samples: int) -> Any:
-    """A pyarrow.Table with every row `samples` times, side by side."""
+    """Returns a pyarrow.Table with every row repeated `samples` times, consecutively."""
     return table if samples == 1 else table.take(np.repeat(np.arange(table.num_rows), samples))

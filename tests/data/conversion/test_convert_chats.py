@@ -96,9 +96,9 @@ def test_a_bare_list_of_turns_text_parts_json_text_and_a_system_key_are_read() -
         (sharegpt(("human", "a")), "nothing after the first user turn"),
         (sharegpt(("system", "a"), ("gpt", "b")), "begins with gpt"),
         (sharegpt(("narrator", "a"), ("human", "b"), ("gpt", "c")), "begins with narrator"),
-        (openai(("user", "a"), ("narrator", "b")), "a turn by narrator, which is no known role"),
+        (openai(("user", "a"), ("narrator", "b")), "a turn by narrator, which has no known role"),
         (openai(("user", ""), ("assistant", "b")), "an empty turn by user"),
-        (openai(("user", [{"type": "image_url"}])), "a turn by user that is no text"),
+        (openai(("user", [{"type": "image_url"}])), "a turn by user that is not text"),
         (openai(("assistant", "b")), "no user turn"),
         (sharegpt(), "no turns"),
         ({"conversations": "[{"}, "turns in text that is not JSON"),
@@ -131,7 +131,7 @@ def test_the_output_is_a_dataset_whose_answers_can_be_kept() -> None:
 def test_json_lines_are_read_too_and_a_bad_line_costs_itself_alone() -> None:
     Path(SOURCE).write_text(f"{json.dumps(TOOLS)}\n{{broken\n{json.dumps(TOOLS)}\n", encoding="utf-8")
     report = convert_chats(SOURCE, OUT)
-    assert (report.written, report.skipped) == (2, {"a line that is no JSON object": 1})
+    assert (report.written, report.skipped) == (2, {"a line that is not a JSON object": 1})
 
 
 def test_spaces_and_a_byte_order_mark_before_the_array_do_no_harm() -> None:
@@ -146,8 +146,8 @@ def test_spaces_and_a_byte_order_mark_before_the_array_do_no_harm() -> None:
         (json.dumps([TOOLS]).encode() + b"x", "is not JSON after 1 records"),
         (b'[{"conversations": "\xff"}]', "is not JSON after 0 records"),
         (b"[NaN]", "is not JSON after 0 records"),
-        (b"[]", "holds no chat that can be a prompt (0 records)"),
-        (b"", "holds no chat that can be a prompt (0 records)"),
+        (b"[]", "contains no chat with a prompt (0 records)"),
+        (b"", "contains no chat with a prompt (0 records)"),
         (b'[{"prompt": "a"}]', "(1 records; neither conversations nor messages: 1)"),
     ],
 )
@@ -161,14 +161,14 @@ def test_a_file_that_is_broken_or_holds_no_chat_writes_nothing(data: bytes, reas
 
 def test_what_is_there_is_not_overwritten_unless_asked_for() -> None:
     convert([TOOLS])
-    with pytest.raises(JobError, match="is there already; give another --out, or --overwrite"):
+    with pytest.raises(JobError, match="already exists; expected another --out, or --overwrite"):
         convert([TOOLS])
     assert convert([TOOLS] * 3, overwrite=True)[0].written == 3
-    with pytest.raises(JobError, match="is the file to convert"):
+    with pytest.raises(JobError, match="is the input file"):
         convert_chats(SOURCE, SOURCE, overwrite=True)
     with pytest.raises(JobError, match="--keep answer"):
         convert([TOOLS], keep=["answer"], overwrite=True)
-    with pytest.raises(DataError, match="is no file"):
+    with pytest.raises(DataError, match="is not a file"):
         convert_chats("missing.json", "b.parquet")
 
 

@@ -71,7 +71,7 @@ def test_kept_columns_follow_with_their_types() -> None:
 
 @pytest.mark.parametrize("rows", [[0], [0, 0], [0, 1, 2], [1, 2]])
 def test_a_missing_or_doubled_row_is_never_written(rows: list[int]) -> None:
-    with pytest.raises(ValueError, match="missing or there twice"):
+    with pytest.raises(ValueError, match="missing or duplicated"):
         to_table([completion(row) for row in rows], 2)
 
 

@@ -158,12 +158,12 @@ def test_mixed_unknown_and_missing_files_say_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
     pq.write_table(pa.table({"prompt": ["x"]}), tmp_path / "a.parquet")
     (tmp_path / "a.csv").write_text("prompt\nx\n")
-    with pytest.raises(DataError, match=r"jsonl and parquet files; say which with data\.format"):
+    with pytest.raises(DataError, match=r"jsonl and parquet files; choose one with data\.format"):
         list_files(str(tmp_path))
     assert [file.kind for file in list_files(str(tmp_path), "parquet")] == ["parquet"]
-    with pytest.raises(DataError, match=r"say what it is with data\.format"):
+    with pytest.raises(DataError, match=r"set its format with data\.format"):
         list_files(str(tmp_path / "a.csv"))
-    with pytest.raises(DataError, match="is not there"):
+    with pytest.raises(DataError, match="does not exist"):
         list_files(str(tmp_path / "b.jsonl"))
     (tmp_path / "b.parquet").write_bytes(b"PAR1 but not really")
     with pytest.raises(DataError, match="cannot be read as parquet"):
@@ -185,7 +185,7 @@ def test_json_lines_may_be_called_json(tmp_path: Path) -> None:
 
 
 def test_a_password_in_a_uri_is_refused_and_not_repeated() -> None:
-    with pytest.raises(DataError, match="carries a password") as caught:
+    with pytest.raises(DataError, match="contains a password") as caught:
         locate("s3://key:s3cret@bucket/folder")
     assert "s3cret" not in str(caught.value)
 
@@ -220,7 +220,7 @@ def test_kept_columns_must_be_there_and_of_one_type(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["x"], "n": [1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"prompt": ["x"], "n": ["1"]}), tmp_path / "b.parquet")
     files = list_files(str(tmp_path))
-    with pytest.raises(DataError, match=r"names 'm', which .*a\.parquet lacks; it has prompt, n"):
+    with pytest.raises(DataError, match=r"names 'm', which .*a\.parquet lacks; it has the columns prompt, n"):
         kept_schema(files, ["m"])
     with pytest.raises(DataError, match=r"'n' is string in .*b\.parquet and int64"):
         kept_schema(files, ["n"])

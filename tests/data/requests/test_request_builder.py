@@ -133,7 +133,7 @@ def test_a_body_may_ask_for_as_many_answers_as_the_job_gives() -> None:
         row = Row(index_in_file=107, values={"body": {"prompt": "x", "n": n}})
         assert isinstance(builder().build(row, shard), Request)
     row = Row(index_in_file=107, values={"body": {"prompt": "x", "n": 2}})
-    assert "expected what sampling.n of the job is, 3" in builder().build(row, shard).error
+    assert "expected sampling.n of the job, 3" in builder().build(row, shard).error
 
 
 def test_the_seed_of_the_output_column_gives_the_same_draws_as_a_rows_own() -> None:
@@ -185,7 +185,7 @@ def test_the_shortest_model_still_leaves_a_token_of_a_cut_prompt() -> None:
         ({"prompt": ""}, "column prompt: empty"),
         ({"prompt": 3}, "column prompt: 3; expected text, token ids or chat messages"),
         ({"prompt": b"x"}, "column prompt: b'x'; expected text"),
-        ({"prompt": "a\ud800"}, "column prompt: half a surrogate pair (\\ud800) at 1"),
+        ({"prompt": "a\ud800"}, "column prompt: a lone surrogate (\\ud800) at character 1"),
         ({"prompt": "x" * 1000}, "the prompt has 1000 tokens; expected at most 999 (max_model_len 1000"),
         ({"prompt": "crash"}, "cannot be encoded: RuntimeError: tokenizer panic"),
         ({"prompt_token_ids": []}, "column prompt_token_ids: an empty list"),
@@ -197,16 +197,16 @@ def test_the_shortest_model_still_leaves_a_token_of_a_cut_prompt() -> None:
         (turns(("gpt", "hi"), ("human", "x")), "column conversations: begins with gpt, human; expected a human turn"),
         (turns(("system", "s"), ("gpt", "x")), "begins with system, gpt"),
         (turns(("human", None), ("gpt", "x")), "column conversations[0].value: no value; expected text"),
-        (turns(("human", "\udfff"), ("gpt", "x")), "column conversations[0].value: half a surrogate pair"),
+        (turns(("human", "\udfff"), ("gpt", "x")), "column conversations[0].value: a lone surrogate"),
         ({"messages": ["hi"]}, "column messages: holds ['hi']"),
         (chat((None, "x")), "column messages[0].role: no value; expected one of system"),
         ({"messages": [{"role": "user", "tool_calls": []}]}, "column messages[0].content: no value; expected text"),
         (chat(("user", "x"), ("narrator", "y")), "column messages[1].role: 'narrator'; expected one of system"),
         (chat(("user", None)), "column messages[0].content: no value; expected text"),
         (chat(("user", [{"type": "image_url", "image_url": "x"}])), "expected parts of type text"),
-        ({"body": {"input": "embed"}}, "column body: neither messages nor prompt"),
-        ({"body": {"prompt": "x", "logit_bias": {"5": 1}}}, "column body.logit_bias: {'5': 1} is not served"),
-        ({"body": {"prompt": "x", "n": 2}}, "column body.n: 2; expected what sampling.n of the job is, 1"),
+        ({"body": {"input": "embed"}}, "column body: has neither messages nor prompt"),
+        ({"body": {"prompt": "x", "logit_bias": {"5": 1}}}, "column body.logit_bias: {'5': 1} is not supported"),
+        ({"body": {"prompt": "x", "n": 2}}, "column body.n: 2; expected sampling.n of the job, 1"),
         ({"body": {"prompt": "x", "frequency_penalty": 2.5}}, "frequency_penalty is 2.5; expected between -2 and 2"),
         ({"prompt": "x", "logprobs": 21}, "logprobs is 21; expected 0 to 20, or none"),
         ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty is 0.0; expected above 0"),
