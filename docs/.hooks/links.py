@@ -1,4 +1,4 @@
-"""For the site: links to files of the repository that are no pages become their paths."""
+"""Hook of mkdocs: replaces links to files outside of docs/ by the files' paths."""
 
 import re
 from typing import Any
@@ -7,6 +7,8 @@ _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)[^)]*\)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Returns a page's Markdown with these links replaced; mkdocs calls it for every page."""
+
     def path(match: re.Match[str]) -> str:
         text, target = match.groups()
         return text if target.strip("/") in text else f"{text} (`{target}`)"
