@@ -1,4 +1,4 @@
-"""A run's timeline in at most a few hundred points, however long it was and however many workers it had."""
+"""The timeline of a run in at most a few hundred bins, whatever its length and number of workers."""
 
 from __future__ import annotations
 
@@ -11,73 +11,80 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Points = npt.NDArray[np.float64]
-MOST_BINS = 240
+from specpipe.arrays import Array
+
+MAX_BINS = 240
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BinnedTimeline:
-    """Points [bins], NaN where no worker did anything. Pauses between starts are left out of the time."""
+    """Values [bins] over time, NaN in bins without work. Pauses between starts are left out."""
 
-    seconds: Points
-    """Middle of each bin, since the first one began."""
+    seconds: Array
+    """Middle of each bin, in seconds since the first one began."""
     width_s: float
+    """Length of a bin in seconds."""
     starts: tuple[float, ...]
-    """When the second and later starts began, on the same clock."""
-    tokens_per_s: Points
-    """Of all workers."""
-    expected_tokens_per_s: Points
-    """Of all workers, by the plans that ruled; 0 where they did not say."""
-    queue_depth: Points
-    occupancy: Points
-    """Rows running in a worker, mean over workers."""
-    slots: Points
-    """Of a worker."""
-    k: Points
+    """Beginning of the second and later starts, on the same clock."""
+    tokens_per_s: Array
+    """Output tokens per second of all workers."""
+    expected_tokens_per_s: Array
+    """Output tokens per second of all workers that the plans expected; 0 if they gave no expectation."""
+    queue_depth: Array
+    """Mean over workers."""
+    occupancy: Array
+    """Running rows of a worker, mean over workers."""
+    slots: Array
+    """Slots of a worker, mean over workers."""
+    k: Array
     """Mean over row-rounds."""
-    acceptance_length: Points
-    """NaN where nothing was drafted."""
+    acceptance_length: Array
+    """NaN in bins without drafts."""
 
     @property
     def bins(self) -> int:
+        """Number of bins."""
         return len(self.seconds)
 
 
-def bin_timelines(tables: Sequence[pa.Table], most: int = MOST_BINS) -> BinnedTimeline | None:
-    """tables: of telemetry.timeline_schema, one a start, in order. None when there is nothing to show."""
+def bin_timelines(tables: Sequence[pa.Table], max_bins: int = MAX_BINS) -> BinnedTimeline | None:
+    """Returns the timeline of a run in at most `max_bins` bins; None if it has no samples.
+
+    tables: the timelines (telemetry/timeline-*.parquet) of each start, in order.
+    """
     tables = [table for table in tables if table.num_rows]
     if not tables:
         return None
     spans = [_span(table) for table in tables]
     offsets = np.concatenate([[0.0], np.cumsum([end - begin for begin, end in spans])])
     total = float(offsets[-1])
-    coarsest = max(float(pc.max(table["interval_s"]).as_py()) for table in tables)
-    width = max(coarsest, np.ceil(total / most))
-    sums = _Sums(int(np.ceil(total / width)))
+    longest_interval = max(float(pc.max(table["interval_s"]).as_py()) for table in tables)
+    width = max(longest_interval, np.ceil(total / max_bins))
+    sums = _BinSums(int(np.ceil(total / width)))
     for table, (begin, _), offset in zip(tables, spans, offsets, strict=False):
         sums.add(table, ((_column(table, "second") - begin + offset) // width).astype(np.int64))
     return sums.timeline(total, width, tuple(float(offset) for offset in offsets[1:-1]))
 
 
 def _span(table: pa.Table) -> tuple[float, float]:
-    """First and last moment of a start."""
+    """Returns the beginning and the end of a start."""
     ends = pc.max(pc.add(table["second"], table["interval_s"])).as_py()
     return float(pc.min(table["second"]).as_py()), float(ends)
 
 
-def _column(table: pa.Table, name: str) -> Points:
+def _column(table: pa.Table, name: str) -> Array:
     values: Any = table[name].to_numpy()
     return np.asarray(values, dtype=np.float64)
 
 
-def _expected(table: pa.Table) -> Points:
-    """Zeros for the timelines of policies, and of versions, that do not say."""
+def _expected(table: pa.Table) -> Array:
+    """Returns the expected throughput; zeros for policies, and for older versions, that do not record it."""
     name = "expected_tokens_per_s"
     return _column(table, name) if name in table.column_names else np.zeros(table.num_rows)
 
 
-class _Sums:
-    """By bin, what the points are quotients of."""
+class _BinSums:
+    """Sums by bin, whose quotients are the timeline's values."""
 
     def __init__(self, bins: int) -> None:
         names = ("time", "tokens", "expected", "depth", "rows", "slots", "row_rounds", "k", "drafts", "accepted")
@@ -85,6 +92,7 @@ class _Sums:
         self._by_name = {name: np.zeros(bins) for name in names}
 
     def add(self, table: pa.Table, bins: npt.NDArray[np.int64]) -> None:
+        """Adds samples. `bins`: the bin of each row of the table."""
         time, occupancy = _column(table, "interval_s"), _column(table, "occupancy")
         row_rounds = _column(table, "rounds") * occupancy
         for name, values in {
@@ -102,6 +110,7 @@ class _Sums:
             self._by_name[name] += np.bincount(bins, values, self._bins)
 
     def timeline(self, total: float, width: float, starts: tuple[float, ...]) -> BinnedTimeline:
+        """Returns the values of all bins. `total`: seconds; `width`: seconds of a bin."""
         sums = self._by_name
         edges = np.minimum(np.arange(self._bins + 1) * width, total)
         return BinnedTimeline(
@@ -118,6 +127,7 @@ class _Sums:
         )
 
 
-def _ratio(above: Points, below: Points) -> Points:
+def _ratio(above: Array, below: Array) -> Array:
+    """Returns above / below; NaN where `below` is 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(below > 0, above / below, np.nan)

@@ -1,4 +1,4 @@
-"""What a run cost, and what it gave for that."""
+"""Section on the cost of a run: worker seconds and tokens."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from specpipe.report.elements import DASH, ReportSection, count, fixed, percent, seconds
+from specpipe.report.elements import ReportSection
+from specpipe.report.number_format import DASH, count, decimal, duration, percent
 from specpipe.report.run_source import RunSource
 from specpipe.telemetry.shard_table import total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """Seconds of workers. `held`: from a worker's first shard to its last, per start; `busy`: the engine's own."""
+    """Worker seconds of a run, and the tokens generated in them."""
 
     held_s: float
+    """Seconds from the first to the last shard of each worker, summed over workers and starts."""
     busy_s: float
+    """Seconds in which engines worked."""
     output_tokens: int
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens for each second that a worker was held."""
+        """Output tokens per second held."""
         return self.output_tokens / self.held_s if self.held_s else 0.0
 
 
 def cost_of(shards: pa.Table) -> Cost:
-    """shards: of telemetry.shard_schema."""
+    """Returns the cost of published shards, a table with the schema of telemetry/shards.parquet."""
     held = shards.group_by(["epoch", "worker"]).aggregate([("started_at", "min"), ("finished_at", "max")])
     spans = pc.subtract(held["finished_at_max"], held["started_at_min"])
     return Cost(
@@ -37,18 +40,19 @@ def cost_of(shards: pa.Table) -> Cost:
     )
 
 
-def what_it_cost(source: RunSource) -> ReportSection:
-    cost, summary, word = cost_of(source.shards), source.summary, source.device_word
+def cost_section(source: RunSource) -> ReportSection:
+    """Returns the section on worker seconds and tokens."""
+    cost, summary, noun = cost_of(source.shards), source.summary, source.device_noun
     busy = f" ({percent(cost.busy_s / cost.held_s)})" if cost.held_s else ""
     return ReportSection(
-        title="What it cost",
-        intro=f"Held: from a worker's first shard to its last, in every start; loading models and warm-up are not in "
-        f"it. Busy: the engine's own time. The run took {seconds(summary['duration_s'])} of wall time.",
+        title="Cost",
+        intro=f"Held: time from the first to the last shard of each {noun} in each start, without loading models and "
+        f"warm-up. Busy: time in which the engine worked. The run took {duration(summary['duration_s'])}.",
         facts=[
-            (f"{word}-seconds held", fixed(cost.held_s, 1)),
-            (f"{word}-seconds busy", f"{fixed(cost.busy_s, 1)}{busy}"),
-            (f"Output tokens per {word}-second", fixed(cost.tokens_per_second, 1)),
-            (f"{word}-seconds per million output tokens", _per_million(cost)),
+            (f"{noun}-seconds held", decimal(cost.held_s, 1)),
+            (f"{noun}-seconds busy", f"{decimal(cost.busy_s, 1)}{busy}"),
+            (f"Output tokens per {noun}-second", decimal(cost.tokens_per_second, 1)),
+            (f"{noun}-seconds per million output tokens", _per_million(cost)),
             ("Input tokens", count(summary["total_input_tokens"])),
             ("Output tokens", count(summary["total_output_tokens"])),
         ],

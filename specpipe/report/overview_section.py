@@ -1,4 +1,4 @@
-"""Which job, which models, which machines."""
+"""Section on the job of a run: models, sampling, data, workers and versions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specpipe.report.elements import DASH, ReportSection, Table, clipped, count, fixed, seconds
+from specpipe.report.elements import ReportSection, Table
+from specpipe.report.number_format import DASH, clipped, count, decimal, duration, omitted_note
 from specpipe.report.run_source import RunSource
 
-_MOST = 20
-_LONGEST = 200
+_MAX_ROWS = 20
+_MAX_CHARACTERS = 200  # of a cell
 
 
-def what_ran(source: RunSource) -> ReportSection:
+def overview_section(source: RunSource) -> ReportSection:
+    """Returns the section on the job, its models, data and workers."""
     return ReportSection(
-        title="What ran",
+        title="Job, models and workers",
         facts=[*_facts(source)],
-        details=[_workers(source), _inputs(source), _versions(source), _job(source)],
+        details=[_workers_table(source), _inputs_table(source), _versions_table(source), _fields_table(source)],
     )
 
 
@@ -32,7 +34,7 @@ def _facts(source: RunSource) -> Iterable[tuple[str, str]]:
     yield "Data", f"{job.get('data.path')}, {count(sum(pin['rows'] for pin in inputs))} rows in {len(inputs)} file(s)"
     yield "Output", source.folder
     devices = ", ".join(map(str, summary["devices"])) or DASH
-    yield "Workers", f"{len(_ran(summary))} on {devices}, {job.get('workers.slots')} slots each"
+    yield "Workers", f"{len(_active_workers(summary))} on {devices}, {job.get('workers.slots')} slots each"
     yield "Started", f"{source.created_at}, {summary['starts']} start(s)"
     yield "Run", str(summary["run_id"])
 
@@ -60,12 +62,13 @@ def _sampling(job: Mapping[str, Any]) -> str:
     return ", ".join([*words, *(["end-of-sequence ignored"] if job.get("sampling.ignore_eos") else [])])
 
 
-def _ran(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _active_workers(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Returns the workers that finished at least one shard."""
     return {name: worker for name, worker in summary["workers"].items() if worker["shards"]}
 
 
-def _workers(source: RunSource) -> Table:
-    workers = _ran(source.summary)
+def _workers_table(source: RunSource) -> Table:
+    workers = _active_workers(source.summary)
     return Table(
         caption="Workers",
         head=("worker", "device", "shards", "rows", "output tokens", "busy", "tokens/s", "load"),
@@ -76,36 +79,32 @@ def _workers(source: RunSource) -> Table:
                 count(worker["shards"]),
                 count(worker["rows"]),
                 count(worker["output_tokens"]),
-                seconds(worker["busy_s"]),
-                fixed(worker["tokens_per_s"], 1),
-                seconds(worker["model_load_s"]) if "model_load_s" in worker else DASH,
+                duration(worker["busy_s"]),
+                decimal(worker["tokens_per_s"], 1),
+                duration(worker["model_load_s"]) if "model_load_s" in worker else DASH,
             )
-            for name, worker in list(workers.items())[:_MOST]
+            for name, worker in list(workers.items())[:_MAX_ROWS]
         ],
-        note=more(len(workers), _MOST, "workers"),
+        note=omitted_note(len(workers), _MAX_ROWS, "workers"),
     )
 
 
-def _inputs(source: RunSource) -> Table:
+def _inputs_table(source: RunSource) -> Table:
     pins: Sequence[Mapping[str, Any]] = source.identity.get("inputs") or ()
-    rows = [(str(pin["path"]), count(pin["rows"]), count(pin["size"])) for pin in pins[:_MOST]]
-    return Table(caption="Input files", head=("file", "rows", "bytes"), rows=rows, note=more(len(pins), _MOST, "files"))
+    rows = [(str(pin["path"]), count(pin["rows"]), count(pin["size"])) for pin in pins[:_MAX_ROWS]]
+    note = omitted_note(len(pins), _MAX_ROWS, "files")
+    return Table(caption="Input files", head=("file", "rows", "bytes"), rows=rows, note=note)
 
 
-def _versions(source: RunSource) -> Table:
+def _versions_table(source: RunSource) -> Table:
     return Table(caption="Versions", head=("package", "version"), rows=list(source.summary["versions"].items()))
 
 
-def _job(source: RunSource) -> Table:
+def _fields_table(source: RunSource) -> Table:
     fields = {**source.identity, **source.tuning}
     rows = [(name, _value(value)) for name, value in sorted(fields.items()) if name != "inputs"]
-    return Table(caption="Every field of the job", head=("field", "value"), rows=rows)
+    return Table(caption="All fields of the job", head=("field", "value"), rows=rows)
 
 
 def _value(value: object) -> str:
-    return clipped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), _LONGEST)
-
-
-def more(there: int, shown: int, what: str) -> str:
-    """A note on what a table leaves out; "" where it leaves out nothing."""
-    return f"{there - shown:,} more {what} are not shown." if there > shown else ""
+    return clipped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), _MAX_CHARACTERS)

@@ -1,4 +1,4 @@
-"""Pages by Jinja: one template, one style sheet, everything escaped but our own plots and style."""
+"""HTML pages by Jinja: one template and one style sheet. Everything is escaped except plots and style."""
 
 from __future__ import annotations
 
@@ -21,10 +21,16 @@ def render(
     tiles: Sequence[tuple[str, str, str]] = (),
     footer: str = "",
 ) -> str:
-    """HTML that loads nothing.
+    """Returns an HTML page that loads no other resources.
 
-    state: a word behind the title; verdict: a sentence below it, both in the colour of `tone` (good, bad, live). tiles:
-    the figures that one looks for first, as name, value and remark.
+    Args:
+        title: Title and main heading.
+        sections: Sections in order.
+        state: Word behind the title, in the colour of `tone`.
+        tone: good, bad or live.
+        verdict: Sentence below the title, in the colour of `tone`.
+        tiles: The most important figures, as (name, value, remark).
+        footer: Text at the end.
     """
     return _environment().get_template("page.html").render(locals())
 
@@ -38,5 +44,5 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["drawn"] = Markup  # plots alone: their text was escaped when they were drawn
+    environment.filters["drawn"] = Markup  # for plots only: their text was escaped when they were drawn
     return environment

@@ -1,4 +1,4 @@
-"""The plots of a page, by matplotlib. It is imported when the first one is drawn."""
+"""Plots of a page by matplotlib, which is imported when the first one is drawn."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from specpipe.report.svg import GRID, INK, MUTED, SERIES, page_svg
 
 log = logging.getLogger(__name__)
-_SIZE = (5.6, 2.7)  # inches at 72 units: 403 wide, so that its text can still be read on a phone
-_BOX = (0.125, 0.2, 0.855, 0.68)  # the axes: fixed, because laying out by text extents costs three times the drawing
+_SIZE = (5.6, 2.7)  # inches of 72 units: 403 units wide, so that text stays readable on a phone
+_BOX = (0.125, 0.2, 0.855, 0.68)  # of the axes; fixed, because layout by text extents takes three times the drawing
 _STYLE = {
     "svg.fonttype": "none",
     "font.size": 12,
@@ -40,10 +40,14 @@ _STYLE = {
     "path.simplify_threshold": 0.5,
 }
 Draw = Callable[[Any], None]
+"""Draws into matplotlib's Axes."""
 
 
 def plot(name: str, alt: str, draw: Draw) -> str:
-    """An <svg> element. `draw` gets matplotlib's Axes. "" and a warning where drawing fails: a plot ends no run."""
+    """Returns an <svg> element, or "" and logs a warning if drawing fails: a plot must not end a run.
+
+    `name` is unique in the page; `alt` describes the plot in words.
+    """
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -67,14 +71,21 @@ def lines(
     starts: Sequence[float] = (),
     floor: float = 0.0,
 ) -> Draw:
-    """Curves over seconds. `limit`: name and values of what they stay below; `starts`: where a later start of the run
-    began; `floor`: of the y axis."""
+    """Returns curves over seconds.
+
+    Args:
+        x: Seconds [n].
+        series: Values [n] by the name of the curve.
+        limit: Name and values [n] of an upper limit, drawn as a dashed curve.
+        starts: Seconds at which later starts of the run began, drawn as dotted lines.
+        floor: Lower end of the y axis.
+    """
 
     def draw(axes: Any) -> None:
         scale, unit = _time_unit(float(x[-1]) if len(x) else 0.0)
         for color, (name, y) in zip(SERIES, series.items(), strict=False):
-            lonely = np.count_nonzero(np.isfinite(y)) < 3
-            axes.plot(np.asarray(x) / scale, y, color=color, label=name, marker="o" if lonely else "")
+            few_points = np.count_nonzero(np.isfinite(y)) < 3
+            axes.plot(np.asarray(x) / scale, y, color=color, label=name, marker="o" if few_points else "")
         if limit is not None:
             axes.plot(np.asarray(x) / scale, limit[1], color=MUTED, label=limit[0], linestyle="--", linewidth=1.2)
         for start in starts:
@@ -90,7 +101,7 @@ def lines(
 
 
 def dated(times: Sequence[Any], series: Mapping[str, Sequence[float]]) -> Draw:
-    """Curves over dates (datetime), a point for each value."""
+    """Returns curves over dates (datetime), with a marker for each value."""
 
     def draw(axes: Any) -> None:
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -108,7 +119,7 @@ def dated(times: Sequence[Any], series: Mapping[str, Sequence[float]]) -> Draw:
 
 
 def bars(groups: Sequence[str], series: Mapping[str, Sequence[float]], label: str) -> Draw:
-    """Bars side by side, a group for each entry of `groups`; heights are shares, 0 to 1."""
+    """Returns groups of bars side by side; heights are shares from 0 to 1."""
 
     def draw(axes: Any) -> None:
         width = 0.8 / len(series)
@@ -129,7 +140,7 @@ def bars(groups: Sequence[str], series: Mapping[str, Sequence[float]], label: st
 
 
 def bars_across(names: Sequence[str], values: Sequence[float], labels: Sequence[str]) -> Draw:
-    """Horizontal bars, the first on top, each with its label at its end."""
+    """Returns horizontal bars, the first on top, each with a label at its end."""
 
     def draw(axes: Any) -> None:
         drawn = axes.barh(range(len(names)), values, 0.62, color=SERIES[0])
@@ -145,7 +156,10 @@ def bars_across(names: Sequence[str], values: Sequence[float], labels: Sequence[
 
 
 def cumulative(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], label: str) -> Draw:
-    """Shares (0 to 1) of all values that do not exceed x, on a logarithmic axis: name -> (x, share)."""
+    """Returns cumulative distributions on a logarithmic x axis.
+
+    curves: (x, share of values at or below x, from 0 to 1) by the name of the curve.
+    """
 
     def draw(axes: Any) -> None:
         from matplotlib.ticker import LogLocator, NullLocator
@@ -165,11 +179,12 @@ def cumulative(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], la
 
 
 def _legend(axes: Any, entries: int) -> None:
-    """Above the plot, where it covers nothing."""
+    """Adds a legend above the plot, where it covers no curve."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=entries, borderpad=0, borderaxespad=0.2)
 
 
-def _time_unit(longest: float) -> tuple[float, str]:
-    if longest < 300:
+def _time_unit(longest_s: float) -> tuple[float, str]:
+    """Returns the unit for times up to `longest_s`, as seconds and name."""
+    if longest_s < 300:
         return 1.0, "seconds"
-    return (60.0, "minutes") if longest < 3 * 3600 else (3600.0, "hours")
+    return (60.0, "minutes") if longest_s < 3 * 3600 else (3600.0, "hours")

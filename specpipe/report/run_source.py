@@ -1,4 +1,4 @@
-"""What a report is made of: a run's own files, read by whoever has the folder."""
+"""Contents of a run that its report is made from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specpipe.speculation.cost_table import CostTable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorExample:
-    """A row that failed. All of it is text from outside, shown and never trusted."""
+    """A row that failed. All fields are untrusted text."""
 
     request_id: str
     prompt: str
@@ -22,33 +22,34 @@ class ErrorExample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSource:
-    """A run, live or finished."""
+    """Contents of the folder of a live or finished run."""
 
     folder: str
     state: str
     """complete, incomplete, interrupted, failed or running."""
     summary: Mapping[str, Any]
-    """summary.json, or what it would be now."""
+    """Contents of summary.json; computed from the published shards while the run goes on."""
     identity: Mapping[str, Any]
-    """The manifest's: what makes the outputs, by dotted name."""
+    """Fields of the manifest that determine the outputs, by dotted name."""
     tuning: Mapping[str, Any]
-    """The manifest's: what may change between starts, by dotted name."""
+    """Fields of the manifest that may change between starts, by dotted name."""
     created_at: str
     shards: pa.Table
-    """telemetry/shards.parquet: one row a published shard."""
+    """telemetry/shards.parquet: one row for each published shard."""
     timelines: Sequence[pa.Table]
-    """telemetry/timeline-*.parquet, one a start, in order."""
+    """telemetry/timeline-*.parquet: one table for each start, in order."""
     costs: CostTable | None = None
-    """What rounds took on the hardware that ran most of them; None where the run left no telemetry/costs.json."""
+    """Seconds of rounds on the hardware that ran most of them; None without telemetry/costs.json."""
     errors: Sequence[ErrorExample] = ()
     """Some of the failed rows."""
 
     @property
     def name(self) -> str:
+        """Name of the job."""
         return str(self.summary["name"])
 
     @property
-    def device_word(self) -> str:
-        """What a second is charged to: "GPU" where every device is one, "worker" elsewhere."""
+    def device_noun(self) -> str:
+        """Unit of cost: "GPU" if all devices are GPUs, otherwise "worker"."""
         devices = self.summary["devices"]
         return "GPU" if devices and not any(str(device).startswith("cpu") for device in devices) else "worker"

@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 from rich.console import Console
-from support.reports import run_source
+from support.report_pages import run_source
 
 from specpipe.cli.summary_table import print_summary
 

@@ -1,4 +1,4 @@
-"""A real browser, for tests marked `browser`: Chromium on the PATH, or the one that CHROMIUM names."""
+"""Fixtures: a browser for tests marked `browser`, and drawing without matplotlib's cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """playwright's Browser: headless, with a profile of its own, and nothing that calls home."""
+    """Chromium on the PATH, or named by CHROMIUM, through playwright: headless, a new profile, no network services."""
     from playwright.sync_api import sync_playwright
 
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
@@ -24,3 +24,13 @@ def chromium() -> Iterator[Any]:
         )
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces every plot with an empty <svg>, for tests of texts."""
+
+    def save_empty(figure: object, sink: Any, **_: object) -> None:
+        sink.write('<svg viewBox="0 0 1 1"></svg>')
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save_empty)

@@ -1,24 +1,24 @@
-"""Timelines of any length in few points, with nothing lost from their sums."""
+"""Binned timelines: sums, means and gaps are those of the samples."""
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.reports import timeline
+from support.report_pages import timeline
 
-from specpipe.report.binned_timeline import MOST_BINS, bin_timelines
+from specpipe.report.binned_timeline import MAX_BINS, bin_timelines
 
 
 @pytest.mark.parametrize("seconds", [1, 7, 240, 241, 1_000, 36_000])
-def test_the_sum_of_tokens_stays(seconds: int) -> None:
+def test_binning_keeps_the_sum_of_tokens(seconds: int) -> None:
     binned = bin_timelines([timeline(seconds)])
     assert binned is not None
-    assert binned.bins <= MOST_BINS
+    assert binned.bins <= MAX_BINS
     widths = np.diff(np.minimum(np.arange(binned.bins + 1) * binned.width_s, seconds))
     assert float((binned.tokens_per_s * widths).sum()) == pytest.approx(100 * seconds)
     assert binned.tokens_per_s == pytest.approx(np.full(binned.bins, 100.0))
 
 
-def test_workers_add_up_in_speed_and_average_in_the_rest() -> None:
+def test_throughput_adds_up_over_workers_other_values_average() -> None:
     both = pa.concat_tables([timeline(50), timeline(50, worker="worker-1", k=1.0)])
     binned = bin_timelines([both])
     assert binned is not None
@@ -36,7 +36,7 @@ def test_pauses_between_starts_are_left_out() -> None:
     assert not np.isnan(binned.k).any()
 
 
-def test_idle_seconds_are_gaps() -> None:
+def test_idle_seconds_are_nan() -> None:
     table = timeline(30)
     binned = bin_timelines([pa.concat_tables([table.slice(0, 10), table.slice(20)])])
     assert binned is not None
@@ -44,6 +44,6 @@ def test_idle_seconds_are_gaps() -> None:
     assert binned.tokens_per_s[15] == 0.0
 
 
-def test_nothing_gives_nothing() -> None:
+def test_empty_timelines_give_none() -> None:
     assert bin_timelines([]) is None
     assert bin_timelines([timeline(0)]) is None

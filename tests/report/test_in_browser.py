@@ -1,4 +1,4 @@
-"""Reports in a real browser: light and dark, on a phone and on a desk."""
+"""Report pages in a browser: light and dark, at the widths of a phone and a desktop."""
 
 import datetime
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.look import assert_readable, look_at
-from support.records import shard_table
-from support.reports import run_source, shard_record, timeline
+from support.page_layout import assert_readable, measure_page
+from support.report_pages import run_source, shard_record, timeline
+from support.shard_records import shard_table
 
 from specpipe.evaluation.compare.compared_run import ComparedRun
 from specpipe.evaluation.compare.comparison import Comparison, Flip
@@ -25,12 +25,12 @@ WIDTHS = pytest.mark.parametrize("width", [390, 1400])
 LONG = "a-word-without-an-end" * 20
 
 
-def plain() -> RunSource:
+def plain_source() -> RunSource:
     return run_source()
 
 
-def troubled() -> RunSource:
-    """Long names, failures, many starts, wide tables, a hostile row."""
+def troubled_source() -> RunSource:
+    """Returns a run with long names, failures, several starts, wide tables and a hostile row."""
     hostile = "<script>fetch('https://example.org/')</script><img src='https://example.org/x.png'>"
     errors = [ErrorExample(request_id=LONG, prompt=hostile + LONG, error=f"{hostile} {LONG}")] * 3
     return run_source(
@@ -44,9 +44,9 @@ def troubled() -> RunSource:
 
 
 def comparison() -> str:
-    """Two sides that differ, with changed answers, of which one is hostile and one has no end."""
+    """Returns the page of two runs that differ, with a hostile answer and a very long one."""
     hostile = "<script>fetch('https://example.org/')</script> 4 * 12 = 48"
-    sides = [
+    runs = [
         ComparedRun(name=name, run=None, samples=(), settings={"speculation.policy": policy}, measured={"failed": 0})
         for name, policy in (("runs/plain", "off"), (f"runs/{LONG}", "fixed"))
     ]
@@ -63,11 +63,11 @@ def comparison() -> str:
         common=(),
     )  # fmt: skip
     texts = TextComparison(rows=200, same_text=90, same_tokens=90, positions=[9] * 110, divergences=[divergence] * 60)
-    return comparison_page(Comparison(a=sides[0], b=sides[1], metrics=(metric,), flips=(flip, flip), texts=texts))
+    return comparison_page(Comparison(a=runs[0], b=runs[1], metrics=(metric,), flips=(flip, flip), texts=texts))
 
 
 def history() -> str:
-    """A nightly evaluation over two months."""
+    """Returns the page of a nightly evaluation over two months."""
     values: dict[str, Any] = {name: 0.5 for name in SCHEMA.names}
     values |= {name: LONG for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True) if str(kind) == "string"}
     first = datetime.datetime(2026, 1, 31, 10, tzinfo=datetime.UTC)
@@ -78,25 +78,25 @@ def history() -> str:
     return history_page(pa.Table.from_pylist(rows, schema=SCHEMA))
 
 
-def check(browser: Any, html: str, folder: Path, width: int, scheme: str) -> None:
+def assert_page_is_readable(browser: Any, html: str, folder: Path, width: int, scheme: str) -> None:
     page = folder / "page.html"
     page.write_text(html, encoding="utf-8")
-    look = look_at(browser, page, width=width, scheme=scheme, picture=folder / "page.png")
-    assert_readable(look)
-    red = int(look.background.removeprefix("rgb(").split(",")[0])
+    layout = measure_page(browser, page, width=width, scheme=scheme, picture=folder / "page.png")
+    assert_readable(layout)
+    red = int(layout.background.removeprefix("rgb(").split(",")[0])
     assert red > 200 if scheme == "light" else red < 50
     assert (folder / "page.png").stat().st_size > 10_000
 
 
 @SCHEMES
 @WIDTHS
-@pytest.mark.parametrize("source", [plain, troubled])
-def test_a_report_can_be_read(chromium: Any, tmp_path: Path, source: Any, width: int, scheme: str) -> None:
-    check(chromium, render_run(source()), tmp_path, width, scheme)
+@pytest.mark.parametrize("source", [plain_source, troubled_source])
+def test_run_report_is_readable(chromium: Any, tmp_path: Path, source: Any, width: int, scheme: str) -> None:
+    assert_page_is_readable(chromium, render_run(source()), tmp_path, width, scheme)
 
 
 @SCHEMES
 @WIDTHS
 @pytest.mark.parametrize("page", [comparison, history])
-def test_an_evaluation_can_be_read(chromium: Any, tmp_path: Path, page: Any, width: int, scheme: str) -> None:
-    check(chromium, page(), tmp_path, width, scheme)
+def test_evaluation_page_is_readable(chromium: Any, tmp_path: Path, page: Any, width: int, scheme: str) -> None:
+    assert_page_is_readable(chromium, page(), tmp_path, width, scheme)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from support.fake_pool import FakePool, FakeWorker, driver_config, report, shards
-from support.records import a_record
+from support.shard_records import random_record
 
 from specpipe.core import CostPoint, Evidence, Shard, ShardReport
 from specpipe.data import output_schema, publish_part
@@ -38,7 +38,7 @@ from specpipe.telemetry.shard_record import shard_schema
 WORKERS = 1000
 RUN_ID = "feed" * 4
 EVIDENCE = Evidence(
-    verified={"draft": a_record(0).verified}, rounds={"draft": 1000}, row_rounds={"draft": 60_000}, rows=500,
+    verified={"draft": random_record(0).verified}, rounds={"draft": 1000}, row_rounds={"draft": 60_000}, rows=500,
     input_tokens=10_000, output_tokens=100_000,
     costs=tuple(
         CostPoint(proposer="draft" if k else "none", k=k, running=rows, context=300.0, rounds=50, seconds=0.8 + 0.1 * k)
@@ -60,7 +60,7 @@ def peak_mib() -> int:
 
 
 def drive(count: int, policy_name: str) -> dict[str, float]:
-    records = [pickle.dumps(a_record(shard).to_dict()) for shard in range(256)]
+    records = [pickle.dumps(random_record(shard).to_dict()) for shard in range(256)]
 
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
         shard = order.shard.index
@@ -90,7 +90,7 @@ def make_parts(folder: RunFolder, count: int) -> None:
     """Whole parts of two rows each. One is written by publish_part; the others are its bytes with another number."""
     outputs = Path(folder.path) / "outputs"
     columns = {field.name: pa.nulls(2, field.type) for field in output_schema()}
-    told = {**a_record(0).to_dict(), "shard": _NUMBER, "rows": 2, "run_id": RUN_ID}
+    told = {**random_record(0).to_dict(), "shard": _NUMBER, "rows": 2, "run_id": RUN_ID}
     publish_part(str(outputs / "template"), pa.table(columns), shard_hash="a" * 64, telemetry=told)
     template = (outputs / "template").read_bytes()
     (outputs / "template").unlink()

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.records import shard_table
+from support.shard_records import shard_table
 
 from specpipe.pipeline.driver.progress import Progress
 from specpipe.telemetry.metrics import METRICS, WORKER

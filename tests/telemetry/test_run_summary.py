@@ -2,7 +2,7 @@ import dataclasses
 import json
 
 import pytest
-from support.records import shard_table
+from support.shard_records import shard_table
 
 from specpipe.telemetry.log_histogram import LogHistogram
 from specpipe.telemetry.run_summary import RunFacts, covered_seconds, summarise

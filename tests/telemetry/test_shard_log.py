@@ -2,7 +2,7 @@ import dataclasses
 import json
 
 import pytest
-from support.records import a_record, shard_table
+from support.shard_records import random_record, shard_table
 
 from specpipe.core import AcceptanceCounts
 from specpipe.telemetry import shard_log
@@ -17,7 +17,7 @@ COUNT = 150  # more than two batches
 
 def test_table_is_sorted_and_keeps_latest_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_log, "_BATCH", BATCH)
-    log, records = ShardLog(), [a_record(shard) for shard in range(COUNT)]
+    log, records = ShardLog(), [random_record(shard) for shard in range(COUNT)]
     for record in reversed(records):
         log.add({**record.to_dict(), "attempt": 7})
     monkeypatch.setattr(shard_log, "_WINDOW", 70)
@@ -39,12 +39,12 @@ def test_packed_records_take_a_kilobyte_each() -> None:
 
     log, before = ShardLog(), pa.total_allocated_bytes()
     for shard in range(512):
-        log.add(a_record(shard).to_dict())
+        log.add(random_record(shard).to_dict())
     assert (pa.total_allocated_bytes() - before) / 512 < 1200
 
 
 def test_table_sums_equal_sums_over_records() -> None:
-    records = [a_record(shard) for shard in range(40)]
+    records = [random_record(shard) for shard in range(40)]
     records[3] = dataclasses.replace(records[3], k_histogram=(), ttft=LogHistogram())
     table = shard_table(records)
     assert acceptance(table) == sum((record.verified for record in records), AcceptanceCounts())
@@ -66,17 +66,17 @@ def as_json(record: ShardRecord, **changes: object) -> bytes:
 
 
 def test_parse_records_gives_the_shard_table() -> None:
-    records = [a_record(shard) for shard in range(3)]
+    records = [random_record(shard) for shard in range(3)]
     assert parse_records([as_json(record, of_a_later_version=1) for record in records]).equals(shard_table(records))
     assert parse_records([]).equals(shard_table([]))
 
 
 def test_missing_fields_of_older_versions_get_defaults() -> None:
-    older = a_record(4).to_dict()
+    older = random_record(4).to_dict()
     del older["itl"], older["k_histogram"]
-    expected = dataclasses.replace(a_record(4), itl=LogHistogram(), k_histogram=())
-    assert parse_records([json.dumps(older).encode(), as_json(a_record(5))]).equals(
-        shard_table([expected, a_record(5)])
+    expected = dataclasses.replace(random_record(4), itl=LogHistogram(), k_histogram=())
+    assert parse_records([json.dumps(older).encode(), as_json(random_record(5))]).equals(
+        shard_table([expected, random_record(5)])
     )
 
 
@@ -84,8 +84,8 @@ def test_missing_fields_of_older_versions_get_defaults() -> None:
     "text",
     [
         b"", b"{", b"[]", b"{}", b"3", b"{}\n{}",
-        as_json(a_record(1), attempt={}), as_json(a_record(1), ttft=3), as_json(a_record(1), shard="x"),
-        as_json(a_record(1), worker=None), as_json(a_record(1), rows=1.5),
+        as_json(random_record(1), attempt={}), as_json(random_record(1), ttft=3), as_json(random_record(1), shard="x"),
+        as_json(random_record(1), worker=None), as_json(random_record(1), rows=1.5),
     ],
 )  # fmt: skip
 def test_invalid_record_raises(text: bytes) -> None:

@@ -2,7 +2,7 @@ import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from support.records import shard_table
+from support.shard_records import shard_table
 
 from specpipe.telemetry.log_histogram import LogHistogram
 from specpipe.telemetry.shard_record import ShardRecord, shard_schema

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-from support.tables import write_table
+from support.arrow_tables import write_table
 
 from specpipe.data import (
     InputFile,

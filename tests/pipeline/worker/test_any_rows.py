@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.arrow_tables import any_tables, write_table
 from support.fake_workers import make_job, worker_config
-from support.tables import any_tables, write_table
 
 from specpipe.core import AcceptanceCounts, Shard
 from specpipe.data import list_files

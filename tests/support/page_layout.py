@@ -1,4 +1,4 @@
-"""What a page looks like in a browser, in numbers."""
+"""Measurements of a page in a browser: contrast, sizes, overflow, requests."""
 
 from __future__ import annotations
 
@@ -32,52 +32,52 @@ _MEASURE = """() => {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """One page at one width, in one scheme, everything unfolded."""
+class PageLayout:
+    """Measurements of one page at one width and colour scheme, with everything expanded."""
 
     requests: list[str]
-    """All but the page itself."""
-    complaints: list[str]
-    """Of the browser's console."""
+    """URLs requested besides the page."""
+    console_messages: list[str]
+    """Messages and errors in the browser's console."""
     overflow: int
-    """Pixels that the page is wider than its window."""
+    """Pixels by which the page is wider than the window."""
     texts: list[dict[str, Any]]
-    """text; contrast to what is behind it; size in pixels; whether it sticks `out` of its plot."""
+    """Text, contrast to its background, size in pixels, and whether it is `out` of its plot."""
     background: str
 
 
-def look_at(browser: Any, page_file: Path, *, width: int, scheme: str, picture: Path | None = None) -> Look:
-    """browser: playwright's. `picture`: where a screenshot of the folded page goes."""
+def measure_page(browser: Any, page_file: Path, *, width: int, scheme: str, picture: Path | None = None) -> PageLayout:
+    """Opens a page in playwright's `browser` and measures it. `picture`: file for a screenshot, before expanding."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     try:
         page = context.new_page()
         requests: list[str] = []
-        complaints: list[str] = []
+        console_messages: list[str] = []
         page.on("request", lambda request: requests.append(request.url))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: console_messages.append(message.text))
+        page.on("pageerror", lambda error: console_messages.append(str(error)))
         page.goto(page_file.as_uri())
         if picture is not None:
             page.screenshot(path=str(picture), full_page=True)
-        seen = page.evaluate(_MEASURE)
+        measured = page.evaluate(_MEASURE)
         own = page_file.as_uri()
-        return Look(
+        return PageLayout(
             requests=[url for url in requests if url != own and not url.startswith("data:")],
-            complaints=complaints,
-            overflow=seen["wide"] - seen["view"],
-            texts=seen["texts"],
-            background=seen["background"],
+            console_messages=console_messages,
+            overflow=measured["wide"] - measured["view"],
+            texts=measured["texts"],
+            background=measured["background"],
         )
     finally:
         context.close()
 
 
-def assert_readable(look: Look, *, smallest: float = 9.0) -> None:
-    """WCAG AA for text (4.5 to 1), nothing beyond the window, nothing cut, nothing loaded."""
-    assert look.requests == []
-    assert look.complaints == []
-    assert look.overflow <= 0
-    assert len(look.texts) > 10
-    assert [text for text in look.texts if text["contrast"] < 4.5] == []
-    assert [text for text in look.texts if text["size"] < smallest] == []
-    assert [text for text in look.texts if text["out"]] == []
+def assert_readable(layout: PageLayout, *, min_size: float = 9.0) -> None:
+    """Asserts WCAG AA contrast (4.5 to 1), no overflow, no cut text, and no requests."""
+    assert layout.requests == []
+    assert layout.console_messages == []
+    assert layout.overflow <= 0
+    assert len(layout.texts) > 10
+    assert [text for text in layout.texts if text["contrast"] < 4.5] == []
+    assert [text for text in layout.texts if text["size"] < min_size] == []
+    assert [text for text in layout.texts if text["out"]] == []

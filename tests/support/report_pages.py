@@ -1,12 +1,13 @@
-"""Runs that never happened, as reports read them, and what a page is asked."""
+"""Sources of reports with made-up values, and a parser of the pages."""
 
 from __future__ import annotations
 
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from support.records import shard_table
+from support.shard_records import shard_table
 
 from specpipe.report import RunSource
 from specpipe.telemetry.log_histogram import LogHistogram
@@ -16,7 +17,7 @@ from specpipe.telemetry.timeline_interval import TimelineInterval, timeline_batc
 
 
 def shard_record(shard: int, **changes: Any) -> ShardRecord:
-    """Ten rows in 30 seconds, three drafted tokens a round."""
+    """Returns the record of a shard of ten rows that took 30 s with K = 3; keyword arguments replace fields."""
     values: dict[str, Any] = {
         "run_id": "f" * 16,
         "shard": shard,
@@ -54,34 +55,35 @@ def shard_record(shard: int, **changes: Any) -> ShardRecord:
 
 
 def timeline(seconds: int, *, epoch: int = 1, began: int = 1000, worker: str = "worker-0", k: float = 3.0) -> pa.Table:
-    """One sample a second: 100 tokens, eight of 16 slots full, a queue that drains."""
-    samples = [
-        TimelineInterval(
-            second=began + i,
-            interval_s=1,
-            epoch=epoch,
-            worker=worker,
-            queue_depth=float(seconds - i),
-            slots=16,
-            occupancy=8.0,
-            waiting=0,
-            k=k,
-            rounds=10,
-            drafts=40,
-            draft_tokens=120,
-            accepted_tokens=60,
-            acceptance_rate=0.5,
-            acceptance_length=2.5,
-            output_tokens=100,
-            tokens_per_s=100.0,
-        )
-        for i in range(seconds)
-    ]
-    return pa.Table.from_batches([timeline_batch(samples)])
+    """Returns one interval per second: 100 tokens, eight of 16 slots in use, a queue that shrinks."""
+    first = TimelineInterval(
+        second=began,
+        interval_s=1,
+        epoch=epoch,
+        worker=worker,
+        queue_depth=0.0,
+        slots=16,
+        occupancy=8.0,
+        waiting=0,
+        k=k,
+        rounds=10,
+        drafts=40,
+        draft_tokens=120,
+        accepted_tokens=60,
+        acceptance_rate=0.5,
+        acceptance_length=2.5,
+        output_tokens=100,
+        tokens_per_s=100.0,
+    )
+    table = pa.Table.from_batches([timeline_batch([first])]).take(pa.array([0] * seconds, pa.int64()))
+    for name, values in (("second", np.arange(seconds) + began), ("queue_depth", np.arange(seconds, 0, -1))):
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.field(place), pa.array(values).cast(table.field(place).type))
+    return table
 
 
 def run_source(*, records: int = 6, seconds: int = 60, **changes: Any) -> RunSource:
-    """A complete run of some shards; keyword arguments replace fields of the source or, in `summary`, keys of it."""
+    """Returns a complete run of `records` shards; keyword arguments replace fields, or keys of `summary`."""
     made = [shard_record(i) for i in range(records)]
     facts = RunFacts(
         total_rows=10 * records,
@@ -124,7 +126,7 @@ def run_source(*, records: int = 6, seconds: int = 60, **changes: Any) -> RunSou
 
 
 class Page(HTMLParser):
-    """A page's tags, ids, text, and everything that it would load."""
+    """Tags, ids, text and loaded resources of a page. Asserts that every element is closed."""
 
     _NAMES = ("src", "srcset", "data", "poster", "action", "background")
     _VOID = frozenset({"meta", "link", "br", "hr", "img", "input"})
@@ -137,7 +139,7 @@ class Page(HTMLParser):
         self.words: list[str] = []
         self._open: list[str] = []
         self.feed(html)
-        assert self._open == [], f"left open: {self._open}"
+        assert self._open == [], f"not closed: {self._open}"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -146,8 +148,8 @@ class Page(HTMLParser):
         for name, value in attrs:
             if name == "id":
                 self.ids.append(str(value))
-            outside = name in ("href", "xlink:href") and not str(value).startswith(("#", "data:"))
-            if name in self._NAMES or outside or name.startswith("on"):
+            external = name in ("href", "xlink:href") and not str(value).startswith(("#", "data:"))
+            if name in self._NAMES or external or name.startswith("on"):
                 self.loads.append(f"{tag} {name}={value}")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -164,4 +166,5 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
+        """All text, with single spaces."""
         return " ".join(" ".join(self.words).split())
