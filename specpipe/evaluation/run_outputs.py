@@ -1,4 +1,4 @@
-"""The published outputs of a run, in input order, a batch at a time."""
+"""Published outputs of a complete run, read in input order, batch by batch."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _BATCH_ROWS = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOutputs:
-    """A complete run whose texts may be used."""
+    """Outputs of a complete, non-synthetic run."""
 
     folder: RunFolder
     manifest: Manifest
 
     @classmethod
     def open(cls, path: str) -> RunOutputs:
-        """Raises OutputError for a folder that is no run's, a run that is not complete, or a synthetic one."""
+        """Opens the run in a folder. Raises OutputError for a missing, incomplete or synthetic run."""
         folder = RunFolder.at(path)
         manifest = require_manifest(folder)
         if manifest.synthetic:
             raise OutputError(
                 f"{folder.path} ran with speculation.method: synthetic, which accepts drafts at given rates to measure "
-                "speed; its outputs are no text of the target's and are not compared, scored or exported"
+                "speed; its outputs are not the target's text and are not compared, scored or exported"
             )
-        there = set(folder.names("outputs"))
-        missing = [shard.index for shard in manifest.shards if _part(folder, shard.index) not in there]
+        published = set(folder.names("outputs"))
+        missing = [shard.index for shard in manifest.shards if _part(folder, shard.index) not in published]
         if missing:
             raise OutputError(
                 f"{folder.path} is not complete: {len(missing):,} of {len(manifest.shards):,} shards have no outputs "
@@ -44,15 +44,16 @@ class RunOutputs:
 
     @property
     def rows(self) -> int:
+        """Number of output rows."""
         return self.manifest.rows
 
     @property
     def inputs(self) -> list[str]:
-        """Paths of the run's input files."""
+        """Paths or URIs of the run's input files."""
         return [str(pin["path"]) for pin in self.manifest.identity["inputs"]]
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        """pyarrow.RecordBatch of at most 1,024 rows with `columns` in that order (None: all)."""
+        """Yields pyarrow.RecordBatch of at most 1,024 rows. columns: names in the order to return; None for all."""
         for shard in self.manifest.shards:
             location = locate(self.folder.file(RunFolder.part_name(shard.index)))
             with location.filesystem.open_input_file(location.path) as source:
@@ -60,7 +61,7 @@ class RunOutputs:
                     yield batch if columns is None else batch.select(list(columns))
 
     def records(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """The same, a row at a time."""
+        """Yields output rows as dicts. columns: see `batches`."""
         for batch in self.batches(columns):
             yield from batch.to_pylist()
 

@@ -1,4 +1,4 @@
-"""A comparison from two paths."""
+"""Comparison of two paths: `specpipe compare`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def compare_paths(
     results_a: str | None = None,
     results_b: str | None = None,
 ) -> Comparison:
-    """a, b: what sides.open_side takes; with `logits` the target of A is loaded and read at diverging positions.
+    """Compares two runs or two results of lm-eval.
 
+    a, b: paths for compared_run.open_compared_run, with results_a and results_b. metric: compare only this one.
+    logits: compute logits of A's target where outputs first differ.
     Raises OutputError, DataError, JobError, ModelError.
     """
     comparison = compare(open_compared_run(a, results_a), open_compared_run(b, results_b), metric)
@@ -28,7 +30,7 @@ def compare_paths(
         return comparison
     run, texts = comparison.a.run, comparison.texts
     if run is None or texts is None:
-        raise JobError("--logits needs the token ids of two runs; expected A and B to be folders of runs")
+        raise JobError("--logits needs token ids of two runs; expected the folders of two runs as A and B")
     if not texts.divergences:
         return comparison
     dtype = str(comparison.a.settings.get("model.dtype", "auto"))

@@ -1,4 +1,4 @@
-"""What `compare` is given: a run's folder, a folder of lm-eval's results, or one samples file."""
+"""Inputs of a comparison: a run's folder, a folder of lm-eval's results, or one samples file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specpipe.pipeline.run.inspection import inspect_run
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.store.manifest import read_manifest
 
-_FACTS = (
+_MEASURED = (
     "spec_decode_acceptance_rate",
     "spec_decode_acceptance_length",
     "output_throughput",
@@ -42,35 +42,35 @@ _SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedRun:
-    """One of the two that are compared."""
+    """One of the two compared runs, or lm-eval's results without a run."""
 
     name: str
     run: RunOutputs | None
     samples: Mapping[str, Path]
-    """By task; empty for a run that was not scored."""
+    """Samples file by task; empty for a run without scores."""
     settings: Mapping[str, Any]
-    """Of the job, by dotted name; empty without a run."""
+    """Job settings by dotted name; empty without a run."""
     measured: Mapping[str, Any]
-    """Of summary.json: acceptance and speed; empty without a run."""
+    """Acceptance and speed from summary.json; empty without a run."""
 
 
 def open_compared_run(path: str, results: str | None = None) -> ComparedRun:
-    """results: where the run's scores lie; None for `lm_eval` in its folder.
+    """Opens a run or results of lm-eval. results: folder with the run's scores; None for `lm_eval` in the run's folder.
 
-    Raises OutputError for a run that is not complete or synthetic, DataError for what holds nothing to compare.
+    Raises OutputError for an incomplete or synthetic run, DataError for a path with neither a run nor samples files.
     """
     if not Path(path).is_file() and read_manifest(RunFolder.at(path)) is not None:
         run = RunOutputs.open(path)
         below = Path(results or run.folder.file(RESULTS))
         summary = inspect_run(path)
-        told = {**run.manifest.identity, **run.manifest.tuning}
+        job = {**run.manifest.identity, **run.manifest.tuning}
         return ComparedRun(
             name=path.rstrip("/"),
             run=run,
             samples=find_samples(below) if below.is_dir() else {},
-            settings={name: told[name] for name in _SETTINGS if name in told},
+            settings={name: job[name] for name in _SETTINGS if name in job},
             measured={
-                **{name: summary[name] for name in _FACTS},
+                **{name: summary[name] for name in _MEASURED},
                 "versions": summary["versions"],
                 "devices": summary["devices"],
             },
@@ -78,6 +78,6 @@ def open_compared_run(path: str, results: str | None = None) -> ComparedRun:
     files = find_samples(Path(path)) if Path(path).exists() else {}
     if not files:
         raise DataError(
-            f"{path} has nothing to compare; expected the folder of a run, or a samples file or folder of lm-eval"
+            f"{path} has nothing to compare; expected a run's folder, or a samples file or results folder of lm-eval"
         )
     return ComparedRun(name=path, run=None, samples=files, settings={}, measured={})

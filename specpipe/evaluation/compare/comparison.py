@@ -1,4 +1,4 @@
-"""`specpipe compare`: everything that can be said about two sides."""
+"""Comparison of two runs: scores, texts and logits, with a verdict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLIPS = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flip:
-    """A document that one metric scores differently."""
+    """A document with different scores of one metric in A and B."""
 
     task: str
     doc_id: int
@@ -35,33 +35,33 @@ class Flip:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """B against A."""
+    """Comparison of B with A."""
 
     a: ComparedRun
     b: ComparedRun
     metrics: tuple[MetricComparison, ...]
     flips: tuple[Flip, ...]
-    """The first 100 of them, of all metrics."""
+    """The first 100 changed scores, of all metrics."""
     texts: TextComparison | None
-    """None unless both are runs."""
+    """Comparison of outputs; None unless A and B are runs."""
     gaps: tuple[LogitGap, ...] = ()
-    """Logits at diverging positions, where they were asked for."""
+    """Logits at first differing positions, if requested."""
     only_a: int = 0
-    """Scored documents that B does not have."""
+    """Number of scored documents that only A has."""
     only_b: int = 0
 
     @property
     def differs(self) -> bool:
-        """Whether something is there that neither chance nor rounding explains."""
+        """True for a difference that neither chance nor rounding explains."""
         return any(m.finding == "different" for m in self.metrics) or any(not gap.is_tie for gap in self.gaps)
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The result as one sentence."""
         if real := [gap for gap in self.gaps if not gap.is_tie]:
             return (
-                f"DIFFERENT: in {len(real)} of {len(self.gaps)} greedy rows looked at, the target's logits are no "
-                "near-tie where the outputs part, so rounding does not explain them"
+                f"DIFFERENT: in {len(real)} of {len(self.gaps)} greedy rows examined, the target's logits are no "
+                "near-tie where the outputs first differ, so rounding does not explain the difference"
             )
         if worst := [m for m in self.metrics if m.finding == "different"]:
             return f"{worst[0].task} {worst[0].metric} ({worst[0].filter}): {worst[0].verdict}"
@@ -69,20 +69,20 @@ class Comparison:
             return f"identical: all {self.texts.rows:,} outputs are the same, token for token"
         if not self.metrics:
             assert self.texts is not None
-            return f"{self.texts.same_text:,} of {self.texts.rows:,} outputs are the same; neither side was scored"
+            return f"{self.texts.same_text:,} of {self.texts.rows:,} outputs are the same; neither run was scored"
         worst = sorted(self.metrics, key=lambda m: ("identical", "same scores", "within chance").index(m.finding))
         return worst[-1].verdict
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the comparison as JSON values."""
         texts = None
         if self.texts is not None:
             texts = dataclasses.asdict(self.texts) | {"exact_match_rate": self.texts.exact_match_rate}
         return {
             "verdict": self.verdict,
             "differs": self.differs,
-            "a": _side(self.a),
-            "b": _side(self.b),
+            "a": _run_dict(self.a),
+            "b": _run_dict(self.b),
             "metrics": [
                 dataclasses.asdict(m) | {"finding": m.finding, "verdict": m.verdict, "z": m.z if m.stderr else None}
                 for m in self.metrics
@@ -96,9 +96,9 @@ class Comparison:
 
 
 def compare(a: ComparedRun, b: ComparedRun, metric: str | None = None) -> Comparison:
-    """Scores are paired by task, document, filter and prompt, outputs by row. metric: only this one.
+    """Compares scores, paired by task, document, filter and prompt, and outputs, paired by row.
 
-    Raises DataError where the sides have nothing in common.
+    metric: compare only this one; None for all. Raises DataError if A and B have no scored document in common.
     """
     texts = compare_outputs(a.run, b.run) if a.run is not None and b.run is not None else None
     if not (a.samples and b.samples):
@@ -172,6 +172,6 @@ def _flips(
     ]
 
 
-def _side(side: ComparedRun) -> dict[str, Any]:
-    files = {task: str(path) for task, path in side.samples.items()}
-    return {"name": side.name, "samples": files, "settings": side.settings, "measured": side.measured}
+def _run_dict(run: ComparedRun) -> dict[str, Any]:
+    files = {task: str(path) for task, path in run.samples.items()}
+    return {"name": run.name, "samples": files, "settings": run.settings, "measured": run.measured}

@@ -1,4 +1,4 @@
-"""Where two greedy outputs part: would the target itself have been of two minds there?"""
+"""The target's logits where two greedy outputs first differ: a numerical tie, or a real difference."""
 
 from __future__ import annotations
 
@@ -15,45 +15,47 @@ from specpipe.pipeline.prepare import find_model
 from specpipe.pipeline.worker.build import make_builder
 
 MAX_LOGIT_GAPS = 20
-"""Divergences that logits are computed for: each costs a forward pass over its row."""
+"""Largest number of divergences that logits are computed for; each takes a forward pass over its row."""
 _EPS = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 _FLOOR = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitGap:
-    """The target's logits at the first diverging position of a greedy row, in fp32."""
+    """The target's fp32 logits at the first differing position of a greedy row."""
 
     row: int
     request_id: str
     position: int
     top1: int
     top2: int
-    """The two most likely tokens."""
+    """Second most likely token; `top1` is the most likely one."""
     gap: float
-    """Logit of top1 - logit of top2."""
+    """Logit of top1 minus logit of top2."""
     lost: float
-    """How far the less likely of the two sides' tokens lies below top1."""
+    """Logit of top1 minus the lower logit of the two runs' tokens."""
     tolerance: float
-    """What rounding explains in the runs' number format."""
+    """Largest difference that rounding in the runs' dtype explains."""
 
     @property
     def is_tie(self) -> bool:
-        """Whether both sides' tokens are the best one, up to rounding."""
+        """True if both runs' tokens are the most likely one up to rounding."""
         return self.lost <= self.tolerance
 
 
 def rounding_tolerance(dtype: str, logit: float) -> float:
-    """How far apart two logits may be in fp32 and trade places in `dtype`: four of its units in the last place at the
-    size of the largest logit, and 1e-3 at least."""
+    """Returns the largest fp32 difference of two logits whose order may change in `dtype`.
+
+    It is 4 units in the last place of `dtype` at the largest logit, and at least 1e-3. logit: the largest logit.
+    """
     return max(_FLOOR, 4 * _EPS.get(dtype, _EPS["float32"]) * abs(logit))
 
 
 def logit_gaps(run: RunOutputs, divergences: Sequence[Divergence], dtype: str) -> list[LogitGap]:
-    """Loads the run's target and reads it once for each of the first MAX_LOGIT_GAPS divergences of greedy rows.
+    """Loads the run's target and computes logits for the first MAX_LOGIT_GAPS divergences of greedy rows.
 
-    dtype: what the runs computed in. Rows that were sampled are left out: theirs may part anywhere.
-    Raises OutputError where the job can no longer be read, ModelError, DataError.
+    dtype: number format of the runs. Ignores sampled rows, whose outputs may differ anywhere. Raises OutputError if an
+    input file is missing, ModelError, DataError.
     """
     import torch
 
@@ -92,13 +94,13 @@ def logit_gaps(run: RunOutputs, divergences: Sequence[Divergence], dtype: str) -
 
 
 def _logit(logits: object, token: int | None, ends: Sequence[int]) -> float:
-    """Of a token, or of the likeliest end of sequence where an output ended."""
+    """Returns the logit of a token, for None that of the most likely end-of-sequence token. logits: [V]."""
     values: list[float] = logits.tolist()  # type: ignore[attr-defined]
     return values[token] if token is not None else max((values[end] for end in ends), default=float("-inf"))
 
 
 def _job(run: RunOutputs) -> JobSpec:
-    """The job that a manifest describes."""
+    """Returns the job that a run's manifest describes."""
     values: dict[str, object] = {}
     for place, value in {**run.manifest.identity, **run.manifest.tuning}.items():
         section, _, key = place.partition(".")
@@ -108,7 +110,7 @@ def _job(run: RunOutputs) -> JobSpec:
             inner = values.setdefault(section, {})
             assert isinstance(inner, dict)
             inner[key] = value
-    for section in ("model", "sampling"):  # facts about the job's files, not fields of it
+    for section in ("model", "sampling"):  # the manifest also has facts about the job's files there
         fields = JobSpec.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
         inner = values.get(section)
         if isinstance(inner, dict):
@@ -119,7 +121,7 @@ def _job(run: RunOutputs) -> JobSpec:
 def _greedy_requests(
     run: RunOutputs, job: JobSpec, encoder: EncoderProtocol, divergences: Sequence[Divergence]
 ) -> Iterator[tuple[Divergence, Request]]:
-    """The requests of the first MAX_LOGIT_GAPS divergences whose rows are greedy, tokenised as the workers did."""
+    """Yields the first MAX_LOGIT_GAPS divergences of greedy rows with their requests, encoded as by the workers."""
     files = {file.path: file for file in list_files(job.data.path, job.data.format, job.data.prompt)}
     builder = make_builder(job, encoder, max_model_len=1 << 30, vocab_size=1 << 30)
     builder = replace(builder, max_model_len=job.model.max_model_len or 1 << 30)
@@ -127,7 +129,9 @@ def _greedy_requests(
     for divergence in divergences:
         shard, at = _place(run, divergence.row)
         if shard.file not in files:
-            raise OutputError(f"{shard.file}, which {run.folder.path} ran on, is no longer there; logits need its rows")
+            raise OutputError(
+                f"{shard.file}, which {run.folder.path} ran on, no longer exists; --logits needs its rows"
+            )
         row = next(iter(read_rows(files[shard.file], at, at + 1, builder.columns)))
         request = builder.build(row, shard)
         if isinstance(request, Request) and request.sampling.greedy:
@@ -138,7 +142,7 @@ def _greedy_requests(
 
 
 def _place(run: RunOutputs, row: int) -> tuple[Shard, int]:
-    """The shard of an output row, and the input row in its file."""
+    """Returns the shard of an output row, and the row's index in its input file."""
     for shard in run.manifest.shards:
         if row < shard.rows:
             return shard, shard.start + row // shard.samples

@@ -1,7 +1,7 @@
-"""The paired comparison of two sets of scores: same documents, so the difference is taken document by document.
+"""Paired comparison of two sets of scores over the same documents.
 
-The standard error of the mean difference is sd(d)/√n (Miller, Adding Error Bars to Evals, arXiv 2411.00640, eq. 5):
-much smaller than from two separate standard errors, because most documents are scored alike.
+The standard error of the mean difference is sd(d)/√n (Miller, Adding Error Bars to Evals, arXiv 2411.00640, eq. 5). It
+is much smaller than that of two separate means, because most documents have equal scores.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Literal
 import numpy as np
 
 ScoreFinding = Literal["identical", "same scores", "within chance", "different"]
-_LIMIT = 2.0
-"""Standard errors beyond which a difference is not put down to chance (two-sided, 4.6 %)."""
+_MAX_CHANCE_ERRORS = 2.0
+"""Significance limit in standard errors (two-sided, 4.6 %)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricComparison:
-    """One metric of one task, read through one filter."""
+    """Comparison of B with A for one metric, task and filter."""
 
     task: str
     filter: str
@@ -31,32 +31,33 @@ class MetricComparison:
     mean_b: float
     stderr_b: float
     difference: float
-    """Mean of B - A."""
+    """Mean of B - A over documents."""
     stderr: float
-    """Of the difference; 0 when every document's difference is the same."""
+    """Standard error of the difference; 0 if every document has the same difference."""
     higher_in_b: int
     higher_in_a: int
     same_answers: int
-    """Documents whose answers are the same text in A and B."""
+    """Number of documents with the same answer texts in A and B."""
 
     @property
     def z(self) -> float:
-        """The difference in standard errors; infinite where a difference has none."""
+        """The difference in standard errors; infinite if the standard error is 0."""
         if self.difference == 0:
             return 0.0
         return self.difference / self.stderr if self.stderr else math.copysign(math.inf, self.difference)
 
     @property
     def finding(self) -> ScoreFinding:
+        """Category of the result."""
         if self.same_answers == self.n and not self.higher_in_a + self.higher_in_b:
             return "identical"
         if not self.higher_in_a + self.higher_in_b:
             return "same scores"
-        return "within chance" if abs(self.z) <= _LIMIT else "different"
+        return "within chance" if abs(self.z) <= _MAX_CHANCE_ERRORS else "different"
 
     @property
     def verdict(self) -> str:
-        """The finding in words."""
+        """The finding as a sentence."""
         changed = f"{self.n - self.same_answers:,} of {self.n:,} answers differ"
         match self.finding:
             case "identical":
@@ -73,7 +74,7 @@ class MetricComparison:
 def compare_scores(
     name: tuple[str, str, str], a: Sequence[float], b: Sequence[float], same_answers: int
 ) -> MetricComparison:
-    """a, b: [n] scores of the same documents; name: task, filter and metric."""
+    """Compares scores [n] of the same n documents. name: (task, filter, metric). same_answers: see MetricComparison."""
     left, right = np.asarray(a, np.float64), np.asarray(b, np.float64)
     task, filter_name, metric = name
     return MetricComparison(
@@ -94,7 +95,7 @@ def compare_scores(
 
 
 def _stderr(values: np.ndarray) -> float:
-    """sd/√n with n - 1 degrees of freedom, as lm-eval's mean_stderr; 0 for a single value."""
+    """Returns sd/√n of values [n] with n - 1 degrees of freedom, as lm-eval's mean_stderr; 0 for a single value."""
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 

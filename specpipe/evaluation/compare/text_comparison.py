@@ -1,4 +1,4 @@
-"""Two runs' outputs row by row: how many are the same, and where the others part."""
+"""Comparison of two runs' outputs row by row: equal outputs, and first differing tokens of the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specpipe.evaluation.run_outputs import RunOutputs
 
 _COLUMNS = ("request_id", "prompt", "generated_text", "generated_token_ids", "finish_reason")
 MAX_DIVERGENCES = 100
-"""Divergences that are kept with their texts."""
+"""Largest number of divergences that are stored with their texts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,41 +22,41 @@ class Divergence:
     """Position in the dataset."""
     request_id: str
     position: int
-    """Generated tokens that both have in common."""
+    """Length of the common beginning, in generated tokens."""
     token_a: int | None
-    """The first one that differs; None where the output ended."""
+    """First differing token; None if A's output ended."""
     token_b: int | None
     text_a: str
     text_b: str
     common: tuple[int, ...]
-    """Token ids before it, without the prompt."""
+    """Token ids of the common beginning, without the prompt."""
 
 
 @dataclass(kw_only=True, slots=True)
 class TextComparison:
-    """Counts over all rows of two runs."""
+    """Counts over the rows of two runs."""
 
     rows: int = 0
-    """Rows that both runs have and that failed in neither."""
+    """Rows that succeeded in both runs."""
     failed: int = 0
-    """Rows that failed in one or both."""
+    """Rows that failed in at least one run."""
     same_text: int = 0
     same_tokens: int = 0
     positions: list[int] = field(default_factory=list)
-    """First diverging position of each row that differs."""
+    """First differing position of each row with different tokens."""
     divergences: list[Divergence] = field(default_factory=list)
-    """The first MAX_DIVERGENCES of them."""
+    """The first MAX_DIVERGENCES rows with different tokens."""
 
     @property
     def exact_match_rate(self) -> float:
-        """Share of rows whose texts are the same."""
+        """Share of rows with equal texts."""
         return self.same_text / self.rows if self.rows else 1.0
 
 
 def compare_outputs(a: RunOutputs, b: RunOutputs) -> TextComparison:
-    """Rows are paired by position; where one run has fewer (data.limit), the rest is left out.
+    """Compares rows by position. Ignores rows that only one run has (data.limit).
 
-    Raises OutputError where the rows are not the same requests.
+    Raises OutputError if rows at one position are different requests.
     """
     found = TextComparison()
     for row, (left, right) in enumerate(zip_longest(a.records(_COLUMNS), b.records(_COLUMNS))):
@@ -94,7 +94,7 @@ def compare_outputs(a: RunOutputs, b: RunOutputs) -> TextComparison:
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Returns the length of the common beginning of two lists of token ids."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 

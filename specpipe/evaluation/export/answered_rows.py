@@ -1,4 +1,4 @@
-"""The input rows of a run, each with its outputs."""
+"""Input rows of a run with their outputs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from specpipe.evaluation.run_outputs import RunOutputs
 
 
 class AnsweredRow(NamedTuple):
-    """An input row and what was generated for it."""
+    """An input row and its outputs."""
 
     values: Mapping[str, object]
-    """The columns that were asked for; empty for a row that could not be read."""
+    """Values of the requested columns; empty for an unreadable row."""
     outputs: Sequence[Mapping[str, Any]]
-    """Output rows: one for each of the job's samples."""
+    """Output rows, one per sample of the job."""
 
 
 def answered_rows(run: RunOutputs, columns: Sequence[str]) -> Iterator[AnsweredRow]:
-    """In input order, a batch in memory. Raises OutputError where an input file is no longer what the run read."""
+    """Yields input rows with their outputs, in input order. columns: input columns to read.
+
+    Holds one batch in memory. Raises OutputError if an input file has changed since the run.
+    """
     identity = run.manifest.identity
     found = list_files(identity["data.path"], identity["data.format"], identity["data.prompt"])
     files = {file.path: file for file in found}
@@ -29,8 +32,8 @@ def answered_rows(run: RunOutputs, columns: Sequence[str]) -> Iterator[AnsweredR
     for shard in run.manifest.shards:
         if shard.file not in files or files[shard.file].pin() != pins[shard.file]:
             raise OutputError(
-                f"{shard.file} is gone or has changed since {run.folder.path} read it; expected the same file, because "
-                "the outputs are put together with its rows"
+                f"{shard.file} is missing or changed since {run.folder.path} read it; expected the same file, because "
+                "the outputs are joined with its rows"
             )
         for row in read_rows(files[shard.file], shard.start, shard.stop, list(columns)):
             yield AnsweredRow(row.values or {}, [next(rows) for _ in range(shard.samples)])

@@ -1,4 +1,4 @@
-"""Outputs as chats: the answers to an OpenAI batch, and ShareGPT conversations."""
+"""Outputs as chats: an OpenAI batch's output file, and ShareGPT conversations."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SPEAKERS = {"user": "human", "assistant": "gpt"}
 
 
 def write_openai_batch(run: RunOutputs, file: TextIO) -> int:
-    """A batch's output file: for each custom_id a response with a choice for each sample, or its error.
+    """Writes an OpenAI batch's output file: per custom_id a response with one choice per sample, or an error.
 
-    Gives the number of failed output rows.
+    Returns the number of failed output rows.
     """
     failed = 0
     for number, row in enumerate(answered_rows(run, _columns(run))):
@@ -43,7 +43,7 @@ def write_openai_batch(run: RunOutputs, file: TextIO) -> int:
 
 
 def write_sharegpt(run: RunOutputs, file: TextIO) -> int:
-    """Conversations as one JSON array: the prompt's turns, then the answer. Failed rows are left out and counted."""
+    """Writes conversations as one JSON array: the prompt's turns, then the answer. Returns the omitted failed rows."""
     failed, separator = 0, "\n"
     file.write("[")
     for row in answered_rows(run, _columns(run)):
@@ -89,7 +89,7 @@ def _choice(index: int, output: Mapping[str, Any], chat: bool) -> dict[str, Any]
 
 
 def _messages(values: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
-    """The chat of an input row; empty for a plain prompt."""
+    """Returns the chat of an input row; empty for a plain prompt."""
     body = next((value for value in values.values() if isinstance(value, Mapping)), values)
     for value in body.values():
         if isinstance(value, str) and value.startswith("["):
@@ -103,7 +103,7 @@ def _messages(values: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
 
 
 def _turns(values: Mapping[str, object], prompt: str) -> list[dict[str, str]]:
-    """The turns that were the prompt: all messages, or of a conversation those up to the first human one."""
+    """Returns the prompt's turns: all messages, or a conversation up to its first human turn."""
     turns = []
     for turn in _messages(values):
         speaker = str(turn["from"] if "from" in turn else turn.get("role"))

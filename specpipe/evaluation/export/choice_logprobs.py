@@ -1,4 +1,4 @@
-"""Log-probabilities of an output row as OpenAI's answers hold them. Tokens are named `token_id:7`: a run keeps ids."""
+"""Log-probabilities of an output row in OpenAI's format. Tokens are named `token_id:7`, because a run stores ids."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def choice_logprobs(output: Mapping[str, Any], *, chat: bool) -> dict[str, Any] | None:
-    """The `logprobs` of a choice, of a chat or a text completion; None where the row has none."""
+    """Returns the `logprobs` of a choice in a chat or text completion; None for a row without log-probabilities."""
     if output["generated_logprobs"] is None:
         return None
     ids, own = output["generated_token_ids"], output["generated_logprobs"]

@@ -1,4 +1,4 @@
-"""`specpipe convert RUN`: a run's outputs in the forms that other programs read, streamed."""
+"""Streaming export of a run's outputs to formats of other programs: `specpipe convert RUN`."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ Write = Callable[[RunOutputs, TextIO], int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportReport:
-    """What became of a run's rows."""
+    """Counts of an export."""
 
     out: str
     """Absolute path or URI of the file."""
     rows: int
     failed: int
-    """Rows that are in the file as errors, or not in it where its form has no place for them."""
+    """Failed rows: written as errors, or omitted if the format has none."""
 
 
 def export(run: str, to: ExportFormat, out: str, *, overwrite: bool = False) -> ExportReport:
-    """Writes the outputs of a complete run, in input order. Memory holds one batch of rows.
+    """Writes the outputs of a complete run, in input order. Holds one batch of rows in memory.
 
-    Raises OutputError for a run that is not complete or synthetic, JobError for an `out` that is there.
+    Raises OutputError for an incomplete or synthetic run, JobError for an existing `out`.
     """
     outputs = RunOutputs.open(run)
     target = locate(out)
     if not overwrite and target.filesystem.get_file_info(target.path).type != pyarrow.fs.FileType.NotFound:
-        raise JobError(f"{out} is there already; give another --out, or --overwrite")
+        raise JobError(f"{out} already exists; expected another --out, or --overwrite")
     try:
         with publish_file(out) as path, open(path, "wb") as binary:
             text = TextIOWrapper(binary, encoding="utf-8", newline="")
@@ -54,7 +54,7 @@ def export(run: str, to: ExportFormat, out: str, *, overwrite: bool = False) -> 
 
 
 def write_jsonl(outputs: RunOutputs, file: TextIO) -> int:
-    """Every column, an object a line. Gives the number of failed rows, as all writers do."""
+    """Writes one JSON object per row with every column. Returns the number of failed rows, as all writers do."""
     failed = 0
     for row in outputs.records():
         failed += row["finish_reason"] == "error"
@@ -63,7 +63,7 @@ def write_jsonl(outputs: RunOutputs, file: TextIO) -> int:
 
 
 def write_csv(outputs: RunOutputs, file: TextIO) -> int:
-    """Every column with a header; what is not text or a number is JSON."""
+    """Writes every column with a header; values other than text and numbers as JSON. Returns failed rows."""
     failed, writer = 0, None
     for row in outputs.records():
         failed += row["finish_reason"] == "error"
@@ -92,4 +92,4 @@ ENDINGS: Mapping[ExportFormat, str] = {
     "csv": "csv",
     "sharegpt": "json",
 }
-"""How a file's name ends where none is given."""
+"""Default file name endings."""

@@ -1,4 +1,4 @@
-"""Outputs of an evaluation as lm-eval writes predictions that it does not score."""
+"""Outputs of an evaluation in lm-eval's format of unscored predictions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _COLUMNS = ("task", "doc_id", "gen_kwargs", "prompt")
 
 
 def write_predictions(run: RunOutputs, file: TextIO) -> int:
-    """A line for each document of a recording: the keys of lm-eval's samples files as far as they need no task.
+    """Writes one line per document of a recording, with those keys of lm-eval's samples files that need no task.
 
-    A document with a failed row has `error`, and no answers. Gives the number of failed rows. Raises DataError for a
-    run on something else than a recording.
+    A document with a failed row has `error` and no answers. Returns the number of failed rows. Raises DataError for a
+    run on other data than a recording.
     """
     failed = 0
     for (task, doc_id, prompt), rows in groupby(answered_rows(run, _COLUMNS), key=_document):
@@ -36,7 +36,9 @@ def write_predictions(run: RunOutputs, file: TextIO) -> int:
 
 def _document(row: AnsweredRow) -> tuple[Any, Any, Any]:
     if not {"task", "doc_id", "gen_kwargs"} <= row.values.keys():
-        raise DataError("the run's dataset has no task and doc_id; expected a run on what `specpipe eval record` wrote")
+        raise DataError(
+            "the run's dataset has no task and doc_id; expected a run on a recording of `specpipe eval record`"
+        )
     return row.values["task"], row.values["doc_id"], row.values["prompt"]
 
 

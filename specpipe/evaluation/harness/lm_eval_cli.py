@@ -1,4 +1,4 @@
-"""lm-eval's own command line, started with a configuration that is written down first."""
+"""lm-eval's command line: parsing of its flags, and runs in this process from a configuration file."""
 
 from __future__ import annotations
 
@@ -33,73 +33,73 @@ PROMPT_FLAGS = (
     "trust_remote_code",
     "confirm_run_unsafe_code",
 )
-"""What makes an evaluation's requests: lm-eval's flags that are recorded, and must be the same at replay."""
+"""lm-eval's flags that determine an evaluation's requests. They are recorded and must be the same at replay."""
 MODELS: Mapping[str, str] = {
     "specpipe-record": "specpipe.evaluation.harness.lm_eval_models:RequestRecorder",
     "specpipe-replay": "specpipe.evaluation.harness.lm_eval_models:Replayer",
 }
 """Model names that lm-eval knows, with their classes; the same as the entry points in pyproject.toml."""
 _REFUSED: Mapping[str, str] = {
-    "cache_requests": "it would reuse the prompts of an earlier evaluation, whatever the other flags say",
-    "use_cache": "lm-eval goes past its cache for sampled requests, and would score something that no run wrote",
-    "model": "specpipe brings its own",
-    "model_args": "specpipe brings its own",
-    "output_path": "give the place with --out",
+    "cache_requests": "it would reuse the prompts of an earlier evaluation, regardless of the other flags",
+    "use_cache": "cached answers do not come from a run, and lm-eval bypasses its cache for sampled requests",
+    "model": "specpipe sets it",
+    "model_args": "specpipe sets it",
+    "output_path": "set the output folder with --out",
 }
-_OURS = ("model", "model_args", "output_path", "predict_only", "log_samples", "config", *_REFUSED)
+_RESERVED = ("model", "model_args", "output_path", "predict_only", "log_samples", "config", *_REFUSED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalFlags:
-    """lm-eval's configuration as it understands it, defaults filled in."""
+    """lm-eval's configuration after parsing, with its defaults."""
 
     prompts: Mapping[str, Any]
-    """PROMPT_FLAGS and their values, ready for JSON."""
+    """PROMPT_FLAGS with their values, as JSON values."""
     others: Mapping[str, Any]
-    """EvalFlags that change no prompt and no score, such as wandb_args; only those that are not at their default."""
+    """Flags that change neither prompts nor scores, such as wandb_args, if not at their default."""
 
 
 def parse_flags(arguments: Sequence[str], recorded: Mapping[str, Any] | None = None) -> EvalFlags:
-    """lm-eval's own reading of its command line, on top of `recorded` flags where there are some.
+    """Parses lm-eval's command line with lm-eval's parser.
 
-    Raises JobError for flags that lm-eval does not know or that would make a comparison worthless.
+    recorded: configuration of a recording, which `arguments` override; None for lm-eval's defaults. Raises JobError for
+    flags that lm-eval rejects and for flags that would invalidate a comparison.
     """
-    run, config_of = _parts()
-    parser = run()
-    with tempfile.TemporaryDirectory() as folder, _captured() as shown:
+    parser, config_of = _parser_and_config()
+    with tempfile.TemporaryDirectory() as folder, _captured_output() as captured:
         base: list[str] = []
         if recorded is not None:
-            base = ["--config", _written(Path(folder) / "recorded.yaml", recorded)]
+            base = ["--config", _write_yaml(Path(folder) / "recorded.yaml", recorded)]
         try:
             namespace = parser.parse_args(["run", *base, *arguments])
             config = config_of(namespace)
             default = config_of(parser.parse_args(["run", "--tasks", "none"]))
         except SystemExit:
-            raise JobError(f"lm-eval does not take these flags: {_last_line(shown)}") from None
+            raise JobError(f"lm-eval rejects these flags: {_last_line(captured)}") from None
         except (ValueError, TypeError, OSError) as error:
-            raise JobError(f"lm-eval does not take these flags: {error}") from error
+            raise JobError(f"lm-eval rejects these flags: {error}") from error
     if recorded is not None and getattr(namespace, "config", None) != base[1]:
         raise JobError("--config is refused at replay: the flags are those of the recording")
     _refuse(namespace, config)
     prompts = {name: config[name] for name in PROMPT_FLAGS}
     if not prompts["tasks"]:
-        raise JobError("lm-eval is given no task; expected --tasks NAME[,NAME …]")
+        raise JobError("no task for lm-eval; expected --tasks NAME[,NAME …]")
     if prompts["include_path"]:
         prompts["include_path"] = os.path.abspath(prompts["include_path"])
-    known = (*PROMPT_FLAGS, *_OURS)
+    known = (*PROMPT_FLAGS, *_RESERVED)
     others = {name: value for name, value in config.items() if name not in known and value != default[name]}
     return EvalFlags(prompts=prompts, others=others)
 
 
 def run_harness(configuration: Mapping[str, Any]) -> str:
-    """Runs `lm-eval run` in this process with a configuration; gives the tables that it prints.
+    """Runs `lm-eval run` in this process with a configuration. Returns the tables that it prints.
 
-    Raises JobError for what it does not take; SpecpipeError passes through.
+    Raises JobError for a failure of lm-eval, and SpecpipeError of our models unchanged.
     """
     main = _lm_eval("lm_eval.__main__").cli_evaluate
     register_models()
-    with tempfile.TemporaryDirectory() as folder, _captured() as shown:
-        path = _written(Path(folder) / "config.yaml", configuration)
+    with tempfile.TemporaryDirectory() as folder, _captured_output() as captured:
+        path = _write_yaml(Path(folder) / "config.yaml", configuration)
         before = sys.argv
         sys.argv = ["lm-eval", "run", "--config", path]
         try:
@@ -108,12 +108,12 @@ def run_harness(configuration: Mapping[str, Any]) -> str:
             raise
         except SystemExit as end:
             if end.code:
-                raise JobError(f"lm-eval ended with exit code {end.code}: {_last_line(shown)}") from end
+                raise JobError(f"lm-eval ended with exit code {end.code}: {_last_line(captured)}") from end
         except (ValueError, KeyError, OSError) as error:
             raise JobError(f"lm-eval failed: {type(error).__name__}: {error}") from error
         finally:
             sys.argv = before
-    return "\n".join(line for line in shown.getvalue().splitlines() if line.startswith("|"))
+    return "\n".join(line for line in captured.getvalue().splitlines() if line.startswith("|"))
 
 
 def register_models() -> None:
@@ -124,10 +124,10 @@ def register_models() -> None:
             registry.register(name, target=target)
 
 
-def _parts() -> tuple[Any, Any]:
-    """A maker of lm-eval's argument parser, and a function from its namespace to the configuration."""
+def _parser_and_config() -> tuple[Any, Any]:
+    """Returns lm-eval's argument parser, and a function from its namespace to the configuration as a dict."""
     harness, config = _lm_eval("lm_eval._cli").HarnessCLI, _lm_eval("lm_eval.config.evaluate_config").EvaluatorConfig
-    return lambda: harness()._parser, lambda namespace: dataclasses.asdict(config.from_cli(namespace))
+    return harness()._parser, lambda namespace: dataclasses.asdict(config.from_cli(namespace))
 
 
 def _lm_eval(module: str) -> Any:
@@ -137,9 +137,7 @@ def _lm_eval(module: str) -> Any:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("lm_eval"):
             raise
-        raise JobError(
-            "lm-eval is not installed; expected it for `specpipe eval`: pip install 'specpipe[eval]'"
-        ) from None
+        raise JobError("lm-eval is not installed, but `specpipe eval` needs it: pip install 'specpipe[eval]'") from None
 
 
 def _refuse(namespace: Any, config: Mapping[str, Any]) -> None:
@@ -149,18 +147,18 @@ def _refuse(namespace: Any, config: Mapping[str, Any]) -> None:
             raise JobError(f"--{name} is refused: {why}. Leave it out")
 
 
-def _written(path: Path, values: Mapping[str, Any]) -> str:
+def _write_yaml(path: Path, values: Mapping[str, Any]) -> str:
     path.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
     return str(path)
 
 
 @contextlib.contextmanager
-def _captured() -> Iterator[io.StringIO]:
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
-        yield shown
+def _captured_output() -> Iterator[io.StringIO]:
+    captured = io.StringIO()
+    with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured):
+        yield captured
 
 
-def _last_line(shown: io.StringIO) -> str:
-    lines = [line.strip() for line in shown.getvalue().splitlines() if line.strip()]
-    return lines[-1] if lines else "it says nothing"
+def _last_line(captured: io.StringIO) -> str:
+    lines = [line.strip() for line in captured.getvalue().splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"

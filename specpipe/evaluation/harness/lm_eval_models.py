@@ -1,4 +1,4 @@
-"""The two models that lm-eval sees: one that writes down what it is asked, one that reads answers from a run."""
+"""Models for lm-eval: RequestRecorder writes requests to a file, Replayer answers them from a run's outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BATCH_ROWS = 2048
 
 
 class _TargetModel(LM):  # type: ignore[misc]
-    """The target as far as prompts go: its tokenizer and chat template."""
+    """Base of both models: tokenizer and chat template of the target."""
 
     def __init__(self, target: str, trust_remote_code: bool = False, chat_template: str | None = None) -> None:
         super().__init__()
@@ -31,19 +31,24 @@ class _TargetModel(LM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
+        """Name of the tokenizer, a part of lm-eval's cache keys."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """Returns the chat template, selected as lm-eval's TemplateLM does."""
         text: str | None = TemplateLM.chat_template(self, chat_template)
         return text
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """As lm-eval's transformers backend: a template that takes no system turn gets the chat without it."""
+        """Applies the chat template, as lm-eval's transformers backend does.
+
+        A template that rejects system turns gets the chat without them. Raises JobError without a chat template.
+        """
         from jinja2 import TemplateError
 
         if not self.tokenizer.chat_template:
             raise JobError(
-                f"{self._source.name} has no chat template; leave --apply_chat_template out, or give one with "
+                f"{self._source.name} has no chat template; remove --apply_chat_template, or set one with "
                 "--chat-template"
             )
         try:
@@ -62,21 +67,23 @@ class _TargetModel(LM):  # type: ignore[misc]
         )
 
     def loglikelihood(self, requests: list[Any]) -> NoReturn:
+        """Raises JobError: such tasks generate nothing."""
         self._refuse(requests, "loglikelihood")
 
     def loglikelihood_rolling(self, requests: list[Any]) -> NoReturn:
+        """Raises JobError: such tasks generate nothing."""
         self._refuse(requests, "loglikelihood_rolling")
 
     def _refuse(self, requests: list[Any], kind: str) -> NoReturn:
         tasks = ", ".join(sorted({str(request.task_name) for request in requests})[:5])
         raise JobError(
-            f"{tasks}: these tasks score given texts ({kind}) and generate nothing, so speculation plays no part in "
+            f"{tasks}: these tasks score given texts ({kind}) without generating, so speculation cannot affect "
             "them; expected tasks of output_type generate_until"
         )
 
 
 class RequestRecorder(_TargetModel):
-    """Writes every request to a Parquet file, in the order of asking, and answers nothing."""
+    """Writes every request to a Parquet file, in lm-eval's order, and returns empty answers."""
 
     def __init__(
         self,
@@ -96,6 +103,7 @@ class RequestRecorder(_TargetModel):
         )
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """Writes the requests to the file. Returns an empty answer for each. Raises JobError as request_rows does."""
         cutter = PromptCutter(tokenizer=self.tokenizer, max_length=self._max_length, add_bos_token=self._add_bos_token)
         batch: list[dict[str, object]] = []
         with publish_file(self._path) as path, pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
@@ -109,7 +117,7 @@ class RequestRecorder(_TargetModel):
 
 
 class Replayer(_TargetModel):
-    """Answers from a run's outputs, and from nothing else."""
+    """Answers requests from a run's outputs only."""
 
     def __init__(
         self,
@@ -120,30 +128,31 @@ class Replayer(_TargetModel):
         chat_template: str | None = None,
         **_: Any,
     ) -> None:
-        """run: output folder of a run on a recording. model: what lm-eval calls the results."""
+        """run: output folder of a run on a recording. model: name of the model in lm-eval's results."""
         super().__init__(target, trust_remote_code, chat_template)
         self._run, self._name = run, model
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """Returns the run's texts for the requests, in order. Raises OutputError for missing or failed rows."""
         ids = RequestIds()
-        asked = [(ids.next(*request.args), request.args[0]) for request in requests]
-        answers = self._answers({request_id for request_id, _ in asked})
-        if missing := [request_id for request_id, _ in asked if request_id not in answers]:
+        keys = [(ids.next(*request.args), request.args[0]) for request in requests]
+        answers = self._answers({request_id for request_id, _ in keys})
+        if missing := [request_id for request_id, _ in keys if request_id not in answers]:
             raise OutputError(
-                f"{self._run} has no output for {len(missing):,} of {len(asked):,} requests (the first is "
-                f"{missing[0]}); expected a complete run on the recording of these very flags, and no data.limit "
-                "that is smaller than the evaluation's"
+                f"{self._run} has no output for {len(missing):,} of {len(keys):,} requests (the first is "
+                f"{missing[0]}); expected a complete run on the recording of the same flags, without a data.limit "
+                "below the evaluation's"
             )
-        for request_id, context in asked:
+        for request_id, context in keys:
             if answers[request_id][0] != context:
                 raise OutputError(
-                    f"{self._run}: request {request_id} was answered for another prompt; expected a job that leaves "
-                    "the recording's prompts as they are (no data.prompt, no data.system_prompt)"
+                    f"{self._run}: request {request_id} has another prompt in the run; expected a job that does not "
+                    "change the recording's prompts (no data.prompt, no data.system_prompt)"
                 )
-        return [answers[request_id][1] for request_id, _ in asked]
+        return [answers[request_id][1] for request_id, _ in keys]
 
     def _answers(self, wanted: set[str]) -> dict[str, tuple[str, str]]:
-        """Prompt and text by request id. Raises OutputError where one of them failed."""
+        """Returns {request id: (prompt, text)} for `wanted`. Raises OutputError if one of them failed."""
         answers, failed = {}, []
         outputs = RunOutputs.open(self._run)
         for batch in outputs.batches(["request_id", "prompt", "generated_text", "finish_reason", "error"]):
@@ -155,6 +164,6 @@ class Replayer(_TargetModel):
         if failed:
             raise OutputError(
                 f"{self._run}: {len(failed):,} of the requests failed (the first, {failed[0][0]}: {failed[0][1]}); "
-                "expected an answer to each, because a score without them would be another task's"
+                "expected an answer to every request, because a score without them would not be comparable"
             )
         return answers

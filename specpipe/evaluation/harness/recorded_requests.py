@@ -1,4 +1,4 @@
-"""lm-eval's generate_until requests as rows of a dataset: tokenised and cut as its transformers backend does."""
+"""Rows of a recording: lm-eval's generate_until requests, tokenised and truncated as its transformers backend does."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ SCHEMA = pa.schema(
         pa.field("ignore_eos", pa.bool_(), nullable=False),
     ]
 )
-"""Columns of a recording. A row says all about its own end, so that a job's `sampling` cannot change a score."""
-MAX_GEN_TOKS = 256  # what lm-eval's transformers backend takes where a task says nothing
-_SERVED = {"until", "do_sample", "max_gen_toks", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
-_HARMLESS: Mapping[str, tuple[object, ...]] = {
+"""Columns of a recording. Rows set every sampling and stop parameter, so that a job's `sampling` changes no score."""
+MAX_GEN_TOKS = 256  # default of lm-eval's transformers backend
+_SUPPORTED = {"until", "do_sample", "max_gen_toks", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+_NO_EFFECT: Mapping[str, tuple[object, ...]] = {
     "num_beams": (1,),
     "num_return_sequences": (1,),
     "use_cache": (True,),
@@ -43,19 +43,19 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
 
 
 def request_key(context: str, gen_kwargs: Mapping[str, Any]) -> str:
-    """32 hexadecimal digits of what lm-eval asks: sha256 over the request's type, prompt and arguments."""
+    """Returns 32 hexadecimal digits of the SHA-256 over a request's type, prompt and arguments."""
     text = json.dumps(["generate_until", context, gen_kwargs], sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 @dataclass(slots=True)
 class RequestIds:
-    """Ids in the order of asking: a request that is asked again (`repeats`) gets the next number."""
+    """Request ids in lm-eval's order. A repeated request (`repeats`) gets the next number."""
 
     _seen: Counter[str] = field(default_factory=Counter)
 
     def next(self, context: str, gen_kwargs: Mapping[str, Any]) -> str:
-        """Key and occurrence, from 0."""
+        """Returns "key:occurrence", the occurrence counted from 0."""
         key = request_key(context, gen_kwargs)
         self._seen[key] += 1
         return f"{key}:{self._seen[key] - 1}"
@@ -63,7 +63,7 @@ class RequestIds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptCutter:
-    """Prompts to token ids as lm-eval's transformers backend (HFLM.tok_batch_encode) makes them."""
+    """Encoder of prompts that matches lm-eval's transformers backend (HFLM.tok_batch_encode)."""
 
     tokenizer: Any
     max_length: int
@@ -72,33 +72,33 @@ class PromptCutter:
 
     @property
     def eos(self) -> str | None:
-        """The text of the end-of-sequence token, which that backend adds to every request's stop strings."""
+        """Text of the end-of-sequence token, which that backend adds to all stop strings; None without one."""
         token_id = self.tokenizer.eos_token_id
         return None if token_id is None else str(self.tokenizer.decode(token_id, skip_special_tokens=False))
 
     def token_ids(self, context: str, max_gen_toks: int) -> list[int]:
-        """The last max_length - max_gen_toks tokens of the prompt. Raises JobError where that is none."""
-        room = self.max_length - max_gen_toks
-        if room < 1:
+        """Returns the last max_length - max_gen_toks tokens of the prompt. Raises JobError if that is not positive."""
+        available = self.max_length - max_gen_toks
+        if available < 1:
             raise JobError(
-                f"a request asks for {max_gen_toks} tokens and the model's length is {self.max_length}; expected "
-                "fewer (--gen_kwargs max_gen_toks=…), or a longer --max-length"
+                f"a request has max_gen_toks {max_gen_toks}, but the model's length is {self.max_length}; expected "
+                "fewer (--gen_kwargs max_gen_toks=…), or a larger --max-length"
             )
         special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
         bos = self.tokenizer.bos_token
         if bos and context.startswith(bos):
             special = {"add_special_tokens": False}
         ids: list[int] = self.tokenizer(context, verbose=False, **special)["input_ids"]
-        return ids[-room:]
+        return ids[-available:]
 
 
 def request_rows(
     requests: Iterable[Any], cutter: PromptCutter, normalise: Any, stops: Any
 ) -> Iterator[dict[str, object]]:
-    """Rows of SCHEMA from lm-eval's Instances, in order.
+    """Yields a row of SCHEMA for each of lm-eval's Instances, in order.
 
-    normalise and stops: lm_eval.models.utils' normalize_gen_kwargs and handle_stop_sequences. Raises JobError for
-    requests that would be answered otherwise than they ask.
+    normalise, stops: normalize_gen_kwargs and handle_stop_sequences of lm_eval.models.utils. Raises JobError for
+    requests with unsupported arguments.
     """
     ids, eos = RequestIds(), cutter.eos
     for request in requests:
@@ -123,13 +123,13 @@ def request_rows(
 
 def _check(task: str, arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
-        if name not in _SERVED and value is not None and value not in _HARMLESS.get(name, ()):
+        if name not in _SUPPORTED and value is not None and value not in _NO_EFFECT.get(name, ()):
             raise JobError(
-                f"task {task} asks for {name}={value!r}, which specpipe does not serve; leave it out, or change it "
+                f"task {task} sets {name}={value!r}, which specpipe does not support; remove it, or change it "
                 "with --gen_kwargs"
             )
     if arguments["do_sample"] and not arguments.get("temperature"):
         raise JobError(
-            f"task {task} asks for do_sample without a temperature; expected one above 0 "
+            f"task {task} sets do_sample without a temperature; expected one above 0 "
             "(--gen_kwargs do_sample=True,temperature=0.7), or do_sample=False"
         )

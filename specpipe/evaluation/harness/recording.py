@@ -1,4 +1,4 @@
-"""`specpipe eval record` and what a recording says about itself."""
+"""Recordings: lm-eval's requests as a Parquet dataset, with the configuration in its metadata."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _METADATA = b"specpipe.recording"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recording:
-    """What a dataset of requests was made from."""
+    """Configuration that a recording was made with, stored in the file's metadata."""
 
     flags: Mapping[str, Any]
-    """lm-eval's configuration (harness.PROMPT_FLAGS)."""
+    """lm-eval's configuration (lm_eval_cli.PROMPT_FLAGS)."""
     target: str
-    """The model whose tokenizer and chat template made the prompts."""
+    """Model whose tokenizer and chat template encode the prompts."""
     max_length: int | None = None
     chat_template: str | None = None
     trust_remote_code: bool = False
@@ -34,7 +34,7 @@ class Recording:
 
     @property
     def model_args(self) -> dict[str, Any]:
-        """For the models of harness_models."""
+        """Arguments for the models in lm_eval_models."""
         values = asdict(self)
         del values["flags"]
         return {name: value for name, value in values.items() if value is not None}
@@ -50,9 +50,10 @@ def record(
     trust_remote_code: bool = False,
     add_bos_token: bool | None = None,
 ) -> int:
-    """Writes the generate_until requests of an evaluation as a Parquet dataset; gives their number.
+    """Writes the generate_until requests of an evaluation as a Parquet dataset. Returns their number.
 
-    arguments: lm-eval's flags. out: the file, local or a URI. Raises JobError, ModelError; then nothing is written.
+    arguments: lm-eval's flags. out: the file, local or a URI. max_length: longest prompt + output in tokens; None for
+    the target's own. Raises JobError or ModelError; then nothing is written.
     """
     recording = Recording(
         flags=parse_flags(arguments).prompts,
@@ -66,7 +67,7 @@ def record(
 
 
 def write_recording(recording: Recording, out: str) -> int:
-    """Has lm-eval ask all its requests and publishes them whole."""
+    """Runs lm-eval with the recording model and publishes its requests at `out`. Returns their number."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "requests.parquet"
         run_harness(
@@ -79,7 +80,7 @@ def write_recording(recording: Recording, out: str) -> int:
             }
         )
         if not path.exists():
-            raise JobError(f"tasks {recording.flags['tasks']}: lm-eval asked nothing; expected generate_until tasks")
+            raise JobError(f"tasks {recording.flags['tasks']}: lm-eval sent no requests; expected generate_until tasks")
         table = pq.read_table(path)
         metadata = {_METADATA: json.dumps(asdict(recording), sort_keys=True).encode()}
         pq.write_table(table.replace_schema_metadata(metadata), path, compression="zstd")
@@ -88,7 +89,7 @@ def write_recording(recording: Recording, out: str) -> int:
 
 
 def read_recording(path: str) -> Recording:
-    """Raises DataError for a file that is no recording."""
+    """Reads the configuration of a recording. Raises DataError for any other file."""
     location = locate(path)
     try:
         with location.filesystem.open_input_file(location.path) as source:
@@ -96,6 +97,6 @@ def read_recording(path: str) -> Recording:
         return Recording(**json.loads(metadata[_METADATA]))
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise DataError(
-            f"{path} is no recording of an evaluation ({type(error).__name__}: {error}); expected a file that "
-            "`specpipe eval record` wrote"
+            f"{path} is not a recording of an evaluation ({type(error).__name__}: {error}); expected a file written by "
+            "`specpipe eval record`"
         ) from error

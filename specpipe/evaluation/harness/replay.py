@@ -1,4 +1,4 @@
-"""`specpipe eval replay`: lm-eval's own metrics over a run's outputs."""
+"""Replay: lm-eval's metrics over a run's outputs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from specpipe.evaluation.harness.recording import Recording, read_recording
 from specpipe.evaluation.run_outputs import RunOutputs
 
 RESULTS = "lm_eval"
-"""Folder of a local run that holds its results."""
+"""Name of the folder in a local run for lm-eval's results."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayResult:
-    """What lm-eval left."""
+    """Results of lm-eval."""
 
     folder: str
-    """Holds results_<date>.json and samples_<task>_<date>.jsonl."""
+    """Folder with results_<date>.json and samples_<task>_<date>.jsonl."""
     tables: str
-    """As lm-eval prints them."""
+    """Score tables as lm-eval prints them."""
 
 
 def replay(
@@ -32,20 +32,20 @@ def replay(
 ) -> ReplayResult:
     """Scores a complete run on a recording.
 
-    arguments: lm-eval's flags; those that make prompts and scores must be the recorded ones (they are taken from there
-    where they are left out), except a smaller limit. out: folder for the results; None: `lm_eval` in the run's.
-    requests: the recording, where it is no longer where the run read it. Raises JobError, DataError, OutputError.
+    arguments: lm-eval's flags. Flags that determine prompts and scores default to the recorded values and must equal
+    them, except for a smaller limit. out: folder for the results; None for `lm_eval` in the run's folder.
+    requests: path of the recording, if it has moved since the run. Raises JobError, DataError, OutputError.
     """
     outputs = RunOutputs.open(run)
     if any(shard.samples > 1 for shard in outputs.manifest.shards):
         raise OutputError(
-            f"{run} has several samples of each request; expected one (sampling.n: 1), because lm-eval asks as "
-            "often as it wants answers (a task's repeats)"
+            f"{run} has several samples of each request; expected one (sampling.n: 1), because lm-eval sends a "
+            "request for every answer (a task's repeats)"
         )
     recording = read_recording(requests or _single_input(outputs))
     flags = parse_flags(arguments, recorded=recording.flags)
     check_flags(recording.flags, flags.prompts)
-    folder = Path(out or _inside(outputs))
+    folder = Path(out or _results_folder(outputs))
     folder.mkdir(parents=True, exist_ok=True)
     tables = run_harness(
         {
@@ -61,7 +61,7 @@ def replay(
 
 
 def check_flags(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises JobError that names every flag that differs. A smaller limit is fine: its requests are the first ones."""
+    """Raises JobError with every flag that differs. A smaller limit is allowed: it selects the first requests."""
     wrong = [
         f"--{name} was {recorded[name]!r} and is {value!r}"
         for name, value in now.items()
@@ -69,21 +69,21 @@ def check_flags(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     ]
     if wrong:
         raise JobError(
-            "these flags are not the recording's, so the requests would be others:\n"
+            "these flags differ from the recording's and would change the requests:\n"
             + "\n".join(f"  {line}" for line in wrong)
-            + "\nLeave them out, or record again with them and run that"
+            + "\nRemove them, or record again with them and run the new recording"
         )
 
 
 def _is_prefix(recorded: float | None, now: float | None) -> bool:
-    """Limits below 1 are shares."""
+    """Returns True if limit `now` selects the first documents of `recorded`. Limits below 1 are shares."""
     if now is None or now < 1:
         return False
     return recorded is None or (recorded >= 1 and now <= recorded)
 
 
 def _model_args(recording: Recording, outputs: RunOutputs) -> dict[str, Any]:
-    name = str(outputs.manifest.tuning.get("name", "run"))  # without a name lm-eval makes one up, at random
+    name = str(outputs.manifest.tuning.get("name", "run"))  # without a name lm-eval generates a random one
     return {**recording.model_args, "run": outputs.folder.path, "model": name}
 
 
@@ -95,8 +95,8 @@ def _single_input(outputs: RunOutputs) -> str:
     return outputs.inputs[0]
 
 
-def _inside(outputs: RunOutputs) -> str:
+def _results_folder(outputs: RunOutputs) -> str:
     path = outputs.folder.file(RESULTS)
     if not os.path.isabs(path):
-        raise JobError(f"lm-eval writes its results to a local folder, and {path} is none; give one with --out")
+        raise JobError(f"lm-eval writes results to a local folder, but {path} is remote; set --out")
     return path

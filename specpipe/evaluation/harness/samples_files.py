@@ -1,4 +1,4 @@
-"""lm-eval's samples files: what was scored, per document and filter."""
+"""lm-eval's samples files: scores and answers per document and filter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_METRICS = ("bypass",)
 
 
 class SampleKey(NamedTuple):
-    """What makes two scored answers comparable: the same document with the same prompt, read the same way."""
+    """Identity of a scored answer. Scores of equal keys are comparable: same document, prompt and filter."""
 
     task: str
     doc_id: int
@@ -26,18 +26,18 @@ class SampleKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSample:
-    """One document as one filter read its answers."""
+    """Scores of one document's answers with one filter."""
 
     values: Mapping[str, float]
-    """By metric."""
+    """Score by metric."""
     answers: tuple[str, ...]
-    """What was generated, one for each of the task's repeats."""
+    """Generated texts, one per repeat of the task."""
     prompt: str
     target: str
 
 
 def find_samples(path: Path) -> dict[str, Path]:
-    """The newest samples file of each task in a folder and the folders below it, or the file itself."""
+    """Returns {task: newest samples file} in a folder and its subfolders, or of the one file `path`."""
     if path.is_file():
         match = _NAME.search(path.name)
         return {match["task"] if match else path.stem: path}
@@ -49,12 +49,12 @@ def find_samples(path: Path) -> dict[str, Path]:
 
 
 def read_samples(files: Mapping[str, Path]) -> dict[SampleKey, EvalSample]:
-    """Raises DataError for a file that lm-eval did not write."""
+    """Reads samples files by task. Raises DataError for a file that lm-eval did not write."""
     samples = {}
     for task, file in files.items():
         for key, sample in _samples(task, file):
             if key in samples:
-                raise DataError(f"{file}: document {key.doc_id} with filter {key.filter} is there twice")
+                raise DataError(f"{file}: document {key.doc_id} with filter {key.filter} is duplicated")
             samples[key] = sample
     return samples
 

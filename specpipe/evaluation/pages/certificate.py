@@ -1,4 +1,4 @@
-"""A short Markdown text for a pull request: what was compared, on what, and how it came out."""
+"""Certificate of a comparison: a short Markdown text with settings, scores and verdict, for a pull request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEASURED = (
 
 
 def side_by_side(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
-    """Name, A and B of settings that differ, then of what was measured."""
+    """Yields (name, A, B) for settings that differ, then for measurements."""
     a, b = comparison.a, comparison.b
     for name in dict.fromkeys([*a.settings, *b.settings]):
         if a.settings.get(name) != b.settings.get(name) or name in ("model.target", "sampling.temperature"):
@@ -30,7 +30,7 @@ def side_by_side(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
 
 
 def certificate(comparison: Comparison) -> str:
-    """Markdown."""
+    """Returns the certificate as Markdown."""
     lines = ["### Speculation against plain decoding", "", f"**{comparison.verdict}**", ""]
     lines += ["| | A | B |", "|---|---|---|", f"| | `{comparison.a.name}` | `{comparison.b.name}` |"]
     for m in comparison.metrics:
@@ -55,24 +55,24 @@ def certificate(comparison: Comparison) -> str:
 
 
 def texts_line(comparison: Comparison) -> str:
-    """How many outputs are the same."""
+    """Returns a sentence with the number of equal outputs. The comparison must have texts."""
     texts = comparison.texts
     assert texts is not None
     line = f"{texts.same_text:,} of {texts.rows:,} outputs are the same text ({texts.exact_match_rate:.2%})"
     if texts.positions:
         ordered = sorted(texts.positions)
         line += (
-            f"; the others part after {ordered[len(ordered) // 2]:,} tokens (median; the first after {ordered[0]:,})"
+            f"; the others differ after {ordered[len(ordered) // 2]:,} tokens (median; the first after {ordered[0]:,})"
         )
     return line + (f"; {texts.failed:,} rows failed" if texts.failed else "")
 
 
 def gaps_line(comparison: Comparison) -> str:
-    """What the target's logits say where outputs part."""
+    """Returns a sentence about the logits at first differing positions. The comparison must have gaps."""
     ties = sum(gap.is_tie for gap in comparison.gaps)
     largest = max(gap.lost for gap in comparison.gaps)
     return (
-        f"logits at {len(comparison.gaps)} diverging positions: {ties} numerical ties, "
+        f"logits at {len(comparison.gaps)} first differing positions: {ties} numerical ties, "
         f"{len(comparison.gaps) - ties} real differences (largest distance from the best token {largest:.2g})"
     )
 

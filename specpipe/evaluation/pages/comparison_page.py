@@ -1,4 +1,4 @@
-"""A comparison as one self-contained HTML page."""
+"""Comparison page: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _SHOWN = 50
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """The page; nothing in it is loaded from elsewhere."""
+    """Returns the page as HTML. It loads no external resources."""
     return render(
         title=f"{comparison.a.name} and {comparison.b.name}",
         tone="bad" if comparison.differs else "good",
         verdict=comparison.verdict,
-        sections=[_sides(comparison), *_scores(comparison), *_texts(comparison), *_flips(comparison)],
+        sections=[_settings(comparison), *_scores(comparison), *_texts(comparison), *_flips(comparison)],
     )
 
 
-def _sides(comparison: Comparison) -> ReportSection:
+def _settings(comparison: Comparison) -> ReportSection:
     head = ("", f"A: {comparison.a.name}", f"B: {comparison.b.name}")
     return ReportSection(title="Side by side", tables=[Table(head=head, rows=[*side_by_side(comparison)])])
 
@@ -54,7 +54,7 @@ def _texts(comparison: Comparison) -> Iterator[ReportSection]:
     gaps = {gap.row: gap for gap in comparison.gaps}
     pairs = []
     for divergence in comparison.texts.divergences[:_SHOWN]:
-        title = f"row {divergence.row}, parts after {divergence.position} tokens"
+        title = f"row {divergence.row}, differs after {divergence.position} tokens"
         if gap := gaps.get(divergence.row):
             kind = "numerical tie" if gap.is_tie else "real difference"
             title += f": {kind} (top-2 logit gap {gap.gap:.2g}, tolerance {gap.tolerance:.2g})"
@@ -86,7 +86,7 @@ def _note(count: int) -> str:
 
 
 def _marked(a: str, b: str) -> tuple[Marked, Marked]:
-    """Two texts in pieces; words that differ are marked."""
+    """Splits two texts into pieces and marks the words that differ."""
     left, right = a.split(" "), b.split(" ")
     marked: tuple[list[tuple[str, bool]], list[tuple[str, bool]]] = ([], [])
     for kind, i, j, k, m in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():

@@ -1,4 +1,4 @@
-"""A history as plots: accuracy and acceptance over time, in the terminal and as one self-contained page."""
+"""Evaluation history as plots of accuracy and acceptance over time: for the terminal, and as one HTML page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROWS = 50
 
 
 class HistorySeries(NamedTuple):
-    """One quantity over time."""
+    """Values of one quantity over time."""
 
     name: str
     times: Sequence[datetime.datetime]
@@ -24,7 +24,7 @@ class HistorySeries(NamedTuple):
 
 
 def history_series(table: Any) -> Iterator[tuple[str, tuple[HistorySeries, ...]]]:
-    """For each job, task, filter and metric a title and its curves. table: of history.SCHEMA."""
+    """Yields (title, curves) for each job, task, filter and metric. table: pyarrow.Table of eval_history.SCHEMA."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in table.to_pylist():
         groups.setdefault((row["job"], row["task"], row["filter"], row["metric"]), []).append(row)
@@ -37,14 +37,14 @@ def history_series(table: Any) -> Iterator[tuple[str, tuple[HistorySeries, ...]]
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One character a value, between the lowest and the highest."""
+    """Returns one bar character per value, scaled from the lowest to the highest."""
     low, high = min(values), max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)
 
 
 def history_page(table: Any) -> str:
-    """HTML with a plot of each curve; nothing in it is loaded from elsewhere."""
+    """Returns the page as HTML. It loads no external resources. table: pyarrow.Table of eval_history.SCHEMA."""
     sections = []
     for i, (title, (speculative, plain, acceptance)) in enumerate(history_series(table)):
         figures = (

@@ -1,4 +1,4 @@
-"""Results of evaluations over time: a Parquet file with a row for each metric of each evaluation."""
+"""Evaluation history: a Parquet file with one row per metric and evaluation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
 
 
 def history_rows(job: EvalJob, comparison: Comparison) -> list[dict[str, Any]]:
-    """Rows of SCHEMA for one evaluation."""
+    """Returns rows of SCHEMA for one evaluation."""
     a, b, texts = comparison.a.measured, comparison.b.measured, comparison.texts
     assert texts is not None
     facts = {
@@ -71,16 +71,16 @@ def history_rows(job: EvalJob, comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def read_history(path: str) -> Any:
-    """The pyarrow.Table at `path`. Raises DataError for a file that is no history."""
+    """Reads a history as a pyarrow.Table of SCHEMA. Raises DataError for any other file."""
     try:
         table = pq.read_table(path)
         return table.select(SCHEMA.names).cast(SCHEMA)
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-        raise DataError(f"{path} is no history of evaluations: {error}") from error
+        raise DataError(f"{path} is not a history of evaluations: {error}") from error
 
 
 def append_history(path: str, rows: Sequence[dict[str, Any]]) -> Any:
-    """Adds an evaluation's rows and publishes the whole table; gives it. A folder's earlier rows are replaced."""
+    """Appends an evaluation's rows and publishes the table. Returns it. Replaces earlier rows of the same folder."""
     table = pa.Table.from_pylist(list(rows), SCHEMA)
     if os.path.exists(path):
         before = read_history(path)

@@ -1,4 +1,4 @@
-"""An evaluation's job file: a job without data.path, and a section `eval` that says what lm-eval asks."""
+"""Evaluation job files: a job without data.path, and a section `eval` with lm-eval's tasks."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _NO_SPECULATION = (("speculation.policy", "off"),)
 
 
 class EvalSection(JobSection):
-    """What is asked, and what the outputs are compared with."""
+    """Section `eval`: lm-eval's tasks and flags, and the baseline run."""
 
     tasks: Annotated[tuple[str, ...], OneIsAList, Field(min_length=1)]
     """Tasks or groups of lm-eval, of output_type generate_until."""
     flags: Keywords = ()
     """Further flags of lm-eval by name: `{num_fewshot: 5, apply_chat_template: true}`."""
     max_length: Annotated[Int, Field(ge=2)] | None = None
-    """Longest prompt + output in tokens; longer prompts lose their beginning. Left out: the target's own."""
+    """Longest prompt + output in tokens; longer prompts are truncated at the beginning. Default: the target's own."""
     baseline: Keywords = _NO_SPECULATION
-    """Keys of the job that the run to compare with has otherwise, by dotted name."""
+    """Job keys of the baseline run that differ, by dotted name."""
     history: str | None = "runs/eval-history.parquet"
-    """Table that results are appended to; `specpipe show` plots it. none: nowhere."""
+    """Table to append results to, which `specpipe show` plots; none for no history."""
 
     def arguments(self) -> list[str]:
-        """lm-eval's command line."""
+        """Returns lm-eval's command line."""
         found = ["--tasks", ",".join(self.tasks)]
         for name, value in self.flags:
             if value is not None and value is not False:
@@ -46,35 +46,36 @@ class EvalSection(JobSection):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalJob:
-    """An evaluation and the two runs that it compares."""
+    """An evaluation and its two runs."""
 
     evaluation: EvalSection
     folder: str
-    """Holds the recording, both runs and what came of them; local."""
+    """Local folder for the recording, both runs and the comparison."""
     speculative: JobSpec
     plain: JobSpec
 
     @property
     def requests(self) -> str:
+        """Path of the recording."""
         return os.path.join(self.folder, "requests.parquet")
 
 
 def load_eval_job(path: str, overrides: Sequence[str] = (), *, limit: int | None = None) -> EvalJob:
-    """Reads an evaluation's job file. limit: of lm-eval's documents per task, instead of the file's.
+    """Reads an evaluation's job file. limit: lm-eval's documents per task; None for the file's value.
 
-    Raises JobError that lists what is wrong.
+    Raises JobError with every invalid key.
     """
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise JobError(f"job file {path} is not there (working directory {Path.cwd()})") from None
+        raise JobError(f"job file {path} does not exist (working directory {Path.cwd()})") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise JobError(f"job file {path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict) or "eval" not in values:
-        raise JobError(f"{path} has no section eval; expected one with tasks. A job without it is for `specpipe run`")
+        raise JobError(f"{path} has no section eval; expected one with tasks. Start a job without it by `specpipe run`")
     section = values.pop("eval")
     if (values.get("data") or {}).get("path") is not None:
-        raise JobError(f"{path}: data.path is set; expected none: an evaluation runs on the requests that it records")
+        raise JobError(f"{path}: data.path is set; expected no data.path: an evaluation runs on its recorded requests")
     return _job(path, values, _section(path, section, limit), overrides)
 
 

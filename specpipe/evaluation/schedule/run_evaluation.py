@@ -1,4 +1,4 @@
-"""`specpipe eval run`: record, run both sides, replay, compare. Each step that was done is not done again."""
+"""One evaluation from a job file: record, run twice, replay, compare. Completed steps are not repeated."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ Execute = Callable[[JobSpec], RunResult]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalResult:
-    """How an evaluation ended."""
+    """Result of an evaluation."""
 
     exit_code: int
-    """0; 1 where the sides differ; or the exit code of a run that did not complete."""
+    """0; 1 if the runs differ; or the exit code of a run that did not complete."""
     comparison: Comparison | None
-    """None where a run did not complete."""
+    """Comparison of the runs; None if one did not complete."""
 
 
 def run_evaluation(job: EvalJob, execute: Execute, announce: Callable[[str], None]) -> EvalResult:
-    """execute: runs a job. announce: told what comes next, a line at a time. Raises SpecpipeError."""
+    """Runs an evaluation. execute: runs a job. announce: called with a line before each step. Raises SpecpipeError."""
     require_lasting(job.folder, "output.path")
     if job.evaluation.history is not None:
         require_lasting(job.evaluation.history, "eval.history")
     os.makedirs(job.folder, exist_ok=True)
     _record(job, announce)
-    for side, spec in zip(RUN_NAMES, (job.plain, job.speculative), strict=True):
-        announce(f"{side} → {spec.output.path}")
+    for name, spec in zip(RUN_NAMES, (job.plain, job.speculative), strict=True):
+        announce(f"{name} → {spec.output.path}")
         result = execute(spec)
         if result.exit_code:
             return EvalResult(exit_code=result.exit_code, comparison=None)
         if not find_samples(Path(spec.output.path) / RESULTS):
-            announce(f"lm-eval scores {side}")
+            announce(f"lm-eval scores {name}")
             replay(spec.output.path)
     comparison = compare_paths(job.plain.output.path, job.speculative.output.path)
     _publish(job, comparison)
@@ -58,7 +58,7 @@ def run_evaluation(job: EvalJob, execute: Execute, announce: Callable[[str], Non
 
 
 def _record(job: EvalJob, announce: Callable[[str], None]) -> None:
-    """The requests, unless they are there. Raises OutputError where they are another evaluation's."""
+    """Records the requests unless they exist. Raises OutputError for a recording of another evaluation."""
     model = job.speculative.model
     wanted = Recording(
         flags=parse_flags(job.evaluation.arguments()).prompts,
@@ -68,20 +68,20 @@ def _record(job: EvalJob, announce: Callable[[str], None]) -> None:
         trust_remote_code=model.trust_remote_code,
     )
     if not os.path.exists(job.requests):
-        announce(f"lm-eval asks {', '.join(job.evaluation.tasks)}")
+        announce(f"lm-eval records {', '.join(job.evaluation.tasks)}")
         count = write_recording(wanted, job.requests)
         announce(f"{count:,} requests → {job.requests}")
-    elif (there := read_recording(job.requests)) != wanted:
+    elif (existing := read_recording(job.requests)) != wanted:
         raise OutputError(
-            f"{job.requests} was recorded with other flags or another target ({there.flags['tasks']}, {there.target}); "
+            f"{job.requests} has other flags or another target ({existing.flags['tasks']}, {existing.target}); "
             "expected this job's, or another output.path"
         )
 
 
 def _publish(job: EvalJob, comparison: Comparison) -> None:
     folder = Path(job.folder)
-    told = json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False)
-    (folder / "comparison.json").write_text(told, encoding="utf-8")
+    text = json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False)
+    (folder / "comparison.json").write_text(text, encoding="utf-8")
     (folder / "comparison.html").write_text(comparison_page(comparison), encoding="utf-8")
     (folder / "certificate.md").write_text(certificate(comparison), encoding="utf-8")
     if job.evaluation.history is not None:

@@ -107,7 +107,7 @@ def test_runs_that_were_not_scored_are_compared_by_their_outputs(tiny_run: TinyR
     comparison = compare_paths(str(tmp_path / "a"), str(tmp_path / "b"), logits=True)
     assert comparison.metrics == () and comparison.gaps == ()  # sampled rows part where they like
     assert comparison.texts is not None and comparison.texts.same_text < 8
-    assert comparison.verdict.endswith("of 8 outputs are the same; neither side was scored")
+    assert comparison.verdict.endswith("of 8 outputs are the same; neither run was scored")
     with pytest.raises(DataError, match="a was not scored; expected `specpipe eval replay"):
         score(tmp_path / "b")
         compare_paths(str(tmp_path / "a"), str(next((tmp_path / "b" / "lm_eval").glob("*.jsonl"))))

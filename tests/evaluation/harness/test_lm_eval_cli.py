@@ -66,9 +66,9 @@ def test_a_limit_is_a_prefix_of_no_limit() -> None:
     ("flags", "why"),
     [
         (["--cache_requests", "true"], "reuse the prompts of an earlier evaluation"),
-        (["--use_cache", "db"], "goes past its cache for sampled requests"),
-        (["--model", "hf"], "brings its own"),
-        (["--model_args", "pretrained=x"], "brings its own"),
+        (["--use_cache", "db"], "bypasses its cache for sampled requests"),
+        (["--model", "hf"], "specpipe sets it"),
+        (["--model_args", "pretrained=x"], "specpipe sets it"),
         (["--output_path", "x"], "--out"),
     ],
 )
@@ -98,7 +98,7 @@ def test_no_task_is_an_error() -> None:
 
 @pytest.mark.parametrize("flags", [["--tusks", "a"], ["--tasks", "a", "--num_fewshot", "many"]])
 def test_what_lm_eval_does_not_take(flags: list[str]) -> None:
-    with pytest.raises(JobError, match=r"lm-eval does not take these flags: .+"):
+    with pytest.raises(JobError, match=r"lm-eval rejects these flags: .+"):
         parse_flags(flags)
 
 

@@ -50,7 +50,7 @@ def test_a_long_prompt_keeps_its_end(tokenizer: Any) -> None:
     [row] = rows(tokenizer, (text, {"max_gen_toks": 20}))
     assert row["prompt_token_ids"] == whole[-44:] and len(whole) > 44
     assert row["prompt"] == text
-    with pytest.raises(JobError, match="asks for 64 tokens and the model's length is 64"):
+    with pytest.raises(JobError, match="has max_gen_toks 64, but the model's length is 64"):
         rows(tokenizer, (text, {"max_gen_toks": 64}))
 
 
@@ -71,7 +71,7 @@ def test_a_prompt_that_begins_with_bos_gets_no_second_one(tokenizer: Any) -> Non
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"no_repeat_ngram_size": 3}, "asks for no_repeat_ngram_size=3, which specpipe does not serve"),
+        ({"no_repeat_ngram_size": 3}, "sets no_repeat_ngram_size=3, which specpipe does not support"),
         ({"num_beams": 4}, "num_beams=4"),
         ({"max_length": 99}, "max_length=99"),
         ({"do_sample": True}, "do_sample without a temperature"),

@@ -71,7 +71,7 @@ def test_a_row_with_another_prompt(run: Callable[..., Replayer], asked: list[Any
     table = pq.read_table(tmp_path / "requests.parquet")
     table = table.set_column(1, "prompt", pa.array(["?"] * 4, pa.string()))
     pq.write_table(table, tmp_path / "other.parquet")
-    with pytest.raises(OutputError, match="was answered for another prompt"):
+    with pytest.raises(OutputError, match="has another prompt in the run"):
         run(path="other.parquet").generate_until(asked)
 
 
@@ -85,7 +85,7 @@ def test_a_synthetic_run(run: Callable[..., Replayer], asked: list[Any], tmp_pat
 
 def test_a_run_on_something_else_than_a_recording(tiny_run: TinyRun, tmp_path: Path) -> None:
     tiny_run("chat", "sampling.max_new_tokens=2")
-    with pytest.raises(DataError, match="is no recording of an evaluation"):
+    with pytest.raises(DataError, match="is not a recording of an evaluation"):
         replay(str(tmp_path / "chat"))
 
 

@@ -55,7 +55,7 @@ def test_any_key_can_be_the_baseline(tmp_path: Path) -> None:
         ({"eval": None}, "no section eval"),
         ({"eval": {"flags": {}}}, r"eval\..*tasks"),
         ({"eval": {"tasks": ["a"], "flogs": {}}}, "flogs"),
-        ({"data": {"path": "x.parquet"}}, "data.path is set; expected none"),
+        ({"data": {"path": "x.parquet"}}, "data.path is set; expected no data.path"),
         ({"output": {"path": "s3://bucket/x"}}, "expected a local folder"),
         ({"speculation": {"policy": "never"}}, "speculation.policy"),
     ],
@@ -104,7 +104,7 @@ def test_a_history_grows_and_an_evaluation_is_in_it_once(tmp_path: Path) -> None
 
 def test_another_file_is_no_history(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("no")
-    with pytest.raises(DataError, match="is no history of evaluations"):
+    with pytest.raises(DataError, match="is not a history of evaluations"):
         read_history(str(tmp_path / "x.parquet"))
 
 
