@@ -1,4 +1,4 @@
-"""`specpipe.generate`: a job is made of the arguments, Ray runs it, and its outputs are read back."""
+"""`specpipe.generate`: makes a job of its arguments, runs it on Ray and reads its outputs."""
 
 from __future__ import annotations
 
@@ -41,23 +41,27 @@ def generate(
     retry_failed: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> pa.Table | Dataset:
-    """Generates for every row, in order, with the guarantees of `specpipe run`. Blocks.
+    """Generates text for every row, in order, with the guarantees of `specpipe run`. Blocks.
 
-    data: prompts, dicts (columns as in data files), chats (lists of messages) or lists of token ids; a pyarrow.Table;
-        a ray.data.Dataset; or a pathlib.Path to files, a folder or a glob.
-    model, draft: target and draft, as in a job file. Without a draft the n-grams of a row propose.
-    out: folder of the run, local or a URI. With it the same call goes on after an interruption, and outputs, telemetry
-        and report stay; without it they are gone when the table is there. Workers on other machines must see it.
+    data: an iterable of prompts, dicts (columns as in data files), chats (lists of messages) or lists of token ids; a
+        pyarrow.Table; a ray.data.Dataset; or a pathlib.Path to files, a folder or a glob.
+    model, draft: target and draft, as in a job file. Without a draft model, n-grams of each row are the
+        proposer.
+    out: folder of the run, local or a URI. With it the same call continues after an interruption, and outputs,
+        telemetry and report stay. Without it they are deleted when the call returns. Workers on other machines need
+        access to it.
     job: a job file or JobSpec to start from; its data and output are replaced.
     sampling, speculation, workers: keys of these sections of a job file.
-    keep_columns: columns of `data` that the outputs carry too.
+    keep_columns: columns of `data` to copy into the output.
     settings: any other key of a job file, by dotted name: {"data.system_prompt": "Be brief."}.
-    retry_failed: rows of an earlier call that have an error are run again.
-    progress: told how far it is, about once a second.
+    retry_failed: run rows of an earlier call again that have an error.
+    progress: receives a snapshot about once a second.
 
-    → a pyarrow.Table with a row for each row of data (and sample) and the columns of docs/datasets.md; a
-    ray.data.Dataset for a Dataset. A row that cannot be run has its reason in `error`. Raises SpecpipeError for what
-    the caller must mend and for shards that no attempt could finish, KeyboardInterrupt when interrupted.
+    Returns a pyarrow.Table with one row for each row of `data` and sample, and the columns of docs/datasets.md; for a
+    Dataset a ray.data.Dataset. A row that cannot be run has the reason in `error`.
+
+    Raises SpecpipeError for errors of the caller and for shards that failed in every attempt, and KeyboardInterrupt
+    when interrupted.
     """
     if job is None and model is None:
         raise JobError("generate() has neither model nor job; expected a target, or a job that names one")
@@ -96,9 +100,9 @@ def _override(key: str, value: object) -> str:
 
 
 def _require_complete(result: RunResult) -> None:
-    """Failed rows are rows; failed shards are missing ones."""
+    """Raises unless all shards are published. Failed rows are part of the output; failed shards are not."""
     if result.state == "interrupted":
-        raise KeyboardInterrupt(f"{result.folder}: interrupted; the same call with out= goes on from there")
+        raise KeyboardInterrupt(f"{result.folder}: interrupted; the same call with out= continues it")
     if not result.summary["complete"]:
         shard, why = next(iter(result.summary["failed_shards"].items()), ("?", "unknown"))
         raise SpecpipeError(
@@ -123,7 +127,7 @@ def _table(folder: RunFolder) -> pa.Table:
 
 
 def _dataset(folder: RunFolder, *, keeps: bool) -> Any:
-    """Of the parts themselves where they stay, of a table where they do not."""
+    """Returns a ray.data.Dataset of the parts if they are kept, else of a table in memory."""
     import ray.data
 
     if not keeps:

@@ -1,4 +1,4 @@
-"""Rows that live in Python, as an input file of a run. Its name is its content's hash: the same rows resume a run."""
+"""Input files made from Python rows. A file's name is the hash of its content, so that the same rows resume a run."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from specpipe.data.publish import publish_file
 from specpipe.errors import DataError
 
 Row = str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | Sequence[int]
-"""A prompt, a row as data files have them, a chat (its messages), or token ids."""
-_HASHED = 1 << 20
+"""A prompt, a row with the columns of a data file, a chat (list of messages), or token ids."""
+_BLOCK = 1 << 20  # bytes hashed at once
 
 
 def is_dataset(data: object) -> bool:
-    """Whether it is a ray.data.Dataset; Ray is not imported to find out."""
+    """Returns True for a ray.data.Dataset. Does not import Ray."""
     ray_data = sys.modules.get("ray.data")
     return ray_data is not None and isinstance(data, ray_data.Dataset)
 
 
 def write_input(data: Any, folder: str) -> str:
-    """Writes rows below `folder`, unless they are there already. → the file. Raises DataError.
+    """Writes rows to a file in `folder`, unless it exists, and returns its path. Raises DataError.
 
-    data: an iterable of Row, a pyarrow.Table, or a ray.data.Dataset, which passes through a batch at a time.
+    data: an iterable of Row, a pyarrow.Table, or a ray.data.Dataset, which is read batch by batch.
     """
     with tempfile.TemporaryFile() as spool:
         if isinstance(data, pa.Table):
@@ -52,11 +52,11 @@ def write_input(data: Any, folder: str) -> str:
 def _publish(spool: BinaryIO, folder: str, kind: str) -> str:
     spool.seek(0)
     digest = hashlib.sha256()
-    while block := spool.read(_HASHED):
+    while block := spool.read(_BLOCK):
         digest.update(block)
     location = locate(folder).child(f"rows-{digest.hexdigest()[:16]}.{kind}")
     if location.filesystem.get_file_info(location.path).is_file:
-        return location.text()  # left as it is: a resumed run compares the time of change too
+        return location.text()  # not rewritten: a resumed run compares modification times
     spool.seek(0)
     with publish_file(location.text()) as path, open(path, "xb") as file:
         shutil.copyfileobj(spool, file)
@@ -106,5 +106,5 @@ def _show(value: object) -> str:
 
 
 def as_path(data: object) -> str | None:
-    """A path-like object's path; None for anything else, text too, which is a prompt rather."""
+    """Returns the path of a path-like object; None for anything else. A str is a prompt, not a path."""
     return os.fspath(data) if isinstance(data, os.PathLike) else None

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _CONNECT_S = 5.0
 _CLUSTER_ADVICE = (
     ". If the cluster is up: RAY_AUTH_MODE, the token (RAY_AUTH_TOKEN or ~/.ray/auth_token) and Ray's version must "
-    "be the same here as there"
+    "be the same here as in the cluster"
 )
 _OBJECT_STORE_BYTES = 100 * 2**20  # only small messages cross Ray
 

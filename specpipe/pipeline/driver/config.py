@@ -44,7 +44,7 @@ class DriverResult:
     failed: dict[int, str] = field(default_factory=dict)
     """Shards that failed in every attempt, with the reason of the last one."""
     maybe_published: set[int] = field(default_factory=set)
-    """Shards that two workers may have published: only the footer of the part tells which one did."""
+    """Shards that two workers may have published: the footer of the part names the one that did."""
     interrupted: bool = False
     """The run was drained before all shards were dispatched."""
     workers: dict[str, WorkerInfo] = field(default_factory=dict)

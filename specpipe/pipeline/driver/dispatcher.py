@@ -32,7 +32,7 @@ class Dispatched(NamedTuple):
 
 
 class Dispatcher:
-    """Keeps every worker supplied with shards. Constant work per shard, however many workers there are."""
+    """Keeps every worker supplied with shards. Constant work per shard, whatever the number of workers."""
 
     def __init__(
         self, tasks: TaskQueue, fleet: Fleet, policy: Policy, estimates: RunEstimates, config: DriverConfig

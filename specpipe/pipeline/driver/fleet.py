@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from specpipe.pipeline.driver.tasks import Task
 from specpipe.pipeline.messages import Pool, WorkerHandle, WorkerInfo, WorkerStatus
 
-_MAX_STATUS_REQUESTS = 100  # in flight, however many workers there are
+_MAX_STATUS_REQUESTS = 100  # in flight, whatever the number of workers
 
 
 @dataclass(slots=True, eq=False)

@@ -48,7 +48,7 @@ from specpipe.telemetry.shard_log import ShardLog
 log = logging.getLogger(__name__)
 _TIMELINE_WORKERS = 100  # more workers than this lengthen timeline intervals, so that its rows per second stay bounded
 EndState = Literal["already complete", "interrupted", "failed"]
-"""How a start ended, where it is not the number of published shards that says so."""
+"""End of a start in which the driver did not run to its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +195,7 @@ class Run:
         shards = prepared.shards(workers=placement.workers, device=placement.device)
         synthetic = self._job.speculation.method == "synthetic"
         manifest = new_manifest(prepared.identity, prepared.tuning, shards, synthetic=synthetic)
-        # Parts may be there already: of a run whose manifest was deleted.
+        # A run whose manifest was deleted has published parts.
         self._published.extend(read_ledger(self._folder, shards, manifest.run_id).table())
         return manifest
 
@@ -251,7 +251,7 @@ class Run:
         )
 
     def _close_after(self, error: BaseException) -> None:
-        """Publishes what there is after an error that ended the run early. Never raises."""
+        """Publishes telemetry and results after an error that ended the run early. Raises nothing itself."""
         if not isinstance(error, JobError | KeyboardInterrupt):
             self._log_where_worker_logs_are()
         state: EndState = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
