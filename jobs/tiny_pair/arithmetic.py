@@ -1,4 +1,4 @@
-"""What a word problem is: a template whose numbers are drawn and whose steps are computed."""
+"""Word problems: templates with drawn numbers and computed solution steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.tiny_pair.phrasing import say
 _ANSWER = re.compile(r"####\s*(-?\d[\d,]*)")
 _STEP = re.compile(r"\[(\w+) = (\w+) ([-+*/]) (\w+)\]")
 _LEADS = ("", "", "", "Let us work it out.\n", "Step by step:\n", "We go step by step.\n")
-_LARGEST = 4999  # of all values in a solution
+_LARGEST = 4999  # largest value in a solution
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,17 +27,21 @@ class WordProblem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProblemFamily:
-    """One kind of problem. `[x = a * b]` in `steps` prints the sum and names its result; the last one is the answer."""
+    """Template of one kind of problem.
+
+    `[x = a * b]` in `steps` is replaced by the calculation and names its result; the last result is the answer.
+    """
 
     question: str
     steps: str
     numbers: Mapping[str, tuple[int, int]]
-    """Lowest and highest value of each number that is drawn."""
+    """Lowest and highest value of each drawn number."""
     given: str = ""
-    """Values that the question states and that follow from the drawn ones, in the notation of `steps`."""
+    """Values in the question that are computed from drawn ones, in the notation of `steps`."""
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def draw(self, rng: Narrator) -> WordProblem:
+        """Returns a random problem."""
         values = None
         while values is None:
             drawn = {name: rng.randint(*limits) for name, limits in self.numbers.items()}
@@ -50,23 +54,23 @@ class ProblemFamily:
 
 
 def final_answer(text: str) -> int | None:
-    """The number after the first `####`; None when there is none. What follows it is not looked at."""
+    """Returns the number after the first `####`, None without one."""
     match = _ANSWER.search(text)
     return int(match[1].replace(",", "")) if match else None
 
 
 def _compute(steps: str, values: Mapping[str, int]) -> dict[str, int] | None:
-    """Every value that the steps name; None when one is below 1, above _LARGEST or not whole."""
-    known = dict(values)
+    """Returns every value in the steps by name; None if one is below 1, above _LARGEST or not an integer."""
+    computed = dict(values)
     for name, left, sign, right in _STEP.findall(steps):
-        a = known[left] if left in known else known.setdefault(left, int(left))
-        b = known[right] if right in known else known.setdefault(right, int(right))
+        a = computed[left] if left in computed else computed.setdefault(left, int(left))
+        b = computed[right] if right in computed else computed.setdefault(right, int(right))
         if sign == "/" and a % b:
             return None
-        known[name] = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[sign]
-        if not 1 <= known[name] <= _LARGEST:
+        computed[name] = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[sign]
+        if not 1 <= computed[name] <= _LARGEST:
             return None
-    return known
+    return computed
 
 
 def _cast(rng: Narrator) -> dict[str, object]:

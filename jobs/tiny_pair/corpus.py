@@ -1,4 +1,4 @@
-"""Short chats and word problems in ShareGPT shape, generated from a seed.
+"""Corpus generator: short chats and word problems in ShareGPT format, generated from a seed.
 
 python -m jobs.tiny_pair.corpus --sample jobs/data/sharegpt_sample.parquet   # the sample dataset
 python -m jobs.tiny_pair.corpus --questions specpipe/models/tiny/sample_questions.json   # its first questions
@@ -41,7 +41,7 @@ SAMPLE_SCHEMA = pa.schema(
         ("answer", pa.string()),
     ]
 )
-_TRIES = 500
+_MAX_TRIES = 500
 
 
 def _solve(family: ProblemFamily, rng: Narrator) -> list[Exchange]:
@@ -59,8 +59,8 @@ CYCLE: tuple[Topic, ...] = tuple(Random("cycle").sample(_ALL, len(_ALL)))
 
 
 def exchanges(rng: Narrator, split: Split, topics: Sequence[Topic]) -> list[Exchange]:
-    """One topic's exchanges, with a first question that belongs to the split; empty if the topics have none there."""
-    for _ in range(_TRIES):
+    """Returns a random topic's exchanges whose first question belongs to the split; empty if none was found."""
+    for _ in range(_MAX_TRIES):
         found = rng.choice(topics)(rng)
         if split_of(found[0][0]) == split:
             return found
@@ -68,9 +68,10 @@ def exchanges(rng: Narrator, split: Split, topics: Sequence[Topic]) -> list[Exch
 
 
 def stream(rng: Narrator, split: Split) -> Iterator[list[Exchange]]:
-    """Conversations without end. A topic comes back only after all others: a model that learns this does not loop.
+    """Yields conversations without end.
 
-    Half of the time the topic that follows in CYCLE is next, so that greedy texts go on differently from each topic.
+    A topic returns only after all others, so that a model trained on it does not loop. With probability 0.5 the next
+    topic is the following one in CYCLE, so that greedy texts continue differently after each topic.
     """
     left: list[int] = []
     at = rng.randrange(len(CYCLE))
@@ -90,7 +91,7 @@ def stream(rng: Narrator, split: Split) -> Iterator[list[Exchange]]:
 
 
 def sharegpt(name: str, talked: Sequence[Exchange], system: str = "") -> Conversation:
-    """`{"id", "conversations": [{"from": "human" | "gpt", "value"}]}`; a system message comes first."""
+    """Returns `{"id", "conversations": [{"from": "human" | "gpt", "value"}]}`, a system message first."""
     turns = [{"from": "system", "value": system}] if system else []
     for human, gpt in talked:
         turns += [{"from": "human", "value": human}, {"from": "gpt", "value": gpt}]
@@ -98,7 +99,7 @@ def sharegpt(name: str, talked: Sequence[Exchange], system: str = "") -> Convers
 
 
 def conversations(split: Split, n: int, seed: int = 0) -> Iterator[Conversation]:
-    """n conversations of the split in ShareGPT shape; the same ones for the same seed."""
+    """Yields n conversations of the split in ShareGPT format, determined by the seed."""
     rng = Narrator(f"conversations:{split}:{seed}")
     source = stream(rng, split)
     for i in range(n):
@@ -110,7 +111,7 @@ def _system(rng: Narrator) -> str:
 
 
 def sample(n: int = 64, seed: int = 2024) -> list[Conversation]:
-    """Held-out rows of the sample dataset: word problems, short chats and every eighth a long prompt."""
+    """Returns held-out rows of the sample dataset: word problems, short chats, and every eighth a long prompt."""
     rng = Narrator(f"sample:{seed}")
     rows: list[Conversation] = []
     for i in range(n):
@@ -134,12 +135,13 @@ def sample(n: int = 64, seed: int = 2024) -> list[Conversation]:
 
 
 def first_questions(rows: Sequence[Conversation]) -> list[str]:
-    """What the human says first in each conversation."""
+    """Returns the first human turn of each conversation."""
     turns = (cast(list[dict[str, str]], row["conversations"]) for row in rows)
-    return [next(turn["value"] for turn in said if turn["from"] == "human") for said in turns]
+    return [next(turn["value"] for turn in conversation if turn["from"] == "human") for conversation in turns]
 
 
 def main() -> None:
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=Path, help="write the sample dataset to this Parquet file")
     parser.add_argument("--questions", type=Path, help="write the first questions of the sample to this JSON file")

@@ -1,4 +1,4 @@
-"""How good a pair is: accuracy on held-out problems, acceptance length and repetition on the sample dataset.
+"""Evaluation of a pair: accuracy on held-out problems, acceptance length and repetition on the sample dataset.
 
 python -m jobs.tiny_pair.evaluate            # the shipped pair
 python -m jobs.tiny_pair.evaluate DIR        # DIR/target and DIR/draft
@@ -23,7 +23,7 @@ from specpipe.models.tiny import TARGET
 
 @torch.inference_mode()
 def generate(model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Greedy continuations, end tokens ignored: [n, longest + new_tokens] ids and their attention mask."""
+    """Returns greedy continuations of n prompts, end tokens ignored: ids and mask, [n, longest + new_tokens] int64."""
     texts = [
         tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
         for p in prompts
@@ -35,7 +35,7 @@ def generate(model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens: int
 
 
 def accuracy(model: Any, tokenizer: Any, found: Sequence[WordProblem], new_tokens: int = 112) -> float:
-    """Share of problems whose first `####` names the right number (greedy)."""
+    """Returns the share of problems whose greedy answer has the right number after its first `####`."""
     out, _ = generate(model, tokenizer, [p.question for p in found], new_tokens)
     texts = tokenizer.batch_decode(out[:, -new_tokens:], skip_special_tokens=False)
     return sum(final_answer(text) == p.answer for text, p in zip(texts, found, strict=True)) / len(found)
@@ -43,7 +43,7 @@ def accuracy(model: Any, tokenizer: Any, found: Sequence[WordProblem], new_token
 
 @torch.inference_mode()
 def agreement(draft: Any, ids: torch.Tensor, mask: torch.Tensor, new_tokens: int) -> torch.Tensor:
-    """[n, new_tokens]: whether the draft's greedy choice at each generated position is the target's token."""
+    """Returns bool [n, new_tokens]: the draft's greedy token equals the target's. ids, mask: from `generate`."""
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     logits = draft(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
     choices: torch.Tensor = logits[:, -new_tokens - 1 : -1].argmax(dim=-1)
@@ -51,9 +51,10 @@ def agreement(draft: Any, ids: torch.Tensor, mask: torch.Tensor, new_tokens: int
 
 
 def acceptance_length(agrees: torch.Tensor, k: int) -> float:
-    """1 + accepted / drafts of greedy speculation with k draft tokens, from `agreement` of the target's own text.
+    """Returns 1 + accepted tokens per draft round of greedy speculation with k draft tokens.
 
-    Exact: until a draft token is rejected the draft has seen the target's text, and a rejected one is replaced by it.
+    agrees: [n, new_tokens] bool, from `agreement` on the target's text. Exact: the draft conditions on the target's
+    text until a draft token is rejected, and the rejected one is replaced by the target's.
     """
     rounds = accepted = 0
     for row in agrees.tolist():
@@ -66,7 +67,7 @@ def acceptance_length(agrees: torch.Tensor, k: int) -> float:
 
 
 def repetition(ids: torch.Tensor, n: int = 8) -> float:
-    """Share of n-grams that a row has had before, mean over rows; near 1 in a loop."""
+    """Returns the share of repeated n-grams of a row, mean over rows; near 1 in a loop. ids: [rows, tokens]."""
     shares = []
     for row in ids.tolist():
         grams = [tuple(row[i : i + n]) for i in range(len(row) - n + 1)]
@@ -75,7 +76,7 @@ def repetition(ids: torch.Tensor, n: int = 8) -> float:
 
 
 def report(folder: Path, *, count: int = 512, new_tokens: int = 300, k: int = 3, device: str = "cpu") -> dict[str, Any]:
-    """The numbers of docs/tiny-pair.md, and three generated texts to read."""
+    """Returns the figures of docs/tiny-pair.md, and three generated texts. folder: contains target/ and draft/."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "target")
     target, draft = load(folder / "target", device), load(folder / "draft", device)
     found = problems("heldout", count)
@@ -99,6 +100,7 @@ def report(folder: Path, *, count: int = 512, new_tokens: int = 300, k: int = 3,
 
 
 def main() -> None:
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=TARGET.parent)
     parser.add_argument("--problems", type=int, default=512)

@@ -1,4 +1,4 @@
-"""The small world that the corpus talks about."""
+"""Facts and words of the corpus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The random source of the corpus: it keeps to a few people while a conversation lasts."""
+"""Random source of the corpus, which prefers a few people within a conversation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _CAST = 3
 
 
 class Narrator(Random):
-    """A seeded Random that draws people from the cast of the conversation more often than from all."""
+    """Seeded Random that draws most people from the conversation's cast."""
 
     cast: tuple[Person, ...] = ()
 
     def new_conversation(self) -> None:
+        """Draws a new cast."""
         self.cast = tuple(self.sample(PEOPLE, _CAST))
 
     def people(self, n: int) -> list[Person]:
-        """n different people; up to the size of the cast, most often out of it."""
+        """Returns n different people, with probability 0.7 from the cast if it is large enough."""
         return self.sample(self.cast if n <= len(self.cast) and self.random() < 0.7 else PEOPLE, n)

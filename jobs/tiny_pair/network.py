@@ -1,4 +1,4 @@
-"""The shapes of the pair: Llama with grouped-query attention and tied embeddings."""
+"""Networks of the pair: Llama with grouped-query attention and tied embeddings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Ll
 from jobs.tiny_pair.tokenizer import VOCAB_SIZE
 
 Role = Literal["target", "draft"]
-MAX_LENGTH = 1024  # tokens: the length of a training window
+MAX_LENGTH = 1024  # tokens of a training window
 END_OF_TEXT_ID, END_OF_TURN_ID = 0, 2
 _HEAD_DIM = 32
 _SHAPES: dict[Role, dict[str, int]] = {
@@ -23,7 +23,7 @@ _SHAPES: dict[Role, dict[str, int]] = {
 
 
 def build(role: Role) -> Any:
-    """A LlamaForCausalLM with fresh weights, fp32."""
+    """Returns a LlamaForCausalLM with random fp32 weights."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         head_dim=_HEAD_DIM,
@@ -39,12 +39,12 @@ def build(role: Role) -> Any:
 
 
 def parameters(model: Any) -> int:
-    """Parameters, the tied embedding counted once."""
+    """Returns the number of parameters; the tied embedding counts once."""
     return sum(p.numel() for p in model.parameters())
 
 
 def save(model: Any, folder: Path) -> None:
-    """Write bf16 safetensors and the generation defaults: greedy, either end token ends a text."""
+    """Writes bf16 safetensors and generation defaults: greedy, with both end tokens."""
     rounded = LlamaForCausalLM(model.config)
     rounded.load_state_dict(model.state_dict())
     rounded.generation_config = GenerationConfig(
@@ -54,7 +54,7 @@ def save(model: Any, folder: Path) -> None:
 
 
 def load(folder: Path, device: str = "cpu") -> Any:
-    """The saved model in fp32, ready to generate any number of tokens."""
+    """Loads a saved model in fp32, with end tokens ignored in generation."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     model.generation_config = GenerationConfig(do_sample=False, eos_token_id=None)
     return model

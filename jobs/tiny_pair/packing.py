@@ -1,4 +1,4 @@
-"""Training windows: conversations, rendered, tokenised and packed in parallel."""
+"""Training windows: conversations, rendered, tokenised and packed by several processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WINDOWS_PER_TASK = 256
 
 
 def stream_text(seed: str, characters: int) -> str:
-    """At least so many characters of training conversations, starting with a new one."""
+    """Returns at least `characters` characters of training conversations, starting with a new one."""
     rng = Narrator(seed)
     text = ""
     for talked in stream(rng, "train"):
@@ -42,7 +42,7 @@ def _windows(tokenizer_file: str, seed: int, task: int, length: int) -> NDArray[
 
 
 def token_windows(tokenizer_file: str, *, seed: int, count: int, length: int) -> NDArray[np.uint16]:
-    """[count, length] token ids. Every window starts with a conversation; the same ones for any number of cores."""
+    """Returns ids [count, length] uint16, independent of the number of cores. A window starts with a conversation."""
     tasks = -(-count // _WINDOWS_PER_TASK)
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         parts = list(pool.map(_windows, [tokenizer_file] * tasks, [seed] * tasks, range(tasks), [length] * tasks))

@@ -1,4 +1,4 @@
-"""A small phrase grammar: `{a|b}` picks one alternative, `$name` takes a value, and text belongs to one split."""
+"""Phrase templates (`{a|b}` picks an alternative, `$name` inserts a value), and the split of a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 Split = Literal["train", "heldout"]
 Exchange = tuple[str, str]
-"""What the human says and what the assistant answers."""
+"""A human turn and the assistant's answer."""
 
 _CHOICE = re.compile(r"\{([^{}]*)\}")
 _FIELD = re.compile(r"\$([A-Za-z]+)")
@@ -18,12 +18,12 @@ _HELDOUT_SHARE = 16
 
 
 def split_of(text: str) -> Split:
-    """One text in 16, by its SHA-256, is held out: no seed and no order can move a text into training."""
+    """Returns the split of a text. One in 16 is held out, by its SHA-256, independent of seed and order."""
     return "heldout" if hashlib.sha256(text.encode()).digest()[0] % _HELDOUT_SHARE == 0 else "train"
 
 
 def say(rng: Random, template: str, **fields: object) -> str:
-    """Fill `$fields`, resolve `{alternatives}` from the inside out, and mend 'a orange'."""
+    """Fills `$fields`, picks `{alternatives}` from the innermost outwards, and corrects the article in 'a orange'."""
     text = _FIELD.sub(lambda match: str(fields[match[1]]), template)
     while "{" in text:
         text = _CHOICE.sub(lambda match: rng.choice(match[1].split("|")), text)
@@ -31,10 +31,10 @@ def say(rng: Random, template: str, **fields: object) -> str:
 
 
 def listing(items: list[str]) -> str:
-    """'a', 'a and b', 'a, b and c'."""
+    """Joins words: 'a', 'a and b', 'a, b and c'."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def article(noun: str) -> str:
-    """The noun with 'a' or 'an'."""
+    """Returns the noun with 'a' or 'an'."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

@@ -1,4 +1,4 @@
-"""Arithmetic word problems with worked steps and a final answer that can be checked, as in GSM8K."""
+"""Arithmetic word problems with solution steps and a final answer that can be checked, as in GSM8K."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["WordProblem", "final_answer", "problem", "problems"]
 
 
 def problem(rng: Narrator, split: Split, family: ProblemFamily) -> WordProblem:
-    """One problem of the family that belongs to the split."""
+    """Returns a problem of the family that belongs to the split."""
     while True:
         found = family.draw(rng)
         if split_of(found.question) == split:
@@ -19,7 +19,7 @@ def problem(rng: Narrator, split: Split, family: ProblemFamily) -> WordProblem:
 
 
 def problems(split: Split, n: int, seed: int = 0) -> list[WordProblem]:
-    """n different problems of the split, all families alike; the same ones for the same seed."""
+    """Returns n different problems of the split, equally many of each family, determined by the seed."""
     rng = Narrator(f"problems:{split}:{seed}")
     found: dict[str, WordProblem] = {}
     while len(found) < n:

@@ -1,4 +1,4 @@
-"""The pair's tokenizer: byte-level BPE (any UTF-8 text encodes), digits one by one, ChatML turns."""
+"""The pair's tokenizer: byte-level BPE (encodes any UTF-8 text), one token per digit, ChatML turns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHAT_TEMPLATE = (
 
 
 def render(talked: Sequence[Exchange], system: str = "") -> str:
-    """The text of a conversation as the chat template writes it."""
+    """Returns the text of a conversation, equal to the chat template's."""
     messages = [("system", system)] if system else []
     for human, gpt in talked:
         messages += [("user", human), ("assistant", gpt)]
@@ -29,7 +29,7 @@ def render(talked: Sequence[Exchange], system: str = "") -> str:
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A BPE of VOCAB_SIZE tokens over bytes. Special tokens take ids 0, 1 and 2."""
+    """Trains a byte-level BPE of VOCAB_SIZE tokens. Special tokens have ids 0, 1 and 2."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -46,8 +46,8 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> Any:
-    """Write the files that AutoTokenizer loads; returns the loaded tokenizer."""
-    from transformers import PreTrainedTokenizerFast  # slow to import, and the packing workers do without
+    """Writes the files that AutoTokenizer loads. Returns the tokenizer. max_length: tokens."""
+    from transformers import PreTrainedTokenizerFast  # slow to import, and not needed by the packing workers
 
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -1,4 +1,4 @@
-"""Topics that draw on the small tables of facts."""
+"""Topics about the tables of facts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from jobs.tiny_pair.phrasing import Exchange, article, listing, say
 
 
 def capital(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a country's capital."""
     (country, city, continent, _), (second, second_city, _, _) = rng.sample(COUNTRIES, 2)
     ask = say(rng, "{What is the capital of $country?|Which city is the capital of $country?|Tell me the capital of "
               "$country.|Do you know the capital of $country?}", country=country)  # fmt: skip
@@ -18,6 +19,7 @@ def capital(rng: Narrator) -> list[Exchange]:
 
 
 def language(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a country's language."""
     country, city, continent, tongue = rng.choice(COUNTRIES)
     ask = say(rng, "{Which language do people speak in $country?|What do they speak in $country?|I will travel to "
                    "$country. What language will I hear?}", country=country)  # fmt: skip
@@ -29,6 +31,7 @@ def language(rng: Narrator) -> list[Exchange]:
 
 
 def animal(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about facts about an animal."""
     name, group, food, home, legs = rng.choice(ANIMALS)
     one = article(name)
     ask = say(rng, "{What does $one eat?|What kind of animal is $one?|Tell me {something|a few facts} about the "
@@ -40,6 +43,7 @@ def animal(rng: Narrator) -> list[Exchange]:
 
 
 def opposite(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about opposites of words."""
     pairs = [pair if rng.random() < 0.5 else pair[::-1] for pair in rng.sample(OPPOSITES, 3)]
     ask = say(rng, "{What is the opposite of $word?|Give me the opposite of $word.|Which word means the opposite of "
                    "$word?}",
@@ -51,6 +55,7 @@ def opposite(rng: Narrator) -> list[Exchange]:
 
 
 def translation(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about translations of words."""
     column = rng.randint(1, 3)
     tongue = ("Spanish", "French", "German")[column - 1]
     rows = rng.sample(WORDS, 2)
@@ -62,6 +67,7 @@ def translation(rng: Narrator) -> list[Exchange]:
 
 
 def job(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a profession."""
     name, does, place = rng.choice(JOBS)
     one = article(name)
     ask = say(rng, "{What does $one do?|What is the work of $one?|I want to become $one. What would I do?|Where does "
@@ -72,6 +78,7 @@ def job(rng: Narrator) -> list[Exchange]:
 
 
 def howto(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about instructions in steps."""
     task, steps = rng.choice(HOWTOS)
     ask = say(rng, "{How do I|How can I|What is the best way to|Please explain how to} $task?", task=task)
     ask = ask.replace("how to " + task + "?", "how to " + task + ".")
@@ -83,6 +90,7 @@ def howto(rng: Narrator) -> list[Exchange]:
 
 
 def term(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about the explanation of a term."""
     name, meaning, more = rng.choice(TERMS)
     ask = say(rng, "{What is $name?|Can you explain what $name is?|Explain in simple words: what is $name?|I heard "
                    "about $name. What is it?}", name=name)  # fmt: skip
@@ -91,6 +99,7 @@ def term(rng: Narrator) -> list[Exchange]:
 
 
 def unit(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a conversion of units."""
     large, small, factor = rng.choice(UNITS)
     n = rng.randint(2, 9)
     ask = say(rng, "{How many $small are $n $large?|Convert $n $large to $small.|What is $n $large in $small?}", n=n,
@@ -102,6 +111,7 @@ def unit(rng: Narrator) -> list[Exchange]:
 
 
 def calendar(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a calculation with weekdays."""
     start, days = rng.randrange(7), rng.randint(2, 6)
     path = [WEEKDAYS[(start + i) % 7] for i in range(days + 1)]
     ask = say(rng, "{Today is $first. What day is it in $days days?|If today is $first, which day comes $days days "

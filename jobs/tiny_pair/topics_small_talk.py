@@ -1,4 +1,4 @@
-"""Small talk: topics without a fact or a number to get right."""
+"""Topics of small talk, without facts or numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from jobs.tiny_pair.phrasing import Exchange, say
 
 
 def greeting(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a greeting with a name."""
     name = rng.people(1)[0][0]
     hello = say(rng, "{Hello|Hi|Hey|Good morning|Good evening}{!| there!|, how are you?} ", name=name)
     ask = say(rng, "{I am $name.|My name is $name.|This is $name.}{| Nice to meet you.| I am new here.}", name=name)
@@ -24,6 +25,7 @@ def greeting(rng: Narrator) -> list[Exchange]:
 
 
 def hobby(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about advice about a hobby."""
     kind, words = rng.choice([row for row in KINDS if row[0] in ("instruments", "sports")])
     thing = rng.choice(words.split())
     verb = "play the" if kind == "instruments" else "try"
@@ -41,6 +43,7 @@ def hobby(rng: Narrator) -> list[Exchange]:
 
 
 def weekend(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a plan for a day."""
     day, room, name = rng.choice(WEEKDAYS), rng.choice(ROOMS), rng.people(1)[0][0]
     ask = say(rng, "{What should I do on $day?|I have no plans for $day. Any ideas?|Help me to plan my $day.|How can I "
               "spend a {rainy|sunny|quiet} $day?}", day=day)  # fmt: skip
@@ -56,6 +59,7 @@ def weekend(rng: Narrator) -> list[Exchange]:
 
 
 def present(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about an idea for a present."""
     (name, he, _), colour = rng.people(1)[0], rng.choice(COLOURS)
     likes, gift = rng.choice(
         [("music", "a small speaker"), ("plants", "a lemon tree in a pot"), ("books", "a novel and a reading lamp"),
@@ -73,6 +77,7 @@ def present(rng: Narrator) -> list[Exchange]:
 
 
 def story(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a short story."""
     (name, he, his), colour, place = rng.people(1)[0], rng.choice(COLOURS), rng.choice(ROOMS)
     animal = rng.choice(("fox", "owl", "mouse", "cat", "goat", "crow"))
     ask = say(rng, "{Tell me|Write|I would like} a {short|very short|little} story about {a|the} $animal and {a "
@@ -90,6 +95,7 @@ def story(rng: Narrator) -> list[Exchange]:
 
 
 def message(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a short letter."""
     (name, _, _), (sender, _, _) = rng.people(2)
     day, month = rng.choice(WEEKDAYS), rng.choice(MONTHS)
     why = rng.choice(("I am ill", "my train is late", "the car is broken", "I have to work", "my parents visit us"))
@@ -109,6 +115,7 @@ def message(rng: Narrator) -> list[Exchange]:
 
 
 def thanks(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about thanks and farewell."""
     ask = say(rng, "{Thank you|Thanks|Great, thank you}{, that helps{ a lot|}|  so much| for your help}{.|!}{| That is "
                    "all for now.| See you tomorrow.| I have to go now.}").replace("  ", " ")  # fmt: skip
     answer = say(rng, "{You are welcome|My pleasure|Glad I could help|Any time}{.|!} {Have a nice day.|Good luck with "

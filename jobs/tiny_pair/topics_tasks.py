@@ -1,4 +1,4 @@
-"""Topics that work on what the human gave: lists, sentences and longer notes."""
+"""Topics with tasks on given text: lists, sentences and notes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def _words(rng: Narrator, low: int, high: int) -> tuple[str, list[str]]:
 
 
 def name_some(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a list of things of one kind."""
     kind, words = _words(rng, 3, 6)
     ask = say(rng, "{Name|List|Give me|Can you name} $n $kind{.| please.}", n=_NUMBERS[len(words)], kind=kind)
     if ask.startswith("Can"):
@@ -23,6 +24,7 @@ def name_some(rng: Narrator) -> list[Exchange]:
 
 
 def sort(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a list in alphabetical order."""
     kind, words = _words(rng, 3, 7)
     ask = say(rng, "{Sort these $kind|Put these $kind in order|Order these $kind} {by the alphabet|alphabetically|from "
                    "A to Z}: $words", kind=kind, words=", ".join(words))  # fmt: skip
@@ -33,6 +35,7 @@ def sort(rng: Narrator) -> list[Exchange]:
 
 
 def count(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about the number of words in a list."""
     kind, words = _words(rng, 3, 10)
     ask = say(rng, "{How many $kind are in this list|Count the $kind|How many $kind do you see here}: "
                    "$words", kind=kind,
@@ -42,12 +45,14 @@ def count(rng: Narrator) -> list[Exchange]:
 
 
 def backwards(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a list in reverse order."""
     _, words = _words(rng, 3, 7)
     ask = say(rng, "{Say these words backwards|Reverse this list|Start from the end}: $words", words=", ".join(words))
     return [(ask, ", ".join(words[::-1]))]
 
 
 def polite(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a polite version of a request."""
     name, room, thing = rng.people(1)[0][0], rng.choice(ROOMS), rng.choice(COUNTABLE)
     low = say(
         rng,
@@ -64,13 +69,14 @@ def polite(rng: Narrator) -> list[Exchange]:
 
 
 def shout(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a text in capital letters."""
     _, words = _words(rng, 2, 5)
     ask = say(rng, "{Write this in capital letters|Put this in capitals}: $words", words=" ".join(words))
     return [(ask, " ".join(words).upper())]
 
 
 def note(rng: Narrator) -> list[Exchange]:
-    """A longer note, and one or two questions about it."""
+    """Returns a longer note with one or two questions about it."""
     n = rng.choice((3, 4, 5, 6, 7, 8, 10, 13, 16, 18))
     people = rng.sample([row[0] for row in PEOPLE], n)
     owned = [(rng.choice(COLOURS), rng.choice(COUNTABLE), rng.choice(ROOMS)) for _ in people]
@@ -91,7 +97,7 @@ def note(rng: Narrator) -> list[Exchange]:
 
 
 def summary(rng: Narrator) -> list[Exchange]:
-    """Minutes of a meeting, to be cut down to who does what."""
+    """Returns minutes of a meeting to summarise as a list of tasks."""
     people = rng.sample([row[0] for row in PEOPLE], rng.randint(3, 8))
     work = rng.sample(
         (
@@ -122,6 +128,7 @@ def summary(rng: Narrator) -> list[Exchange]:
 
 
 def shopping_list(rng: Narrator) -> list[Exchange]:
+    """Returns an exchange about a shopping list in groups."""
     kinds = rng.sample([row for row in KINDS if row[0] in ("fruits", "vegetables", "tools", "clothes")], 2)
     groups = [(kind, rng.sample(words.split(), rng.randint(2, 3))) for kind, words in kinds]
     mixed = [word for _, words in groups for word in words]

@@ -1,9 +1,9 @@
-"""Train the embedded pair: tokenizer, target, then the draft by distillation from it.
+"""Training of the embedded pair: tokenizer, target, then the draft by distillation from it.
 
-    python -m jobs.tiny_pair.train --out build/tiny            # as shipped; minutes on one data-centre GPU
+    python -m jobs.tiny_pair.train --out build/tiny            # as shipped; 3 minutes on an H200
     python -m jobs.tiny_pair.train --out build/tiny --quick    # a few steps, to try the script on a CPU
 
-Seeded; on a GPU two runs still differ in the last bits, and so in the weights.
+Seeded. On a GPU two runs still differ in the last bits of sums, and therefore in the weights.
 """
 
 from __future__ import annotations
@@ -30,33 +30,39 @@ from jobs.tiny_pair.tokenizer import save_tokenizer, train_tokenizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Everything that the weights depend on, beside the code."""
+    """Training parameters that determine the weights, besides the code."""
 
     seed: int = 0
     windows: int = 100_000
     """Training windows of MAX_LENGTH tokens."""
     batch: int = 64
-    """Windows of one step."""
+    """Windows per step."""
     target_steps: int = 7000
     target_lr: float = 2e-3
     draft_steps: int = 400
     draft_lr: float = 4e-3
     written: int = 4096
-    """Windows that the target writes greedily, for the draft to imitate: half of the draft's batches."""
+    """Windows that the target generates greedily, which are half of the draft's batches."""
     max_seconds: float = 3600.0
-    """Longest time for each of the two trainings; the schedule shrinks to it."""
+    """Longest time of each of the two trainings; the learning-rate schedule adapts to it."""
 
 
 QUICK = Recipe(windows=256, batch=2, target_steps=6, draft_steps=6, written=4)
 
 
 def next_token(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the next token, over user turns as well: a run that ignores the end of a turn writes them."""
+    """Returns the cross entropy of the next token. logits: [n, T, V]; ids: [n, T] int64.
+
+    Includes user turns, because runs that ignore the end of a turn generate them.
+    """
     return F.cross_entropy(logits[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten())
 
 
 def imitation(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Half KL(target ‖ draft), half cross entropy with the target's greedy choice, which is what acceptance counts."""
+    """Returns 0.5 KL(target ‖ draft) + 0.5 cross entropy with the target's greedy token, which acceptance counts.
+
+    logits: the draft's [n, T, V]; wanted: the target's logits [n, T, V].
+    """
     teacher = wanted.float().log_softmax(-1).flatten(0, 1)
     student = logits.float().log_softmax(-1).flatten(0, 1)
     divergence = F.kl_div(student, teacher, log_target=True, reduction="batchmean")
@@ -64,7 +70,7 @@ def imitation(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 def compiled(model: Any) -> Any:
-    """Compile layer by layer on CUDA: within a whole compiled model transformers gives up the causal flash kernel."""
+    """Compiles layer by layer on CUDA: in a whole compiled model transformers does not use the causal flash kernel."""
     if model.device.type == "cuda":
         for layer in model.model.layers:
             layer.compile(dynamic=False)
@@ -72,7 +78,10 @@ def compiled(model: Any) -> Any:
 
 
 def fit(model: Any, teacher: Any, batch_of: Callable[[int], torch.Tensor], steps: int, lr: float, limit: float) -> None:
-    """Train on the next token, or to imitate a teacher. AdamW, warm-up, cosine decay; bf16 autocast on CUDA."""
+    """Trains on the next token, or on a teacher's logits. AdamW, warm-up, cosine decay; bf16 autocast on CUDA.
+
+    batch_of: step → ids [batch, T] int64. limit: longest time in seconds.
+    """
     cuda = model.device.type == "cuda"
     compiled(model)
     distance = torch.compile(imitation if teacher else next_token, dynamic=False, disable=not cuda)
@@ -106,7 +115,10 @@ def _logits(model: Any, ids: torch.Tensor) -> Any:
 
 @torch.inference_mode()
 def write(target: Any, windows: torch.Tensor, length: int) -> torch.Tensor:
-    """[n, length]: the target goes on greedily from the first tokens of each window; short prompts and longer ones."""
+    """Returns ids [n, length]: the target's greedy continuation of each window's first 48 or 192 tokens.
+
+    windows: [n, MAX_LENGTH] int16.
+    """
     written = []
     for rows, prompt_length in zip(windows.chunk(2), (48, 192), strict=True):
         prompt = rows[:, :prompt_length].long()
@@ -117,7 +129,7 @@ def write(target: Any, windows: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def pack_corpus(out: Path, recipe: Recipe, device: str) -> torch.Tensor:
-    """Train and save the tokenizer; returns the training windows, [windows, MAX_LENGTH] int16."""
+    """Trains and saves the tokenizer. Returns the training windows, [windows, MAX_LENGTH] int16."""
     texts = (stream_text(f"{recipe.seed}:tokenizer:{i}", 5000) for i in range(min(2000, recipe.windows)))
     save_tokenizer(train_tokenizer(texts), out / "target", MAX_LENGTH)
     file = out / "target" / "tokenizer.json"
@@ -126,7 +138,7 @@ def pack_corpus(out: Path, recipe: Recipe, device: str) -> torch.Tensor:
 
 
 def train_target(out: Path, windows: torch.Tensor, recipe: Recipe) -> None:
-    """Train the target on the corpus and save it."""
+    """Trains the target on the corpus and saves it."""
     torch.manual_seed(recipe.seed)
     target = build("target").to(windows.device)
     limit = recipe.max_seconds
@@ -135,7 +147,7 @@ def train_target(out: Path, windows: torch.Tensor, recipe: Recipe) -> None:
 
 
 def train_draft(out: Path, windows: torch.Tensor, written: torch.Tensor, recipe: Recipe) -> None:
-    """Train the draft to imitate the saved target, by turns on the corpus and on what the target wrote; save it."""
+    """Trains the draft on the saved target's logits, alternating between corpus and `written`; saves it."""
     torch.manual_seed(recipe.seed)
     teacher = compiled(load(out / "target", str(windows.device)))
     sources = (_batches(windows, recipe.batch), _batches(written, recipe.batch * windows.shape[1] // written.shape[1]))
@@ -146,7 +158,7 @@ def train_draft(out: Path, windows: torch.Tensor, written: torch.Tensor, recipe:
 
 
 def _batches(windows: torch.Tensor, size: int) -> Callable[[int], torch.Tensor]:
-    """Batch of a step: the windows in a seeded order, again and again."""
+    """Returns a function from step to batch [size, T]: windows in a seeded order, repeated."""
     order = torch.randperm(len(windows), device=windows.device)
 
     def batch_of(step: int) -> torch.Tensor:
@@ -157,7 +169,7 @@ def _batches(windows: torch.Tensor, size: int) -> Callable[[int], torch.Tensor]:
 
 
 def train(out: Path, recipe: Recipe) -> dict[str, Any]:
-    """Write out/target and out/draft; returns the report, with the seconds of each phase."""
+    """Writes out/target and out/draft. Returns the evaluation, with the seconds of each phase."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
     marks = [("", time.perf_counter())]
@@ -179,6 +191,7 @@ def train(out: Path, recipe: Recipe) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
