@@ -95,7 +95,7 @@ def test_draft_with_another_vocabulary_is_a_problem(job: dict[str, dict[str, obj
 
 def test_foreign_or_unwritable_output_folder_is_a_problem(job: dict[str, dict[str, object]], tmp_path: Path) -> None:
     found = diagnoses(spec(job, f"output.path={tmp_path}"))["output folder"]
-    assert found.status == "problem" and "no specpipe run's" in found.found
+    assert found.status == "problem" and "do not belong to a specpipe run" in found.found
     inside = diagnoses(spec(job, f"output.path={tmp_path}/rows.parquet/a"))["output folder"]
     assert inside.status == "problem"
 

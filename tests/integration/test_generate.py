@@ -59,7 +59,7 @@ def test_rows_in_a_table_out_and_the_same_call_resumes(tmp_path: Path) -> None:
     again = generate(rows, out=tmp_path / "run", keep_columns=["tag"], **PAIR, **SHORT)
     assert identity(again).equals(identity(table))
     assert {part: part.stat().st_mtime_ns for part in parts[1:]} == before
-    with pytest.raises(OutputError, match=r"input .*rows-.* is gone"):
+    with pytest.raises(OutputError, match=r"input .*rows-.* was removed"):
         generate(["another"], out=tmp_path / "run", keep_columns=["tag"], **PAIR, **SHORT)
     thesis = tmp_path / "thesis"
     thesis.mkdir()

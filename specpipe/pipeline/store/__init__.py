@@ -1,5 +1,6 @@
-"""The output folder of a run: its lock, manifest, ledger of finished shards, telemetry files and their verification.
+"""Output folder of a run: lock, manifest, ledger of finished shards, telemetry files, and their verification.
 
-Imported by all other packages of the pipeline; imports none of them but the progress snapshot that it stores. Begin
-with `folder.py`.
+All other packages of the pipeline import this one; it imports none of them, except the progress snapshot that it
+stores. Begin with folder.py (file names, epochs), then manifest.py (identity and shards) and ledger.py (finished
+shards). `verify` proves that a run is complete.
 """

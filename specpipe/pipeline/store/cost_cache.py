@@ -1,4 +1,4 @@
-"""What rounds took in earlier runs: one small file for each hardware and pair, in the user's cache folder."""
+"""Cache of measured round costs of earlier runs: one small file for each hardware and pair of models."""
 
 from __future__ import annotations
 
@@ -20,36 +20,38 @@ log = logging.getLogger(__name__)
 
 
 class CostCache:
-    """Tables of one pair. A file that cannot be read or written costs a line in the log and nothing else."""
+    """Cost tables of one pair of models. A file that cannot be read or written causes a warning only."""
 
     def __init__(self, pair: Mapping[str, Any], folder: Path | None = None) -> None:
-        """`pair`: what rounds depend on besides hardware: model revisions, types, how rows are verified."""
+        """`pair`: settings that round costs depend on besides hardware, such as model revisions, dtypes and method."""
         self._pair = {**pair, "version": __version__}
         self._folder = (folder or cache_folder()) / "costs"
 
     def _path(self, hardware: str) -> Path:
+        """Returns the file of one hardware; its name is a hash of the settings."""
         key = json.dumps({**self._pair, "hardware": hardware}, sort_keys=True)
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
     def load(self, hardware: str) -> CostTable:
-        """Empty where nothing is known."""
+        """Returns the costs measured on this hardware; an empty table without any."""
         path = self._path(hardware)
         try:
             return CostTable.from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("%s holds no costs of rounds and is passed over: %s", path, error)
+            log.warning("%s is not a table of round costs and is ignored: %s", path, error)
         return CostTable()
 
     def save(self, tables: Mapping[str, CostTable]) -> None:
-        """Replaces what is there, whole: two runs that end together leave one of both."""
+        """Replaces each hardware's file atomically: of two runs that end together, one table remains."""
         for hardware, table in tables.items():
             if table:
                 self._save(self._path(hardware), table)
 
     @staticmethod
     def _save(path: Path, table: CostTable) -> None:
+        """Writes one file atomically, or logs a warning."""
         temporary = ""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +60,7 @@ class CostCache:
                 json.dump(table.to_json(), file)
             os.replace(temporary, path)
         except OSError as error:
-            log.warning("costs of rounds cannot be kept in %s: %s", path, error)
+            log.warning("round costs cannot be written to %s: %s", path, error)
             if temporary:
                 with suppress(OSError):
                     os.unlink(temporary)

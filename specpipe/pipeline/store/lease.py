@@ -1,4 +1,4 @@
-"""One writer per output folder where no lock holds: a heartbeat that others watch, on their own clocks. Advisory."""
+"""Lease on an output folder in an object store, which has no locks: a heartbeat that others watch. Advisory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from specpipe.errors import OutputError
 
 log = logging.getLogger(__name__)
 BEAT_S = 5.0
-_SILENT_BEATS = 3  # an owner who misses so many is taken for dead
+_SILENT_BEATS = 3  # an owner that misses this many counts as dead
 
 
 class RunLease:
-    """A small object with its owner's name and a counter that he raises every few seconds.
+    """Small object that holds its owner's name and a counter, which the owner increments every few seconds.
 
-    Nobody's clock is compared with another's: who finds a lease watches whether the counter moves. After a crash the
-    next start waits for three beats, on the owner's own machine not at all. Two starts at the very same time may both
-    get it; then the epoch stops the older one, and whole publishes under fixed names keep the outputs right.
+    Clocks of different machines are never compared: a start that finds a lease watches whether the counter changes.
+    After a crash the next start waits for three beats, on the owner's own machine not at all. Two simultaneous starts
+    may both acquire the lease. Then the epoch stops the older one, and atomic publishes under fixed names keep the
+    outputs correct.
     """
 
     def __init__(
@@ -36,33 +37,33 @@ class RunLease:
         name: str,
         beat_s: float = BEAT_S,
     ) -> None:
-        """`read` and `write` get and put the whole object; `name` is the folder's, for messages."""
+        """`read` and `write` get and put the whole object. `name` is the folder's, for messages."""
         self._read, self._write, self._name, self._beat_s = read, write, name, beat_s
-        self._me = uuid.uuid4().hex
+        self._id = uuid.uuid4().hex
         self._beats = 0
         self._released = threading.Event()
         self._heart: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Raises OutputError that names the owner when a live run holds it."""
+        """Acquires the lease. Raises OutputError that names the owner when a live run holds it."""
         if owner := self.holder():
             raise OutputError(
                 f"{self._name} is being written by a live run ({owner}). Wait for it, stop it with Ctrl-C, or choose "
                 "another output.path"
             )
         self._beat()
-        self._heart = threading.Thread(target=self._keep, name="lease", daemon=True)
+        self._heart = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._heart.start()
 
     def holder(self) -> str | None:
-        """Who holds it now; None when nobody does. Watches for some beats where that is not plain at once."""
-        first = self._look()
-        if first is None or _is_dead_here(first):
+        """Returns the owner; None when the lease is free. May watch for three beats to see whether the owner lives."""
+        first = self._read_lease()
+        if first is None or _is_dead_on_this_machine(first):
             return None
         limit = time.monotonic() + _SILENT_BEATS * self._beat_s
         while time.monotonic() < limit:
             time.sleep(self._beat_s / 5)
-            now = self._look()
+            now = self._read_lease()
             if now is None:
                 return None
             if now != first:
@@ -70,14 +71,14 @@ class RunLease:
         return None
 
     def release(self) -> None:
-        """Say that nobody holds it, unless another does meanwhile."""
+        """Releases the lease, unless another start holds it by now."""
         if self._heart is None:
             return
         self._released.set()
         self._heart.join()
         self._heart = None
-        lease = self._look()
-        if lease is not None and lease.get("owner") == self._me:
+        lease = self._read_lease()
+        if lease is not None and lease.get("owner") == self._id:
             self._write(b"{}")
 
     def __enter__(self) -> RunLease:
@@ -90,33 +91,39 @@ class RunLease:
         try:
             self.release()
         except (OSError, OutputError) as failure:
-            log.warning("the lease on %s could not be given back; the next start waits for it: %s", self._name, failure)
+            log.warning(
+                "the lease on %s could not be released; the next start waits until it expires: %s", self._name, failure
+            )
 
-    def _keep(self) -> None:
+    def _renew(self) -> None:
+        """Body of the heartbeat thread."""
         while not self._released.wait(self._beat_s):
             try:
-                lease = self._look()
-                if lease is not None and lease.get("owner") != self._me:
-                    log.warning("another start has taken the lease on %s; the epoch decides who stops", self._name)
+                lease = self._read_lease()
+                if lease is not None and lease.get("owner") != self._id:
+                    log.warning(
+                        "another start has acquired the lease on %s; the epoch decides which one stops", self._name
+                    )
                     return
                 self._beat()
-            except (OSError, OutputError) as error:  # a store that is down for a moment; the next beat may get through
+            except (OSError, OutputError) as error:  # the store may be unavailable for a moment only
                 log.warning("the lease on %s could not be renewed: %s", self._name, error)
 
     def _beat(self) -> None:
+        """Writes the lease with the next count."""
         self._beats += 1
         lease = {
-            "owner": self._me,
+            "owner": self._id,
             "beat": self._beats,
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "processes": _process_space(),
+            "processes": _pid_namespace(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         }
         self._write(json.dumps(lease).encode())
 
-    def _look(self) -> dict[str, Any] | None:
-        """The lease as it is; None where there is none, or a released or unreadable one."""
+    def _read_lease(self) -> dict[str, Any] | None:
+        """Returns the present lease; None where there is none, or a released or invalid one."""
         try:
             lease = json.loads(self._read() or b"{}")
         except ValueError:
@@ -124,14 +131,14 @@ class RunLease:
         return lease if isinstance(lease, dict) and "owner" in lease else None
 
 
-def _process_space() -> str:
-    """What process numbers mean: the machine's boot and the container's namespace."""
+def _pid_namespace() -> str:
+    """Returns an identifier of the namespace of process ids: the machine's boot and the container's namespace."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
 
 
-def _is_dead_here(lease: dict[str, Any]) -> bool:
-    """Whether the owner was a process of this machine that is gone."""
-    if lease.get("processes") != _process_space() or not isinstance(lease.get("pid"), int):
+def _is_dead_on_this_machine(lease: dict[str, Any]) -> bool:
+    """Returns whether the owner was a process of this machine that has ended."""
+    if lease.get("processes") != _pid_namespace() or not isinstance(lease.get("pid"), int):
         return False
     return not os.path.exists(f"/proc/{lease['pid']}")

@@ -1,4 +1,4 @@
-"""One writer per output folder: a lock that dies with its owner."""
+"""Lock on an output folder, which the kernel releases when its owner ends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import IO
 
 from specpipe.errors import OutputError
 
-_ASKING_S = 0.5
+_PROBE_S = 0.5  # time for which another process may hold the lock only to look for an owner
 
 
 class RunLock:
-    """An exclusive `flock` on a file, with its owner's name in it.
+    """Exclusive `flock` on a file that holds its owner's name.
 
-    The kernel releases it when the owner ends, however it ends, so a run goes on at once after a SIGKILL. It holds
-    between machines on NFS (Linux), and not at all on object stores.
+    The kernel releases it however the owner ends, so a run can resume at once after a SIGKILL. It works between
+    machines on NFS (Linux), but not in object stores.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,16 +28,16 @@ class RunLock:
         self._file: IO[str] | None = None
 
     def acquire(self) -> None:
-        """Raises OutputError that names the owner when a live run holds it."""
+        """Acquires the lock. Raises OutputError that names the owner when a live run holds it."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  open for as long as the lock is held
         except OSError as error:
             raise OutputError(
-                f"output.path {self._path.parent.parent} cannot be written: {error}. Choose another folder, or mend "
-                "its permissions"
+                f"output.path {self._path.parent.parent} cannot be written: {error}. Check its permissions, or "
+                "choose another folder"
             ) from error
-        if not self._taken(file):
+        if not self._try_lock(file):
             owner = self._owner(file)
             file.close()
             raise OutputError(
@@ -51,9 +51,9 @@ class RunLock:
         self._file = file
 
     @staticmethod
-    def _taken(file: IO[str]) -> bool:
-        """Who asks for the holder shares the lock for a moment: one that is held for longer is another run's."""
-        until = time.monotonic() + _ASKING_S
+    def _try_lock(file: IO[str]) -> bool:
+        """Returns whether the file could be locked. Retries, because `holder` shares the lock for a moment."""
+        until = time.monotonic() + _PROBE_S
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,7 +65,7 @@ class RunLock:
                 return True
 
     def holder(self) -> str | None:
-        """Who holds it now: a live run; None when nobody does. Changes nothing."""
+        """Returns the live run that holds the lock; None when it is free. Changes nothing."""
         try:
             file = open(self._path, encoding="utf-8")  # noqa: SIM115  closed below
         except OSError:
@@ -78,6 +78,7 @@ class RunLock:
             return None
 
     def release(self) -> None:
+        """Releases the lock, if held."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -93,9 +94,10 @@ class RunLock:
 
     @staticmethod
     def _owner(file: IO[str]) -> str:
+        """Returns the owner's process, host and start time."""
         file.seek(0)
         try:
             owner = json.load(file)
             return f"pid {owner['pid']} on {owner['host']}, since {owner['since']}"
         except (ValueError, KeyError, TypeError):
-            return "it has not written its name yet"
+            return "owner not recorded yet"

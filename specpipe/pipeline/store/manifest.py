@@ -1,4 +1,4 @@
-"""manifest.json: what makes the outputs of a run, and how it was cut into shards."""
+"""Manifest of a run (manifest.json): the identity that makes its outputs, and its shards."""
 
 from __future__ import annotations
 
@@ -17,35 +17,39 @@ from specpipe.pipeline.store.folder import MANIFEST, RunFolder
 
 FORMAT = "specpipe-run"
 VERSION = 1
-"""Goes up when a run of the version before cannot be resumed. A new field of the job needs that only where its default
-is not what runs did before."""
+"""Incremented when runs of the previous version cannot be resumed. A new field of the job requires that only where its
+default changes what runs did before."""
 _KEYS = {"identity", "tuning", "files", "samples", "shards", "synthetic", "created_at"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """Identity and shards never change once written; tuning is that of the latest start."""
+    """Identity, shards and tuning of a run. Identity and shards never change; tuning is that of the latest start."""
 
     identity: Mapping[str, Any]
-    """By dotted name: the job's identity fields, the inputs as pinned, model revisions, the template's hash."""
+    """By dotted name: the job's identity fields, the pinned inputs, model revisions, the chat template's hash."""
     tuning: Mapping[str, Any]
+    """The job's tuning fields by dotted name."""
     shards: tuple[Shard, ...]
     synthetic: bool
+    """Whether acceptance was simulated (method "synthetic"), so that outputs are no text to use."""
     created_at: str
     columns: tuple[str, ...] = OUTPUT_COLUMNS
-    """Of every part, those to keep aside: a version with others cannot go on with a run."""
+    """Columns of every part, without the kept input columns. A version with other columns cannot resume the run."""
 
     @property
     def run_id(self) -> str:
-        """16 hexadecimal digits of identity and shards: stands in every part's footer."""
+        """Hash of identity and shards, 16 hexadecimal digits. Every part's footer holds it."""
         text = json.dumps([self.identity, _pack(self.shards)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def rows(self) -> int:
+        """Output rows of the run."""
         return sum(shard.rows for shard in self.shards)
 
     def to_json(self) -> str:
+        """Returns the content of manifest.json."""
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -61,16 +65,17 @@ class Manifest:
 
 
 def _pack(shards: tuple[Shard, ...]) -> dict[str, Any]:
-    """Shards as rows of numbers, with the files that they point to."""
+    """Returns shards as rows of numbers, and the list of files that they index."""
     files = list(dict.fromkeys(shard.file for shard in shards))
-    place = {file: i for i, file in enumerate(files)}
-    rows = [[shard.index, place[shard.file], shard.start, shard.stop, shard.first_row] for shard in shards]
+    index_of = {file: i for i, file in enumerate(files)}
+    rows = [[shard.index, index_of[shard.file], shard.start, shard.stop, shard.first_row] for shard in shards]
     samples = shards[0].samples if shards else 1
     columns = ["index", "file", "start", "stop", "first_row"]
     return {"files": files, "samples": samples, "shard_columns": columns, "shards": rows}
 
 
 def _unpack(content: Mapping[str, Any]) -> tuple[Shard, ...]:
+    """Returns the shards of a manifest's JSON values."""
     files, samples = content["files"], content["samples"]
     return tuple(
         Shard(index=index, file=files[file], start=start, stop=stop, first_row=first_row, samples=samples)
@@ -81,12 +86,16 @@ def _unpack(content: Mapping[str, Any]) -> tuple[Shard, ...]:
 def new_manifest(
     identity: Mapping[str, Any], tuning: Mapping[str, Any], shards: tuple[Shard, ...], *, synthetic: bool
 ) -> Manifest:
+    """Returns the manifest of a run that is created now."""
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return Manifest(identity=identity, tuning=tuning, shards=shards, synthetic=synthetic, created_at=created)
 
 
 def read_manifest(folder: RunFolder) -> Manifest | None:
-    """The folder's manifest; None where there is none. Raises OutputError for one that is not ours or unreadable."""
+    """Returns the folder's manifest; None where there is none.
+
+    Raises OutputError for one of another version, or a file that is not a manifest.
+    """
     data = folder.read(MANIFEST)
     if data is None:
         return None
@@ -96,9 +105,9 @@ def read_manifest(folder: RunFolder) -> Manifest | None:
             raise KeyError("format")
         if content["version"] != VERSION or (missing := sorted(_KEYS - content.keys())):
             found = f"manifest version {content['version']}, expected {VERSION}"
-            lacks = f"it lacks {', '.join(missing)}" if content["version"] == VERSION else found
+            reason = f"it lacks {', '.join(missing)}" if content["version"] == VERSION else found
             raise OutputError(
-                f"{folder.path} was written by another version of specpipe ({lacks}). Resume it with that version, or "
+                f"{folder.path} was written by another version of specpipe ({reason}). Resume it with that version, or "
                 "choose another output.path; nothing was changed"
             )
         return Manifest(
@@ -112,7 +121,8 @@ def read_manifest(folder: RunFolder) -> Manifest | None:
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise OutputError(
             f"{folder.file(MANIFEST)} is not the manifest of a specpipe run ({type(error).__name__}: {error}). If it "
-            "was, delete it: the same job keeps parts that fit. Else choose another output.path; nothing was changed"
+            "is damaged, delete it: the same job keeps all valid parts. Otherwise choose another output.path; nothing "
+            "was changed"
         ) from error
 
 
@@ -127,24 +137,25 @@ def require_manifest(folder: RunFolder) -> Manifest:
 
 
 def check_resumable(manifest: Manifest, identity: Mapping[str, Any], folder: RunFolder) -> None:
-    """Raises OutputError that names every field in which the run in the folder differs from this job.
+    """Raises OutputError that names every identity field in which the folder's run differs from this job.
 
-    A field that the version which wrote the run did not know was at its default then.
+    A field that the writing version did not have counts as its default.
     """
     lines = list(_differences({**default_identity(), **manifest.identity}, {**default_identity(), **identity}))
     if manifest.columns != OUTPUT_COLUMNS:
-        lines.append(f"its parts have the columns {', '.join(manifest.columns)}; now: {', '.join(OUTPUT_COLUMNS)}")
+        lines.append(f"columns were {', '.join(manifest.columns)} and are {', '.join(OUTPUT_COLUMNS)}")
     if lines:
         raise OutputError(
-            f"{folder.path} holds a run of another job, which this one cannot resume:\n"
+            f"{folder.path} holds the run of another job, which this job cannot resume:\n"
             + "\n".join(f"  {line}" for line in lines)
-            + "\nRestore these, or choose another output.path; nothing was changed"
+            + "\nRestore these values, or choose another output.path; nothing was changed"
         )
 
 
-def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for name in dict.fromkeys([*there, *now]):
-        before, after = there.get(name), now.get(name)
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Yields one line for each field that differs, and for each changed input."""
+    for name in dict.fromkeys([*old, *new]):
+        before, after = old.get(name), new.get(name)
         if before == after:
             continue
         if name == "inputs":
@@ -154,10 +165,11 @@ def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
 
 
 def _input_differences(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterator[str]:
+    """Yields at most three removed, three new and three changed inputs."""
     old = {pin["path"]: pin for pin in before}
     new = {pin["path"]: pin for pin in after}
     for path in [path for path in old if path not in new][:3]:
-        yield f"input {path} is gone"
+        yield f"input {path} was removed"
     for path in [path for path in new if path not in old][:3]:
         yield f"input {path} is new"
     for path in [path for path in old if path in new and old[path] != new[path]][:3]:
@@ -168,5 +180,6 @@ def _input_differences(before: list[dict[str, Any]], after: list[dict[str, Any]]
 
 
 def _show(value: object) -> str:
+    """Returns a value as JSON, at most 80 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "…"

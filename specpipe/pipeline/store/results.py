@@ -1,4 +1,4 @@
-"""What a run leaves beside its parts: telemetry/shards.parquet and summary.json."""
+"""Results of a run beside its parts: telemetry/shards.parquet, telemetry/costs.json, summary.json, exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def build_summary(
     workers: Mapping[str, Mapping[str, Any]],
     versions: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The summary of all published parts, as they are now."""
+    """Returns the summary of all parts published so far. `shards`: their shard table."""
     facts = RunFacts(
         total_rows=manifest.rows,
         total_shards=len(manifest.shards),
@@ -41,7 +41,7 @@ def build_summary(
 
 
 def read_summary(folder: RunFolder) -> dict[str, Any]:
-    """The latest summary; empty where there is none that can be read: the parts say it all again."""
+    """Returns the latest summary; empty where it is missing or invalid, because it can be rebuilt from the parts."""
     try:
         summary = json.loads(folder.read(SUMMARY) or b"{}")
     except ValueError:
@@ -50,35 +50,35 @@ def read_summary(folder: RunFolder) -> dict[str, Any]:
 
 
 def has_results(folder: RunFolder, shards: int) -> bool:
-    """Whether the results of all `shards` parts are there; a start that was killed after the last part wrote none."""
+    """Returns whether results of all `shards` parts exist. A start killed after its last part has not written them."""
     try:
-        there = pq.read_metadata(pa.BufferReader(folder.read(SHARDS) or b"")).num_rows
+        rows = pq.read_metadata(pa.BufferReader(folder.read(SHARDS) or b"")).num_rows
     except (pa.ArrowException, OSError):
         return False
-    return there == shards and bool(read_summary(folder).get("complete"))
+    return rows == shards and bool(read_summary(folder).get("complete"))
 
 
 def publish_results(folder: RunFolder, shards: pa.Table, summary: Mapping[str, Any]) -> None:
-    """The shard table, then the summary: whoever sees it sees the telemetry too."""
+    """Publishes the shard table, then the summary, so that readers of the summary find the table."""
     folder.publish(SHARDS, parquet_bytes(shards))
     folder.publish(SUMMARY, (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def publish_costs(folder: RunFolder, tables: Mapping[str, CostTable]) -> None:
-    """What rounds took, by hardware: what a report weighs one K against another with."""
-    known = {hardware: table.to_json() for hardware, table in sorted(tables.items()) if table}
-    if known:
-        folder.publish(COSTS, (json.dumps(known, indent=1) + "\n").encode())
+    """Publishes measured round costs by hardware, from which the report compares values of K."""
+    measured = {hardware: table.to_json() for hardware, table in sorted(tables.items()) if table}
+    if measured:
+        folder.publish(COSTS, (json.dumps(measured, indent=1) + "\n").encode())
 
 
 def exit_code_of(summary: Mapping[str, Any], max_failed_rows: int) -> int:
-    """Of a run that went to its end."""
-    fine = summary["complete"] and summary["failed"] <= max_failed_rows
-    return EXIT_COMPLETE if fine else EXIT_INCOMPLETE
+    """Returns the exit code of a run that ended by itself."""
+    succeeded = summary["complete"] and summary["failed"] <= max_failed_rows
+    return EXIT_COMPLETE if succeeded else EXIT_INCOMPLETE
 
 
 def exit_code_of_error(error: BaseException) -> int:
-    """Of a run that an exception ended."""
+    """Returns the exit code of a run that an exception ended."""
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     return error.exit_code if isinstance(error, SpecpipeError) else EXIT_FAILED

@@ -1,4 +1,4 @@
-"""The timeline's segment of one start, published whole again and again as it grows."""
+"""Timeline file of one start, published whole at growing intervals."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from specpipe.telemetry.timeline_interval import TimelineInterval, peak_tokens_p
 
 log = logging.getLogger(__name__)
 _FIRST_FLUSH_S = 30.0
-_GROWTH = 1.25  # each flush rewrites the segment: waiting in proportion to its age keeps the sum linear
+_GROWTH = 1.25  # each flush rewrites the file; intervals proportional to its age keep the total work linear
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
+    """Returns a table as a Parquet file."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     return bytes(sink.getvalue())
 
 
 class TimelineFile:
-    """Collects the samples of all workers. What a crash loses is the last quarter of a segment at most."""
+    """Collects the intervals of all workers. A crash loses at most the last quarter of the file."""
 
     def __init__(self, folder: RunFolder, epoch: int) -> None:
         self._folder = folder
@@ -34,35 +35,36 @@ class TimelineFile:
         self._began = time.monotonic()
         self._next_flush = self._began + _FIRST_FLUSH_S
 
-    def add(self, samples: Sequence[TimelineInterval]) -> None:
-        self._batches.append(timeline_batch(samples))
+    def add(self, intervals: Sequence[TimelineInterval]) -> None:
+        """Stores finished intervals, and publishes the file when it is due."""
+        self._batches.append(timeline_batch(intervals))
         now = time.monotonic()
         if now >= self._next_flush:
             self._next_flush = self._began + (now - self._began) * _GROWTH
             try:
                 self.publish()
-            except OutputError as error:  # a disk that is full now may have room at the end
+            except OutputError as error:  # a full disk may have space again at the end
                 log.warning("the timeline could not be written: %s", error)
 
     def publish(self) -> None:
-        """Write all that is known; nothing at all if no worker has said anything."""
+        """Publishes all intervals so far; no file without intervals."""
         if self._batches:
             table = pa.Table.from_batches(self._batches, schema=timeline_schema())
             self._folder.publish(self._name, parquet_bytes(table))
 
 
 def read_timelines(folder: RunFolder, columns: Sequence[str] | None = None) -> list[pa.Table]:
-    """Every start's segment, in order. A damaged one is passed over: it costs curves, and must not hold up a start."""
+    """Returns the timeline of every start, in order. Damaged files are skipped: only plots depend on them."""
     tables = []
     for name in folder.names("telemetry"):
         if name.startswith("timeline-") and (data := folder.read(f"telemetry/{name}")) is not None:
             try:
                 tables.append(pq.read_table(pa.BufferReader(data), columns=columns))
             except (pa.ArrowInvalid, KeyError) as error:
-                log.warning("%s is no timeline, and is passed over: %s", folder.file(f"telemetry/{name}"), error)
+                log.warning("%s is not a timeline and is ignored: %s", folder.file(f"telemetry/{name}"), error)
     return tables
 
 
 def peak_of(folder: RunFolder) -> float:
-    """Best output tokens/s of any interval of any start, over all workers."""
+    """Returns the highest output tokens per second of any interval of any start, over all workers."""
     return peak_tokens_per_s(read_timelines(folder, ["second", "tokens_per_s"]))

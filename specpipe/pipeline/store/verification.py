@@ -1,4 +1,4 @@
-"""What `specpipe verify` found out about a run."""
+"""Result of `specpipe verify`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Literal
 
 from specpipe.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INCOMPLETE
 
-MOST_ROWS = 5  # findings about single rows of one shard; the rest is counted
+MAX_ROW_FINDINGS = 5  # findings about single rows of one shard; more are only counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that is not as it should be."""
+    """One defect of a run."""
 
     kind: Literal["wrong", "missing"]
-    """`missing`: not there yet, another start makes it. `wrong`: there, and not to be trusted."""
+    """`missing`: not written yet; another start writes it. `wrong`: exists and is invalid."""
     text: str
     shard: int | None = None
     row: int | None = None
-    """Within the shard, from 0."""
+    """Output row within the shard, from 0."""
 
     def __str__(self) -> str:
         place = "" if self.shard is None else f"shard {self.shard}"
@@ -29,34 +29,35 @@ class Finding:
         return f"{place}: {self.text}" if place else self.text
 
 
-def few(findings: Iterator[Finding]) -> list[Finding]:
-    """The first findings about a shard's rows, and how many more there are."""
+def limit_row_findings(findings: Iterator[Finding]) -> list[Finding]:
+    """Returns the first findings about a shard's rows, and one with the number of the others."""
     kept: list[Finding] = []
     more = 0
     for finding in findings:
-        if len(kept) < MOST_ROWS:
+        if len(kept) < MAX_ROW_FINDINGS:
             kept.append(finding)
         else:
             more += 1
     if more:
-        kept.append(Finding(kind="wrong", shard=kept[0].shard, text=f"and {more} more of its rows"))
+        kept.append(Finding(kind="wrong", shard=kept[0].shard, text=f"and {more} more rows"))
     return kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """The outcome. A run is proven complete when nothing was found."""
+    """Result of a verification. Without findings the run is proven complete."""
 
     folder: str
     run_id: str
     fast: bool
-    """Inputs were not read again."""
+    """Whether inputs were compared by size and modification time only."""
     shards: int
     rows: int
-    """Of the dataset."""
+    """Output rows of the run."""
     verified_shards: int
+    """Parts without findings."""
     verified_rows: int
-    """In parts about which nothing was found."""
+    """Rows of parts without findings."""
     failed_rows: int
     """Rows with an error in those parts."""
     max_failed_rows: int
@@ -64,17 +65,18 @@ class Verification:
 
     @property
     def complete(self) -> bool:
+        """Whether there are no findings."""
         return not self.findings
 
     @property
     def exit_code(self) -> int:
-        """0 proven complete; 1 something is wrong; 3 rows are missing, or more failed than the job allows."""
+        """0: proven complete; 1: something is wrong; 3: rows are missing, or more failed than the job allows."""
         if any(finding.kind == "wrong" for finding in self.findings):
             return EXIT_FAILED
         return EXIT_INCOMPLETE if self.findings or self.failed_rows > self.max_failed_rows else EXIT_COMPLETE
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Returns JSON values."""
         return {
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "complete": self.complete,

@@ -1,4 +1,4 @@
-"""Proof that a run is complete: every input row exactly once, whole, and counted."""
+"""Verification of a run: every input row has exactly one valid output per sample, and all totals agree."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from specpipe.pipeline.store.verification import Finding, Verification
 from specpipe.telemetry.shard_log import ShardLog
 from specpipe.telemetry.shard_table import total
 
-_READERS = 4  # parts that are in memory at once
+_READERS = 4  # parts in memory at once
 
 
 def verify(path: str, *, fast: bool = False) -> Verification:
-    """Hold a run against its manifest and its inputs. Writes nothing.
+    """Checks a run against its manifest and its inputs. Writes nothing.
 
-    `fast` does not read the inputs again: size and time of change then stand for their contents. Raises OutputError
-    for a folder that is no run's, and for one that a live run is writing.
+    With `fast`, inputs are compared by size and modification time instead of contents. Raises OutputError for a folder
+    without a run, and for one that a live run is writing.
     """
     folder = RunFolder.at(path)
     manifest = require_manifest(folder)
     if owner := folder.lock().holder():
-        raise OutputError(f"{folder.path} is being written by a live run ({owner}); verify it when that has ended")
+        raise OutputError(f"{folder.path} is being written by a live run ({owner}); verify it after the run has ended")
     findings = [*_manifest(folder, manifest)]
     inputs = _Inputs(manifest, read=not fast)
     findings += inputs.findings
-    said, fine = ShardLog(), ShardLog()  # what parts say, and those about which nothing was found
-    for proof in _prove_parts(folder, manifest, inputs.files):
-        findings += proof.findings
-        if proof.record is not None:
-            said.add(proof.record.to_dict())
-            if not proof.findings:
-                fine.add(proof.record.to_dict())
+    readable, valid = ShardLog(), ShardLog()  # records of parts with a footer, and of parts without findings
+    for part in _check_parts(folder, manifest, inputs.files):
+        findings += part.findings
+        if part.record is not None:
+            readable.add(part.record.to_dict())
+            if not part.findings:
+                valid.add(part.record.to_dict())
     findings += _foreign(folder, manifest)
-    if len(said) == len(manifest.shards):  # else the next start writes them anew
-        findings += _totals(folder, said.table())
-    proven = fine.table()
+    if len(readable) == len(manifest.shards):  # with missing parts the next start writes new totals
+        findings += _totals(folder, readable.table())
+    proven = valid.table()
     return Verification(
         folder=folder.path,
         run_id=manifest.run_id,
@@ -61,7 +61,8 @@ def verify(path: str, *, fast: bool = False) -> Verification:
     )
 
 
-def _prove_parts(folder: RunFolder, manifest: Manifest, files: dict[str, InputFile]) -> Iterator[PartCheckResult]:
+def _check_parts(folder: RunFolder, manifest: Manifest, files: dict[str, InputFile]) -> Iterator[PartCheckResult]:
+    """Yields the result of each shard's part, in order. `files`: inputs to read again, by path."""
     identity = manifest.identity
     check = PartCheck(
         run_id=manifest.run_id,
@@ -72,31 +73,35 @@ def _prove_parts(folder: RunFolder, manifest: Manifest, files: dict[str, InputFi
     )
     with ThreadPoolExecutor(_READERS) as readers:
         paths = [folder.file(folder.part_name(shard.index)) for shard in manifest.shards]
-        yield from readers.map(check.prove, paths, manifest.shards)
+        yield from readers.map(check.check, paths, manifest.shards)
 
 
 def _manifest(folder: RunFolder, manifest: Manifest) -> Iterator[Finding]:
-    """The manifest against itself: its digest, and shards that cover every row of every input once."""
-    said = json.loads(folder.read(MANIFEST) or b"{}").get("run_id")
-    if said != manifest.run_id:
-        yield _wrong(f"{MANIFEST} was changed: its run_id is {said}, its identity and shards make {manifest.run_id}")
+    """Checks the manifest's run_id, and that its shards cover every row of every input once."""
+    recorded = json.loads(folder.read(MANIFEST) or b"{}").get("run_id")
+    if recorded != manifest.run_id:
+        yield _wrong(
+            f"{MANIFEST} was changed: its run_id is {recorded}; expected {manifest.run_id} for its identity and shards"
+        )
     pins: Sequence[Mapping[str, Any]] = manifest.identity.get("inputs", ())
     ends = dict.fromkeys((str(pin["path"]) for pin in pins), 0)
     row = 0
     for index, shard in enumerate(manifest.shards):
         if (shard.index, shard.first_row, shard.start) != (index, row, ends.get(shard.file)):
-            yield _wrong(f"{MANIFEST}: shard {shard.index} does not follow the one before it; rows are lost or doubled")
+            yield _wrong(
+                f"{MANIFEST}: shard {shard.index} does not follow the one before it; rows are missing or duplicated"
+            )
             return
         ends[shard.file], row = shard.stop, shard.first_row + shard.input_rows
-    wanted = sum(int(pin["rows"]) for pin in pins)
+    expected = sum(int(pin["rows"]) for pin in pins)
     limit = manifest.identity.get("data.limit")
-    wanted = wanted if limit is None else min(wanted, int(limit))
-    if row != wanted:
-        yield _wrong(f"{MANIFEST}: the shards cover {row} rows of {wanted}")
+    expected = expected if limit is None else min(expected, int(limit))
+    if row != expected:
+        yield _wrong(f"{MANIFEST}: the shards cover {row} rows; expected {expected}")
 
 
 class _Inputs:
-    """The inputs as they are now: to be read again where `read`, else compared by size and time of change."""
+    """Present state of the inputs: readable files where `read`, else compared by size and modification time."""
 
     def __init__(self, manifest: Manifest, *, read: bool) -> None:
         self.files: dict[str, InputFile] = {}
@@ -105,11 +110,12 @@ class _Inputs:
         for pin in manifest.identity.get("inputs", ()):
             if pin["path"] in used:
                 try:
-                    self._look(pin, manifest.identity, read=read)
+                    self._compare(pin, manifest.identity, read=read)
                 except (DataError, OSError) as error:
-                    self.findings.append(_wrong(f"input {pin['path']} cannot be read again: {error}"))
+                    self.findings.append(_wrong(f"input {pin['path']} cannot be read: {error}"))
 
-    def _look(self, pin: Mapping[str, Any], identity: Mapping[str, Any], *, read: bool) -> None:
+    def _compare(self, pin: Mapping[str, Any], identity: Mapping[str, Any], *, read: bool) -> None:
+        """Adds findings for an input that differs from its pin."""
         path = pin["path"]
         if not read:
             info = locate(path).filesystem.get_file_info(locate(path).path)
@@ -117,21 +123,23 @@ class _Inputs:
         else:
             (file,) = list_files(path, identity.get("data.format", "auto"), identity.get("data.prompt"))
             self.files[path] = file
-            now = {"rows": file.rows}  # contents are compared by hash: a copy with another time is as good
+            now = {"rows": file.rows}  # contents are compared by hash, so a copy with another time is valid
         for name, value in now.items():
             if pin[name] != value:
                 self.findings.append(_wrong(f"input {path} has changed: {name} was {pin[name]} and is {value}"))
 
 
 def _foreign(folder: RunFolder, manifest: Manifest) -> Iterator[Finding]:
-    """Files that a reader of the outputs folder would take for rows of this run."""
-    ours = {folder.part_name(shard.index).rpartition("/")[2] for shard in manifest.shards}
+    """Yields files that a reader of the folder outputs would read as rows of this run."""
+    parts = {folder.part_name(shard.index).rpartition("/")[2] for shard in manifest.shards}
     for name in folder.names("outputs"):
-        if name not in ours and not name.startswith((".", "_")):
-            yield _wrong(f"outputs/{name} belongs to no shard of this run; its rows would be read as outputs")
+        if name not in parts and not name.startswith((".", "_")):
+            yield _wrong(
+                f"outputs/{name} belongs to no shard of this run, but its rows would be read as outputs; delete it"
+            )
 
 
-_COUNTS = {
+_SUMMARY_COLUMNS = {
     "total_input_tokens": "input_tokens",
     "total_output_tokens": "output_tokens",
     "failed": "failed_rows",
@@ -143,23 +151,26 @@ _COUNTS = {
 
 
 def _totals(folder: RunFolder, shards: pa.Table) -> Iterator[Finding]:
-    """telemetry/shards.parquet and summary.json against the footers."""
+    """Checks telemetry/shards.parquet and summary.json against the parts' footers."""
     table, summary = folder.read(SHARDS), folder.read(SUMMARY)
     if table is None or summary is None:
-        yield Finding(kind="missing", text=f"{SHARDS} or {SUMMARY} is not there; start the run again to write them")
+        yield Finding(kind="missing", text=f"{SHARDS} or {SUMMARY} does not exist; start the run again to write them")
         return
     try:
-        there = pq.read_table(pa.BufferReader(table))
-        says = dict(json.loads(summary))
+        recorded = pq.read_table(pa.BufferReader(table))
+        totals = dict(json.loads(summary))
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        yield _wrong(f"{SHARDS} or {SUMMARY} cannot be read: {error}; start the run again to write them anew")
+        yield _wrong(f"{SHARDS} or {SUMMARY} cannot be read: {error}; start the run again to rewrite them")
         return
-    if not there.equals(shards):
-        yield _wrong(f"{SHARDS} differs from what stands in the parts' footers")
-    for name, field in _COUNTS.items():
-        if says.get(name) != total(shards, field):
-            yield _wrong(f"{SUMMARY}: {name} is {says.get(name)}, and the parts sum to {total(shards, field)}")
+    if not recorded.equals(shards):
+        yield _wrong(f"{SHARDS} differs from the parts' footers")
+    for name, field in _SUMMARY_COLUMNS.items():
+        if totals.get(name) != total(shards, field):
+            yield _wrong(
+                f"{SUMMARY}: {name} is {totals.get(name)}; expected {total(shards, field)}, the sum of the parts"
+            )
 
 
 def _wrong(text: str) -> Finding:
+    """Returns a finding about the whole run."""
     return Finding(kind="wrong", text=text)

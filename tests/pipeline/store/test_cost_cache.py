@@ -1,4 +1,4 @@
-"""Costs kept in the user's cache folder: by hardware and pair; never a reason for a run to fail."""
+"""Cache of round costs: one file per hardware and pair; errors only cause warnings."""
 
 import logging
 from pathlib import Path
@@ -13,7 +13,7 @@ PAIR = {"target": "a" * 40, "draft": "b" * 40}
 TABLE = CostTable([CostPoint(proposer="none", k=0, running=4, context=100, rounds=50, seconds=1.0)])
 
 
-def test_what_was_kept_comes_back_for_the_same_hardware_and_pair_alone(tmp_path: Path) -> None:
+def test_costs_are_loaded_for_same_hardware_and_pair_only(tmp_path: Path) -> None:
     CostCache(PAIR, tmp_path).save({"H200": TABLE, "L4": CostTable()})
     assert CostCache(PAIR, tmp_path).load("H200") == TABLE
     assert not CostCache(PAIR, tmp_path).load("L4")
@@ -22,22 +22,22 @@ def test_what_was_kept_comes_back_for_the_same_hardware_and_pair_alone(tmp_path:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 99}', b"\xff"])
-def test_a_broken_file_is_passed_over_with_a_line(
+def test_invalid_file_is_ignored_with_a_warning(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = CostCache(PAIR, tmp_path)
     cache.save({"H200": TABLE})
-    (kept,) = tmp_path.rglob("*.json")
-    kept.write_bytes(content)
+    (cached,) = tmp_path.rglob("*.json")
+    cached.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         assert not cache.load("H200")
-    assert str(kept) in caplog.text
+    assert str(cached) in caplog.text
     cache.save({"H200": TABLE})
     assert cache.load("H200") == TABLE
 
 
-def test_a_folder_that_cannot_be_written_costs_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_folder_causes_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
         CostCache(PAIR, tmp_path / "file").save({"H200": TABLE})
-    assert "cannot be kept" in caplog.text
+    assert "round costs cannot be written" in caplog.text

@@ -1,9 +1,11 @@
+"""Run folder, manifest, epochs and lock: which folders a run accepts and when it resumes."""
+
 import dataclasses
 import fcntl
 import json
-import multiprocessing
 import os
-import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -24,14 +26,14 @@ SHARDS = (
 )
 
 
-def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_claim_raises_for_foreign_files_and_keeps_them(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(OutputError, match=r"thesis\.tex.*nothing was changed"):
         RunFolder.at(str(tmp_path)).claim()
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_new_empty_and_own_folders_are_taken(tmp_path: Path) -> None:
+def test_claim_accepts_new_empty_and_own_folders(tmp_path: Path) -> None:
     RunFolder.at(str(tmp_path / "new")).claim()
     RunFolder.at(str(tmp_path)).claim()
     (tmp_path / "manifest.json").write_text("{}")
@@ -39,26 +41,26 @@ def test_new_empty_and_own_folders_are_taken(tmp_path: Path) -> None:
     RunFolder.at(str(tmp_path)).claim()
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_claim_raises_for_a_file(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(OutputError, match="not a folder"):
         RunFolder.at(str(tmp_path / "out")).claim()
 
 
 @pytest.mark.parametrize("text", ["", "not json", "[]", '{"format": "another"}', '{"format": "specpipe-run"}'])
-def test_a_manifest_that_is_not_ours_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_manifest_raises(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(OutputError, match="not the manifest of a specpipe run"):
         read_manifest(RunFolder.at(str(tmp_path)))
 
 
-def test_a_manifest_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_manifest_of_another_version_raises(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format": "specpipe-run", "version": 99}')
     with pytest.raises(OutputError, match="manifest version 99"):
         read_manifest(RunFolder.at(str(tmp_path)))
 
 
-def test_a_manifest_that_lacks_what_this_version_needs_is_refused_in_plain_words(tmp_path: Path) -> None:
+def test_manifest_without_required_key_names_the_key(tmp_path: Path) -> None:
     content = json.loads(new_manifest({"seed": 1}, {}, SHARDS, synthetic=False).to_json())
     del content["samples"]
     (tmp_path / "manifest.json").write_text(json.dumps(content))
@@ -66,7 +68,7 @@ def test_a_manifest_that_lacks_what_this_version_needs_is_refused_in_plain_words
         read_manifest(RunFolder.at(str(tmp_path)))
 
 
-def test_a_manifest_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_manifest_round_trip_is_lossless(tmp_path: Path) -> None:
     folder = RunFolder.at(str(tmp_path))
     manifest = new_manifest({"seed": 1, "inputs": []}, {"workers.slots": 4}, SHARDS, synthetic=False)
     folder.publish("manifest.json", manifest.to_json().encode())
@@ -75,7 +77,7 @@ def test_a_manifest_comes_back_as_it_was(tmp_path: Path) -> None:
     assert again.run_id == json.loads(manifest.to_json())["run_id"]
 
 
-def test_the_run_id_follows_identity_and_shards_alone() -> None:
+def test_run_id_depends_on_identity_and_shards_only() -> None:
     base = new_manifest({"seed": 1}, {}, SHARDS, synthetic=False)
     assert new_manifest({"seed": 1}, {"workers.slots": 9}, SHARDS, synthetic=False).run_id == base.run_id
     assert new_manifest({"seed": 2}, {}, SHARDS, synthetic=False).run_id != base.run_id
@@ -86,21 +88,21 @@ def manifest_of(identity: dict[str, object]) -> Manifest:
     return new_manifest(identity, {}, SHARDS, synthetic=False)
 
 
-def test_every_difference_is_named(tmp_path: Path) -> None:
+def test_resume_error_names_every_difference(tmp_path: Path) -> None:
     pins = [{"path": "a", "size": 1, "rows": 5}, {"path": "b", "size": 2, "rows": 2}]
-    there = {"seed": 1, "model.target": "x", "inputs": pins}
+    before = {"seed": 1, "model.target": "x", "inputs": pins}
     now = {"seed": 2, "model.target": "x", "inputs": [{"path": "a", "size": 3, "rows": 5}, {"path": "c"}]}
     with pytest.raises(OutputError) as caught:
-        check_resumable(manifest_of(there), now, RunFolder.at(str(tmp_path)))
+        check_resumable(manifest_of(before), now, RunFolder.at(str(tmp_path)))
     text = str(caught.value)
     assert caught.value.exit_code == 2
-    for line in ("seed was 1 and is 2", "input b is gone", "input c is new", "input a has changed (size 1 → 3)"):
+    for line in ("seed was 1 and is 2", "input b was removed", "input c is new", "input a has changed (size 1 → 3)"):
         assert line in text
     assert "model.target" not in text
-    check_resumable(manifest_of(there), dict(there), RunFolder.at(str(tmp_path)))
+    check_resumable(manifest_of(before), dict(before), RunFolder.at(str(tmp_path)))
 
 
-def test_a_run_of_an_older_version_goes_on_where_new_fields_are_at_their_defaults(tmp_path: Path) -> None:
+def test_run_of_older_version_resumes_with_default_new_fields(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     execute(job, backend=InProcessBackend())
     path = tmp_path / "out/manifest.json"
@@ -116,13 +118,13 @@ def test_a_run_of_an_older_version_goes_on_where_new_fields_are_at_their_default
     assert execute(job, backend=InProcessBackend()).state == "complete"
 
 
-def test_parts_with_other_columns_are_not_mixed_with_todays(tmp_path: Path) -> None:
+def test_run_with_other_columns_cannot_resume(tmp_path: Path) -> None:
     manifest = dataclasses.replace(manifest_of({"seed": 1}), columns=("prompt", "text"))
-    with pytest.raises(OutputError, match="its parts have the columns prompt, text; now: request_id"):
+    with pytest.raises(OutputError, match="columns were prompt, text and are request_id"):
         check_resumable(manifest, {"seed": 1}, RunFolder.at(str(tmp_path)))
 
 
-def test_each_start_has_its_epoch_and_fences_the_ones_before(tmp_path: Path) -> None:
+def test_new_epoch_stops_earlier_starts(tmp_path: Path) -> None:
     folder = RunFolder.at(str(tmp_path))
     assert folder.epoch() == 0
     assert [folder.begin_epoch(), folder.begin_epoch()] == [1, 2]
@@ -131,41 +133,43 @@ def test_each_start_has_its_epoch_and_fences_the_ones_before(tmp_path: Path) -> 
         folder.check_epoch(1)
 
 
-def hold(path: Path, ready, done) -> None:
-    with RunLock(path):
-        ready.set()
-        done.wait(30)
+_HOLD = """
+import sys
+from pathlib import Path
+from specpipe.pipeline.store.lock import RunLock
+with RunLock(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
 
 
-def test_a_live_run_is_named_and_a_killed_one_is_forgotten_at_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ready, done = context.Event(), context.Event()
+def test_lock_names_live_owner_and_is_free_after_kill(tmp_path: Path) -> None:
     path = tmp_path / ".specpipe/lock"
-    holder = context.Process(target=hold, args=(path, ready, done))
-    holder.start()
-    assert ready.wait(30)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _HOLD, str(path)]
+    holder = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
     with pytest.raises(OutputError, match=rf"live run \(pid {holder.pid} on .*, since 2"):
         RunLock(path).acquire()
     assert f"pid {holder.pid}" in (RunLock(path).holder() or "")
-    assert holder.pid is not None
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.join(30)
+    holder.kill()
+    holder.communicate(timeout=30)
     assert RunLock(path).holder() is None
     with RunLock(path), pytest.raises(OutputError, match=f"pid {os.getpid()} "):
         RunLock(path).acquire()
 
 
-def test_who_asks_for_the_holder_keeps_no_run_from_starting(tmp_path: Path) -> None:
+def test_looking_for_the_owner_does_not_block_a_start(tmp_path: Path) -> None:
     with RunLock(tmp_path / "lock"):
         pass
-    with open(tmp_path / "lock") as asking:
-        fcntl.flock(asking, fcntl.LOCK_SH)
-        threading.Timer(0.2, fcntl.flock, (asking, fcntl.LOCK_UN)).start()
+    with open(tmp_path / "lock") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.2, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
         with RunLock(tmp_path / "lock"):
             assert RunLock(tmp_path / "lock").holder()
 
 
-def test_an_output_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+def test_unwritable_output_folder_raises_output_error(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot be written"):
         RunLock(Path("/proc/nowhere/.specpipe/lock")).acquire()
     (tmp_path / "file").write_text("")

@@ -1,4 +1,4 @@
-"""A folder on an object store belongs to whoever's heart beats."""
+"""Leases on folders in an object store: live, dead and overtaken owners."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ BEAT = 0.05
 
 
 class Store:
-    """One object, on a store that can be down."""
+    """One object in a store that can be unavailable."""
 
     def __init__(self) -> None:
         self.data: bytes | None = None
@@ -40,7 +40,7 @@ class Store:
         self.data = json.dumps({**json.loads(self.data or b"{}"), **values}).encode()
 
 
-def test_a_live_owner_is_named_and_one_who_let_go_is_forgotten_at_once() -> None:
+def test_live_owner_is_named_and_released_lease_is_free() -> None:
     store = Store()
     with store.lease():
         with pytest.raises(OutputError, match=r"s3://bucket/run is .* by a live run \(pid \d+ on .*, since 2"):
@@ -52,7 +52,7 @@ def test_a_live_owner_is_named_and_one_who_let_go_is_forgotten_at_once() -> None
     assert store.lease().holder() is None
 
 
-def test_an_owner_elsewhere_whose_heart_has_stopped_loses_it_after_three_beats() -> None:
+def test_silent_remote_owner_loses_the_lease_after_three_beats() -> None:
     store = Store()
     store.lease()._beat()
     store.change(processes="another machine")
@@ -61,7 +61,7 @@ def test_an_owner_elsewhere_whose_heart_has_stopped_loses_it_after_three_beats()
         assert 3 * BEAT <= time.monotonic() - began < 30 * BEAT
 
 
-def test_a_dead_process_of_this_machine_is_not_waited_for() -> None:
+def test_dead_local_owner_loses_the_lease_at_once() -> None:
     store = Store()
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -72,7 +72,7 @@ def test_a_dead_process_of_this_machine_is_not_waited_for() -> None:
         assert time.monotonic() - began < BEAT
 
 
-def test_a_store_that_is_down_for_a_moment_costs_no_lease() -> None:
+def test_lease_survives_a_short_outage_of_the_store() -> None:
     store = Store()
     with store.lease():
         store.down = True
@@ -83,22 +83,22 @@ def test_a_store_that_is_down_for_a_moment_costs_no_lease() -> None:
         assert store.lease().holder() is not None
 
 
-def test_an_owner_who_was_overtaken_leaves_the_other_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_overtaken_owner_keeps_the_other_lease(caplog: pytest.LogCaptureFixture) -> None:
     store = Store()
     with store.lease():
         store.change(owner="another", beat=1)
-        wait_for(lambda: "another start has taken the lease" in caplog.text)
+        wait_for(lambda: "another start has acquired the lease" in caplog.text)
     assert json.loads(store.data or b"{}")["owner"] == "another"
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"not json"])
-def test_what_is_no_lease_is_in_nobodys_way(data: bytes) -> None:
+def test_invalid_lease_is_replaced(data: bytes) -> None:
     store = Store()
     store.data = data
     with store.lease():
         assert b"owner" in (store.data or b"")
 
 
-def test_a_local_folder_has_a_lock_and_a_bucket_a_lease(tmp_path: Path) -> None:
+def test_local_folder_uses_lock_and_bucket_lease(tmp_path: Path) -> None:
     assert not isinstance(RunFolder.at(str(tmp_path)).lock(), RunLease)
     assert isinstance(RunFolder.at("mock:///bucket/run").lock(), RunLease)

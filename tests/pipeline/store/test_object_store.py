@@ -1,4 +1,4 @@
-"""Runs on an object store that fails: nothing half-written is ever taken for done."""
+"""Runs in an object store with failures: partial uploads never count as finished."""
 
 import uuid
 from collections.abc import Iterator
@@ -62,11 +62,11 @@ def rows(uri: str) -> pa.Table:
 def check(folder: Path, uri: str) -> None:
     found = verify(uri.format("run"))
     assert found.complete, "\n".join(map(str, found.findings))
-    execute(make_job(folder, f"output.path={folder / 'calm'}"), backend=InProcessBackend())
-    assert rows(uri)["generated_token_ids"] == outputs(folder / "calm")["generated_token_ids"]
+    execute(make_job(folder, f"output.path={folder / 'undisturbed'}"), backend=InProcessBackend())
+    assert rows(uri)["generated_token_ids"] == outputs(folder / "undisturbed")["generated_token_ids"]
 
 
-def test_a_run_on_a_bucket_is_complete_and_says_so_again(tmp_path: Path, s3: tuple[FaultyS3, str]) -> None:
+def test_run_in_a_bucket_completes_and_stays_complete(tmp_path: Path, s3: tuple[FaultyS3, str]) -> None:
     _, uri = s3
     assert execute(job_at(tmp_path, uri), backend=InProcessBackend(workers=2)).state == "complete"
     check(tmp_path, uri)
@@ -74,9 +74,7 @@ def test_a_run_on_a_bucket_is_complete_and_says_so_again(tmp_path: Path, s3: tup
 
 
 @pytest.mark.parametrize("status", [403, 503])
-def test_puts_that_fail_for_a_while_cost_attempts_and_no_row(
-    tmp_path: Path, s3: tuple[FaultyS3, str], status: int
-) -> None:
+def test_temporary_put_failures_lose_no_row(tmp_path: Path, s3: tuple[FaultyS3, str], status: int) -> None:
     app, uri = s3
     app.fail("PUT", "/outputs/part-", times=5, status=status)
     before = app.refused
@@ -85,9 +83,7 @@ def test_puts_that_fail_for_a_while_cost_attempts_and_no_row(
     check(tmp_path, uri)
 
 
-def test_a_store_that_refuses_every_part_leaves_none_and_the_next_start_completes(
-    tmp_path: Path, s3: tuple[FaultyS3, str]
-) -> None:
+def test_store_refusing_all_parts_leaves_none_until_next_start(tmp_path: Path, s3: tuple[FaultyS3, str]) -> None:
     app, uri = s3
     app.fail("PUT", "/outputs/part-", times=10_000, status=403)
     result = execute(job_at(tmp_path, uri, attempts=2), backend=InProcessBackend())
@@ -99,7 +95,7 @@ def test_a_store_that_refuses_every_part_leaves_none_and_the_next_start_complete
     check(tmp_path, uri)
 
 
-def test_an_upload_in_pieces_that_fails_in_the_middle_publishes_nothing(s3: tuple[FaultyS3, str]) -> None:
+def test_failed_multipart_upload_publishes_nothing(s3: tuple[FaultyS3, str]) -> None:
     app, uri = s3
     path, data = uri.format("big"), bytes(31 << 20)
     app.fail("PUT", "partNumber=3", times=10_000, status=403)
@@ -112,13 +108,13 @@ def test_an_upload_in_pieces_that_fails_in_the_middle_publishes_nothing(s3: tupl
     assert locate(path).filesystem.get_file_info(locate(path).path).size == len(data)
 
 
-def test_a_live_run_on_a_bucket_refuses_a_second_one(tmp_path: Path, s3: tuple[FaultyS3, str]) -> None:
+def test_live_run_in_a_bucket_blocks_a_second_one(tmp_path: Path, s3: tuple[FaultyS3, str]) -> None:
     _, uri = s3
     with RunFolder.at(uri.format("run")).lock(), pytest.raises(OutputError, match="written by a live run"):
         execute(job_at(tmp_path, uri), backend=InProcessBackend())
 
 
-def test_a_bucket_that_cannot_be_written_at_all_is_a_clear_error(tmp_path: Path, s3: tuple[FaultyS3, str]) -> None:
+def test_unwritable_bucket_raises_output_error(tmp_path: Path, s3: tuple[FaultyS3, str]) -> None:
     app, uri = s3
     app.fail("PUT", "", times=10_000, status=403)
     with pytest.raises(OutputError, match="cannot be written"):

@@ -1,16 +1,19 @@
-"""A disk that is full, and a folder that cannot be written: what is published is whole, and the next start goes on."""
+"""Full disks and unwritable folders: published files stay complete, and the next start resumes the run."""
 
 import errno
+import itertools
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.fake_workers import InProcessBackend, make_job, outputs
 
 from specpipe.data import publish_bytes
+from specpipe.errors import SpecpipeError
 from specpipe.pipeline.run.run import execute
 from specpipe.pipeline.store.verify import verify
 
@@ -33,7 +36,7 @@ except SpecpipeError as error:
 
 
 def in_a_process(folder: Path, limit: int = 0, *, privileged: bool = True) -> str:
-    """A start of the job in a process of its own; one that is not privileged obeys permissions even as root."""
+    """Runs the job in its own process; without `privileged` it obeys file permissions even as root."""
     path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     command = [sys.executable, "-c", _RUN, str(limit)]
     if not privileged and os.geteuid() == 0:
@@ -46,29 +49,29 @@ def in_a_process(folder: Path, limit: int = 0, *, privileged: bool = True) -> st
     return done.stdout
 
 
-def check_that_a_sound_start_completes(folder: Path) -> None:
+def check_that_next_start_completes(folder: Path) -> None:
     job = make_job(folder, "output.keep_columns=[tag]")
     assert execute(job, backend=InProcessBackend()).state == "complete"
     assert verify(str(folder / "out")).complete
-    execute(make_job(folder, f"output.path={folder / 'calm'}"), backend=InProcessBackend())
-    assert outputs(folder / "out")["generated_token_ids"] == outputs(folder / "calm")["generated_token_ids"]
+    execute(make_job(folder, f"output.path={folder / 'undisturbed'}"), backend=InProcessBackend())
+    assert outputs(folder / "out")["generated_token_ids"] == outputs(folder / "undisturbed")["generated_token_ids"]
 
 
-def test_parts_for_which_there_is_no_room_are_not_published(tmp_path: Path) -> None:
-    """Parts are larger than what may be written, the manifest is not."""
+@pytest.mark.slow
+def test_parts_above_a_file_size_limit_are_not_published(tmp_path: Path) -> None:
+    """Parts are larger than the limit, the manifest is smaller."""
     make_job(tmp_path)
-    said = in_a_process(tmp_path, 6_000)
-    assert "attempts at shards failed in a row" in said
-    assert f"File too large: '{tmp_path}/out/outputs/part-" in said
-    assert os.listdir(tmp_path / "out/outputs") == []  # no half part, and nothing left of the attempts
+    output = in_a_process(tmp_path, 6_000)
+    assert "attempts at shards failed in a row" in output
+    assert f"File too large: '{tmp_path}/out/outputs/part-" in output
+    assert os.listdir(tmp_path / "out/outputs") == []  # no partial file is left
     assert verify(str(tmp_path / "out")).exit_code == 3
-    check_that_a_sound_start_completes(tmp_path)
+    check_that_next_start_completes(tmp_path)
 
 
-def test_a_disk_that_is_full_for_a_while_costs_attempts_and_no_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsync, failures = os.fsync, iter(range(4))
+def fill_disk(monkeypatch: pytest.MonkeyPatch, failures: Iterator[int]) -> None:
+    """Makes one write of a part fail for each item of `failures`."""
+    fsync = os.fsync
 
     def full(descriptor: int) -> None:
         if "part-" in os.readlink(f"/proc/self/fd/{descriptor}") and next(failures, None) is not None:
@@ -76,14 +79,31 @@ def test_a_disk_that_is_full_for_a_while_costs_attempts_and_no_row(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
+
+
+def test_full_disk_publishes_no_part_and_next_start_completes(tmp_path: Path) -> None:
+    job = make_job(tmp_path, "output.keep_columns=[tag]")
+    with pytest.MonkeyPatch.context() as patch:
+        fill_disk(patch, itertools.count())
+        with pytest.raises(SpecpipeError, match="attempts at shards failed in a row"):
+            execute(job, backend=InProcessBackend())
+    assert os.listdir(tmp_path / "out/outputs") == []
+    assert verify(str(tmp_path / "out")).exit_code == 3
+    check_that_next_start_completes(tmp_path)
+
+
+def test_disk_full_for_a_while_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter(range(4))
+    fill_disk(monkeypatch, failures)
     job = make_job(tmp_path, "workers.max_attempts=5")
     assert execute(job, backend=InProcessBackend(workers=2)).state == "complete"
     assert next(failures, None) is None
     assert verify(str(tmp_path / "out")).complete
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written_is_refused_and_one_that_may_no_more_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root ignores permissions")
+def test_unwritable_folder_raises_and_loses_nothing(tmp_path: Path) -> None:
     make_job(tmp_path)
     (tmp_path / "out").mkdir(mode=0o555)
     assert "cannot be written" in in_a_process(tmp_path, privileged=False)
@@ -91,14 +111,14 @@ def test_a_folder_that_may_not_be_written_is_refused_and_one_that_may_no_more_lo
     (tmp_path / "out").chmod(0o755)
     (tmp_path / "out/.specpipe").mkdir()
     (tmp_path / "out/outputs").mkdir(mode=0o555)
-    said = in_a_process(tmp_path, privileged=False)
-    assert "attempts at shards failed in a row" in said and "Permission denied" in said
+    output = in_a_process(tmp_path, privileged=False)
+    assert "attempts at shards failed in a row" in output and "Permission denied" in output
     assert os.listdir(tmp_path / "out/outputs") == []
     (tmp_path / "out/outputs").chmod(0o755)
-    check_that_a_sound_start_completes(tmp_path)
+    check_that_next_start_completes(tmp_path)
 
 
-def test_a_write_that_stops_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
+def test_interrupted_write_keeps_the_old_file(tmp_path: Path) -> None:
     dies = (
         "import resource, sys\n"
         "from specpipe.data import publish_bytes\n"

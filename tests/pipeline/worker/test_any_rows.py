@@ -92,7 +92,7 @@ def each_row_comes_out_once(worker: Worker, path: Path, rows: int) -> None:
     report = worker.run_shard(ShardOrder(shard=shard, plan=PLAN, attempt=1))
     part = config.folder.file(report.part)
     check = PartCheck(run_id=config.run_id, job_seed=0, prompt_column=None, keep=(), files={file.path: file})
-    assert check.prove(part, shard).findings == ()
+    assert check.check(part, shard).findings == ()
     for row, error in enumerate(pq.read_table(part)["error"].to_pylist()):
         assert not error or error.startswith(f"{file.path}, row {row}: ") or error == "a bad row"
 
