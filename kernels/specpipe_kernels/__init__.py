@@ -17,7 +17,7 @@ from specpipe_kernels.operations.token_logprobs import token_logprobs
 from specpipe_kernels.types import (
     METHODS,
     Bounds,
-    Fed,
+    ForwardTokens,
     Fp8Weight,
     Method,
     Normed,
@@ -35,7 +35,7 @@ from specpipe_kernels.types import (
 __all__ = [
     "METHODS",
     "Bounds",
-    "Fed",
+    "ForwardTokens",
     "Fp8Weight",
     "Method",
     "Normed",

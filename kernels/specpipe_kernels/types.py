@@ -1,4 +1,4 @@
-"""The words that the kernels and their callers share."""
+"""Types that the kernels and their callers share."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ Method = Literal["standard", "block", "invariant", "synthetic"]
 METHODS: tuple[Method, ...] = ("standard", "block", "invariant", "synthetic")
 
 CHUNK = 2048
-"""Vocabulary entries of a chunk, which a draw takes first. Part of the random streams, not of how kernels are cut."""
+"""Vocabulary entries of a chunk, the first level of a two-level draw. Changing it changes every random stream."""
 
 
 class Purpose(IntEnum):
-    """Salt of a random stream: draws for different purposes are independent, whatever else they share."""
+    """Salt of a random stream: draws for different purposes are independent, even with equal seed and position."""
 
     DRAFT = 1
     """Gumbel noise of a draft token."""
     ACCEPT = 2
-    """The uniform that a draft token is accepted with (standard, synthetic)."""
+    """Uniforms of the acceptance test (standard, synthetic)."""
     RECOVERED = 3
     """Gumbel noise of the token that replaces a rejected one."""
     BONUS = 4
-    """Gumbel noise of the token after all drafts were accepted; plain decoding is this stream at index 0."""
+    """Gumbel noise of the token after all drafts were accepted; plain decoding uses this stream at index 0."""
     INVARIANT = 5
     """Gumbel noise that draft and target share; keyed by (seed, position) alone."""
     BLOCK = 6
-    """The uniforms of block verification."""
+    """Uniforms of block verification."""
 
 
 class Status(IntEnum):
-    """Whether a row could be sampled."""
+    """Result of sampling a row. A row whose status is not OK is called invalid and emits no token."""
 
     OK = 0
     INVALID = 1
-    """NaN or +inf among the logits."""
+    """The logits contain NaN or +inf."""
     IMPOSSIBLE = 2
     """All logits are -inf: no token can be drawn."""
 
 
 class SamplingTensors(NamedTuple):
-    """How each of R rows is drawn; every tensor is [R] and lies on the logits' device."""
+    """Sampling parameters of R rows; every tensor is [R] and lies on the logits' device."""
 
     temperature: Tensor
     """fp32; exactly 0 is greedy, otherwise logits are divided by it."""
@@ -55,13 +55,13 @@ class SamplingTensors(NamedTuple):
     seed: Tensor
     """int64, 63 bits."""
     all_greedy: bool = False
-    """Promise of the host that every temperature is 0: neither noise nor softmax is computed."""
+    """The caller guarantees that every temperature is 0: neither noise nor softmax is computed."""
     truncated: bool = True
-    """False is a promise of the host that no row uses top_k, top_p or min_p."""
+    """False: the caller guarantees that no row uses top_k, top_p or min_p."""
 
 
 class Penalties(NamedTuple):
-    """What R rows hold against tokens that they already contain; every tensor is [R] fp32 on the logits' device."""
+    """Penalties of R rows on tokens that they already contain; every tensor is [R] fp32 on the logits' device."""
 
     repetition: Tensor
     """Divides positive logits and multiplies negative ones of the tokens of prompt and output; above 0, 1 is off."""
@@ -72,12 +72,12 @@ class Penalties(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Where truncation cuts rows: it keeps logits above `logit`, and those equal to it of ids up to `token`."""
+    """Truncation bounds of rows: logits above `logit` are kept, and those equal to it of token ids up to `token`."""
 
     logit: Tensor
     """fp32, of any shape."""
     token: Tensor
-    """int32, of the same."""
+    """int32, of the same shape."""
 
 
 class Sampled(NamedTuple):
@@ -90,24 +90,24 @@ class Sampled(NamedTuple):
     status: Tensor
     """[R] int32, a `Status`."""
     bounds: Bounds | None
-    """[R] each, undefined for greedy rows; None where the host promised that nothing is truncated, or all greedy."""
+    """[R] each, undefined for greedy rows; None with `all_greedy`, or without `truncated`."""
 
 
 class SlotTensors(NamedTuple):
-    """What a device knows about S requests that generate, one entry a slot. C tokens at most, E stop ids, W pages."""
+    """State of S generating requests, one slot each: C tokens at most, E stop ids at most, W pages at most."""
 
     tokens: Tensor
     """[S, C] int64: prompt and output."""
     length: Tensor
-    """[S] int64: tokens committed."""
+    """[S] int64: number of committed tokens."""
     draft_valid: Tensor
-    """[S] int64: tokens whose keys and values the draft model has."""
+    """[S] int64: number of tokens whose keys and values the draft model has."""
     limit: Tensor
-    """[S] int64: the length at which a request ends."""
+    """[S] int64: length at which a request ends."""
     active: Tensor
     """[S] bool: takes part in rounds."""
     stop_ids: Tensor
-    """[S, E] int64, -1 where there are fewer."""
+    """[S, E] int64, padded with -1."""
     block_table: Tensor
     """[S, W] int32."""
     temperature: Tensor
@@ -121,14 +121,14 @@ class SlotTensors(NamedTuple):
 
 
 class OpenedRows(NamedTuple):
-    """The requests of a round, read once at its start: B batch rows."""
+    """The B batch rows of a round, gathered from their slots at its start."""
 
     lengths: Tensor
     """[B] int64."""
-    room: Tensor
-    """[B] int32: draft tokens that fit before the limit, at most K; 0 for an inactive slot."""
-    draft_room: Tensor
-    """[B] int32: the same, but 0 where the draft model's keys and values are behind."""
+    max_drafts: Tensor
+    """[B] int32: draft tokens that fit before the length limit, at most K; 0 for an inactive slot."""
+    max_model_drafts: Tensor
+    """[B] int32: the same, but 0 where the draft model's keys and values do not reach the last committed token."""
     block_tables: Tensor
     """[B, W] int32."""
     temperature: Tensor
@@ -139,21 +139,21 @@ class OpenedRows(NamedTuple):
     seed: Tensor
 
 
-class Fed(NamedTuple):
-    """T tokens of each of B rows, as a forward takes them."""
+class ForwardTokens(NamedTuple):
+    """T tokens of each of B rows, the input of a forward pass."""
 
     tokens: Tensor
     """[B * T] int64."""
     positions: Tensor
-    """[B * T] int64, cut to 0 … the last one that a model knows."""
+    """[B * T] int64, clamped to 0 … the last position of the model."""
     starts: Tensor
-    """[B] int64: the first token's position, not cut."""
+    """[B] int64: position of the first token, not clamped."""
     next: Tensor
-    """[B] int64: the position after the last token."""
+    """[B] int64: position after the last token."""
 
 
 class RejectionOutput(NamedTuple):
-    """What a round of R rows with at most K drafts emits."""
+    """Tokens that a round of R rows with at most K drafts emits."""
 
     tokens: Tensor
     """[R, K+1] int64: accepted drafts, then one recovered or bonus token, then -1."""
@@ -164,8 +164,8 @@ class RejectionOutput(NamedTuple):
     status: Tensor
     """[R] int32, a `Status`."""
     bounds: Bounds | None = None
-    """[R, K+1] each, undefined for greedy rows and rows that were not in use. None where the host promised that nothing
-    is truncated, or all greedy, and with a given bonus token."""
+    """[R, K+1] each, undefined for greedy rows and for unused positions. None with `all_greedy`, without `truncated`,
+    and where bonus tokens were given."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -174,35 +174,38 @@ class TokenLogprobs(NamedTuple):
     logprobs: Tensor
     """[R, K+1] fp32, NaN beyond a row's emission."""
     top_tokens: Tensor
-    """[R, K+1, n] int64: the most likely tokens, the lowest id first among equals; -1 where there are no more."""
+    """[R, K+1, n] int64: the most likely tokens, the lowest id first among equals; padded with -1."""
     top_logprobs: Tensor
-    """[R, K+1, n] fp32, NaN beside -1."""
+    """[R, K+1, n] fp32, NaN where `top_tokens` is -1."""
 
 
 class Fp8Weight(NamedTuple):
-    """A weight [N, K] in 8 bits for products of few rows, and the same values in full for the others."""
+    """A weight [N, K] in 8 bits for products of few rows, and its dequantised values for the others."""
 
     values: Tensor
     """[N, K] float8_e4m3fn."""
     scale: Tensor
     """[N] fp32, powers of two."""
     full: Tensor
-    """[N, K] = values * scale, in the type of the activations."""
+    """[N, K] = values * scale, in the dtype of the activations."""
 
     @property
     def shape(self) -> Size:
+        """[N, K]."""
         return self.full.shape
 
 
 def full_weight(weight: Tensor | Fp8Weight) -> Tensor:
+    """Returns the weight [N, K] in the dtype of the activations."""
     return weight.full if isinstance(weight, Fp8Weight) else weight
 
 
 class Normed(NamedTuple):
-    """Rows [M, H] behind an RMS norm, whose last factor may still be open."""
+    """Rows [M, H] after an RMS norm, whose division by the root mean square may still be pending."""
 
     values: Tensor
-    """[M, H]; if `squares` is given, h * norm weight, still to be scaled by rsqrt(mean h² + eps)."""
+    """[M, H]; if `squares` is given, h * norm weight, still to be multiplied by rsqrt(mean h² + eps)."""
     squares: Tensor | None
     """[parts, M] fp32: sums of h² over parts of each row; None if the norm is complete."""
     eps: float
+    """Added to the mean of squares."""

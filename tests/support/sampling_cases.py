@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,12 +31,31 @@ BACKENDS = [
     pytest.param(INTERPRETER, id="interpreted", marks=INTERPRETED),
     pytest.param(Backend("triton", "cuda"), id="cuda", marks=pytest.mark.gpu),
 ]
-# For cases that take the interpreter seconds.
+# Cases that take the interpreter seconds.
 HEAVY = [
     BACKENDS[0],
     pytest.param(INTERPRETER, id="interpreted", marks=[INTERPRETED, pytest.mark.slow]),
     BACKENDS[2],
 ]
+
+
+def on_backends(quick: int = 1, **values: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrises `backend` and these arguments over all combinations.
+
+    The interpreter runs `quick` combinations by default, the i-th of them with the i-th value of each argument (modulo
+    their number); its other combinations are slow tests.
+    """
+    chosen = {tuple(i % len(column) for column in values.values()) for i in range(quick)}
+    cases = []
+    for backend in BACKENDS:
+        for indices in product(*(range(len(column)) for column in values.values())):
+            marks = list(backend.marks)
+            if backend.id == "interpreted" and indices not in chosen:
+                marks.append(pytest.mark.slow)
+            row = [column[i] for column, i in zip(values.values(), indices, strict=True)]
+            name = "-".join([str(value).removeprefix("torch.") for value in row] + [str(backend.id)])
+            cases.append(pytest.param(*backend.values, *row, marks=marks, id=name))
+    return pytest.mark.parametrize(("backend", *values), cases)
 
 
 def to(value: Any, device: str) -> Any:
@@ -76,10 +96,10 @@ def sampling(rows: Sequence[oracle.Row], **hints: bool) -> SamplingTensors:
     )
 
 
-def cut_small(patch: pytest.MonkeyPatch, size: int, *, programs: int = triton_rows.PROGRAMS) -> None:
-    """Tiles, and chunks of the vocabulary, of `size` entries; with 1 program a row, that one takes all its chunks."""
+def use_small_tiles(patch: pytest.MonkeyPatch, size: int, *, programs: int = 528) -> None:
+    """Sets tiles and chunks of the vocabulary to `size` entries, and the number of programs to split rows into."""
     patch.setattr(triton_rows, "MAX_TILE", size)
-    patch.setattr(triton_rows, "PROGRAMS", programs)
+    patch.setattr(triton_rows, "max_programs", lambda device: programs)
     for module in (types, oracle):
         patch.setattr(module, "CHUNK", size)
 

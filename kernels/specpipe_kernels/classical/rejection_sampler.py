@@ -1,7 +1,7 @@
 """The classical interface of rejection sampling, as in vLLM's V1 engine: flat rows, probabilities, torch generators.
 
-For code that speaks that interface. `rejection_sample` does the same from raw logits, faster and with keyed randomness.
-Shapes: B requests, T draft tokens of all requests, V vocabulary entries, S drafts of one request at most.
+For code written for that interface. `rejection_sample` works from raw logits, faster and with keyed randomness.
+Shapes: B requests, T draft tokens of all requests, V vocabulary entries, S drafts per request at most.
 """
 
 from __future__ import annotations
@@ -21,32 +21,35 @@ PLACEHOLDER_TOKEN_ID = -1
 
 
 class DraftMetadata(Protocol):
-    """What a round drafted; vLLM's SpecDecodeMetadata is one."""
+    """Drafts of a round, as in vLLM's SpecDecodeMetadata."""
 
     draft_token_ids: Tensor
     """[T] int, request after request."""
     num_draft_tokens: Sequence[int]
-    """[B]"""
+    """[B] number of drafts of each request."""
     cu_num_draft_tokens: Tensor
-    """[B] int: sums of num_draft_tokens up to and with each request."""
+    """[B] int: inclusive cumulative sums of num_draft_tokens."""
     max_spec_len: int
-    """S"""
+    """S, the largest number of drafts of a request."""
 
 
 class SamplingMetadata(Protocol):
-    """How requests are drawn; vLLM's SamplingMetadata is one."""
+    """Sampling parameters of B requests, as in vLLM's SamplingMetadata."""
 
     temperature: Tensor | None
     """[B]; 0 is greedy. None with all_greedy."""
     top_k: Tensor | None
+    """[B] int; 0 keeps all. None: off for all requests."""
     top_p: Tensor | None
+    """[B]; 1 keeps all. None: off for all requests."""
     all_greedy: bool
+    """Every request is greedy."""
     generators: Mapping[int, torch.Generator]
-    """Of the requests that have a seed of their own."""
+    """Generators of the requests that have a seed of their own."""
 
 
 class RejectionSampler:
-    """Accepts drafts at u q < p, replaces the first rejected one, adds the bonus token after a round without any."""
+    """Accepts drafts where u q < p and replaces the first rejected one, or appends the bonus token if none is."""
 
     def __call__(
         self,
@@ -56,6 +59,7 @@ class RejectionSampler:
         bonus_token_ids: Tensor,
         sampling_metadata: SamplingMetadata,
     ) -> Tensor:
+        """Calls `forward`."""
         return self.forward(metadata, draft_probs, target_logits, bonus_token_ids, sampling_metadata)
 
     def forward(
@@ -66,14 +70,16 @@ class RejectionSampler:
         bonus_token_ids: Tensor,
         sampling_metadata: SamplingMetadata,
     ) -> Tensor:
-        """[B, S+1] int32 output tokens, padded with -1.
+        """Returns [B, S+1] int32 output tokens, padded with -1.
 
         Args:
             metadata: the drafts.
             draft_probs: [T, V], or None for one-hot proposals.
             target_logits: [T, V], one row for each draft, before temperature.
             bonus_token_ids: [B, 1], drawn by the caller.
-            sampling_metadata: temperature, top-k and top-p apply to the target; draft_probs are taken as they are.
+            sampling_metadata: temperature, top-k and top-p are applied to the target only, not to draft_probs.
+
+        Raises ValueError if `target_logits` does not have one row for each draft.
         """
         ids = metadata.draft_token_ids.long()
         if target_logits.dim() != 2 or target_logits.shape[0] != ids.shape[0]:
@@ -96,7 +102,7 @@ class RejectionSampler:
 
     @staticmethod
     def parse_output(output_token_ids: Tensor, vocab_size: int) -> list[list[int]]:
-        """The tokens of each request on the host, without padding and ids beyond the vocabulary."""
+        """Returns the tokens of each request on the host, without padding and ids beyond the vocabulary."""
         rows: list[list[int]] = output_token_ids.tolist()
         return [[t for t in row if PLACEHOLDER_TOKEN_ID != t < vocab_size] for row in rows]
 
@@ -116,7 +122,7 @@ def _tensors(metadata: SamplingMetadata) -> SamplingTensors:
 
 
 def _random(counts: Sequence[int], probs: Tensor, generators: Mapping[int, torch.Generator]) -> tuple[Tensor, Tensor]:
-    """Uniforms [T] and inverse exponentials [B, V]. A request without drafts does not advance its generator."""
+    """Returns uniforms [T] and inverse exponentials [B, V]. A request without drafts does not advance its generator."""
 
     def words(*shape: int, generator: torch.Generator | None = None) -> Tensor:
         return torch.randint(2**32, shape, generator=generator, device=probs.device)
@@ -133,6 +139,7 @@ def _random(counts: Sequence[int], probs: Tensor, generators: Mapping[int, torch
 
 
 def _accepted(probs: Tensor, draft_probs: Tensor | None, ids: Tensor, u: Tensor) -> Tensor:
+    """Returns [T] bool: u q < p for each draft. probs [T, V], draft_probs [T, V] or None, ids and u [T]."""
     at = ids.clamp(0, probs.shape[1] - 1)[:, None]
     p = probs.gather(-1, at)[:, 0].masked_fill(ids >= probs.shape[1], 0.0)
     q = torch.ones_like(p) if draft_probs is None else draft_probs.gather(-1, at)[:, 0]
@@ -142,7 +149,7 @@ def _accepted(probs: Tensor, draft_probs: Tensor | None, ids: Tensor, u: Tensor)
 def _arrange(
     ids: Tensor, accept: Tensor, last: Tensor, starts: Tensor, counts: Tensor, width: int, bonus: Tensor
 ) -> Tensor:
-    """Accepted drafts of each request, then its replacement or bonus token."""
+    """Returns [B, width+1] int32: the accepted drafts of each request, then its replacement or bonus token."""
     position = torch.arange(width + 1, device=ids.device)
     row = (starts[:, None] + position).clamp_(max=max(0, len(ids) - 1))
     drafted = position < counts[:, None]

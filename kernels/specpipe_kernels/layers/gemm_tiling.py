@@ -1,4 +1,4 @@
-"""How products of few rows are cut."""
+"""Tile sizes of skinny GEMMs."""
 
 from __future__ import annotations
 
@@ -10,34 +10,43 @@ from specpipe_kernels.runtime.sizes import power_of_2
 
 MAX_ROWS, MAX_GLU_ROWS, MAX_FP8_ROWS = 64, 128, 32
 LARGE = 1 << 15
-"""Outputs of a plain product from which on it is the head's: as many rows as GLU, and tiles of its own."""
-_PROCESSORS = 132  # of an H200
+"""Smallest number of outputs of a plain product that counts as the LM head: up to MAX_GLU_ROWS rows, own tile sizes."""
 
 
 class GemmTiling(NamedTuple):
-    """How a product is cut; chosen from shapes alone, measured on an H200 (docs/performance.md)."""
+    """Tile sizes of a product; chosen from shapes alone, measured on an H200 (docs/performance.md)."""
 
     block_n: int
+    """Rows of the weight per program."""
     block_k: int
+    """Columns of the weight per step."""
     splits: int
+    """Programs that share K."""
     stages: int
+    """Steps whose loads are in flight."""
     warps: int
     by_descriptor: bool
-    """Tiles come through the tensor memory accelerator instead of a load a thread. Not for ROPE."""
+    """Tiles are loaded by the tensor memory accelerator instead of by each thread. Not for ROPE."""
 
 
 @cache
-def gemm_tiling(rows: int, n: int, k: int, *, epilogue: int, itemsize: int, head_dim: int = 0) -> GemmTiling:
-    """The tiling of a product of so many rows. For ROPE n counts the lower halves of all heads, as does block_n."""
+def gemm_tiling(
+    rows: int, n: int, k: int, *, epilogue: int, itemsize: int, processors: int, head_dim: int = 0
+) -> GemmTiling:
+    """Returns the tile sizes of a product x [rows, k] times weight [n, k].
+
+    For ROPE, n and block_n count the rows of the lower halves of all heads. itemsize: bytes of an element of x.
+    processors: streaming multiprocessors of the GPU.
+    """
     wide, large = rows > 32, epilogue == PLAIN and n >= LARGE
     block_n, block_k, stages, warps = 64, 128, 4, 4
-    # Splits share K until there are so many programs, each with so many steps at least: enough bytes in flight.
+    # K is split until there are `programs` programs, as long as each keeps `steps` steps: enough bytes in flight.
     programs, steps = 96 if wide else 128, 4
     if epilogue == ROPE:
         block_n, stages, programs = min(32, max(16, power_of_2(head_dim // 2))), 6, 96
     elif epilogue == GLU and wide:
         block_k = 64
-        stages = 3 if -(-n // block_n) > _PROCESSORS else 4
+        stages = 3 if -(-n // block_n) > processors else 4
     elif large and wide:
         block_n, block_k = 128, 64
         stages, warps = (3, 4) if rows > MAX_ROWS else (4, 8)
@@ -55,6 +64,6 @@ def gemm_tiling(rows: int, n: int, k: int, *, epilogue: int, itemsize: int, head
     splits, tiles = 1, -(-n // block_n)
     while epilogue != GLU and tiles * splits < programs and splits < 8 and k // (2 * splits) >= steps * block_k:
         splits *= 2
-    if epilogue == RESIDUAL and tiles * splits > _PROCESSORS:
-        stages = min(stages, 3)  # two programs share a processor's memory
+    if epilogue == RESIDUAL and tiles * splits > processors:
+        stages = min(stages, 3)  # two programs share the shared memory of a multiprocessor
     return GemmTiling(block_n, block_k, splits, stages, warps, wide and (large or epilogue == GLU))

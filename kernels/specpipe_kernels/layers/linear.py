@@ -1,4 +1,4 @@
-"""A decoder layer's products: few rows by our own kernel, many by the vendor's library."""
+"""Matrix products of a decoder layer: few rows by the skinny GEMM kernel, many rows by the vendor's library."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from specpipe_kernels.types import Fp8Weight, Normed, full_weight
 
 
 def _is_skinny(values: Tensor, limit: int = MAX_ROWS) -> bool:
-    """Whether the bytes of the weights decide; fp32 products gain nothing from a matrix unit here."""
+    """Returns true if the weights' bytes bound the product [M, N]. fp32 products gain nothing from the matrix unit."""
     return values.shape[0] <= limit and values.element_size() == 2
 
 
-def _complete(x: Tensor | Normed) -> Tensor:
+def _complete_rows(x: Tensor | Normed) -> Tensor:
+    """Returns rows [M, K] whose norm, if any, is complete."""
     if isinstance(x, Normed):
-        assert x.squares is None, "rows normed for a narrow product in a wide one"
+        assert x.squares is None, "an incomplete norm goes to skinny products only"
         return x.values
     return x
 
@@ -33,13 +34,13 @@ def linear(
     """See `specpipe_kernels.linear`."""
     values = x.values if isinstance(x, Normed) else x
     outputs = (weight.values if isinstance(weight, Fp8Weight) else weight).shape[0]
-    if not values.shape[0]:  # a prefill asks for no logits
+    if not values.shape[0]:  # a prefill that needs no logits
         return values.new_empty(0, outputs) if out is None else out
     if _is_skinny(values, MAX_GLU_ROWS if outputs >= LARGE else MAX_ROWS):
         return skinny_gemm(x, weight, PLAIN, bias=bias, out=out)[0]
     if bias is None and out is not None:
-        return torch.mm(_complete(x), full_weight(weight).t(), out=out)
-    product = functional.linear(_complete(x), full_weight(weight), bias)
+        return torch.mm(_complete_rows(x), full_weight(weight).t(), out=out)
+    product = functional.linear(_complete_rows(x), full_weight(weight), bias)
     return product if out is None else out.copy_(product)
 
 
@@ -48,7 +49,7 @@ def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
     values = x.values if isinstance(x, Normed) else x
     if _is_skinny(values, MAX_GLU_ROWS):
         return skinny_gemm(x, weight, GLU)[0]
-    return silu_mul(functional.linear(_complete(x), full_weight(weight)))
+    return silu_mul(functional.linear(_complete_rows(x), full_weight(weight)))
 
 
 def linear_residual(

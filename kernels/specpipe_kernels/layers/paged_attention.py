@@ -1,19 +1,18 @@
-"""Attention over paged KV memory for ragged rows: prefill and decode alike, one kernel.
+"""Attention over paged KV memory for ragged rows: one kernel for prefill and decoding.
 
-A program handles one tile of one row's queries for one KV head: BLOCK_M = queries x G entries, G being the query heads
-that share a KV head, so that a decode step of few tokens still fills a matrix tile and reads every key once. It loops
-over the row's keys, BLOCK_N of a page at a time, by the length on the device: nothing about the context is frozen into
-a launch or a CUDA graph.
+A program processes one tile of one row's queries for one KV head: BLOCK_M = queries x G entries, G being the query
+heads that share a KV head. A decoding step of few tokens thereby fills a matrix tile and reads every key once. The
+program loops over the row's keys, BLOCK_N of a page at a time, up to the length on the device: neither a launch nor a
+CUDA graph depends on the context length.
 
-Few rows cannot fill a GPU. Then SPLITS programs take the row's blocks in turn and each writes its part of the online
-softmax (maximum, sum, accumulator); the last one to arrive combines them in a fixed order (Flash-Decoding without its
-second kernel). SPLITS depends on shapes alone; how many of them find work is computed on the device.
+Few rows cannot fill a GPU. Then SPLITS programs share the blocks of a row, and each stores its part of the online
+softmax (maximum, sum, accumulator); the last one to arrive combines the parts in a fixed order (Flash-Decoding without
+its second kernel). SPLITS depends on shapes alone; the device computes how many of the splits have work.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.runtime.arrival_counters import arrivals
-from specpipe_kernels.runtime.backend import gpu_of
+from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
 
@@ -32,7 +31,7 @@ STAGE_BYTES = 160 * 1024  # of shared memory for pages in flight; an H100 or H20
 
 @triton.jit
 def _find_row(cu_queries, tile, rows, BLOCK_Q: tl.constexpr):
-    """The last row whose first tile, cu_queries[r] // BLOCK_Q + r, is not beyond `tile`."""
+    """Returns the last row whose first tile, cu_queries[r] // BLOCK_Q + r, is not beyond `tile`."""
     low = 0
     high = rows
     while low < high:
@@ -49,7 +48,7 @@ def _zero_unowned(
     out, tile, tiles, head, first, num_tokens,
     Q_HEADS: tl.constexpr, G: tl.constexpr, V_DIM: tl.constexpr, V_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Zeros for the tokens at the end that belong to no row: as a rule there are none."""
+    """Stores zeros for the tokens at the end that belong to no row; usually there are none."""
     dim = tl.arange(0, V_PAD)
     for token in range(first + tile, num_tokens, tiles):
         for g in range(G):
@@ -59,9 +58,9 @@ def _zero_unowned(
 
 @triton.jit
 def _logits(s, scale, softcap, position, last, kv, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
-    """Base-2 logits [BLOCK_M, BLOCK_N] of products s; -inf where a query must not look.
+    """Returns base-2 logits [BLOCK_M, BLOCK_N] of products s, -inf where the mask hides the key.
 
-    The host folds log2(e) into the factors. last: the last key that exists and that the query may see.
+    The host folds log2(e) into the factors. last [BLOCK_M]: the last existing key that each query attends to.
     """
     s *= scale
     if SOFTCAP:
@@ -74,7 +73,7 @@ def _logits(s, scale, softcap, position, last, kv, WINDOW: tl.constexpr, SOFTCAP
 
 @triton.jit
 def _page(table, block, width, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The page that holds a block of keys; the trash page beyond the table."""
+    """Returns the page that holds a block of keys; the trash page beyond the table."""
     column = block * BLOCK_N // PAGE_SIZE
     return tl.load(table + column, mask=column < width, other=0)
 
@@ -91,14 +90,14 @@ def _attention_kernel(
     wait_for_inputs(PDL)
     G: tl.constexpr = Q_HEADS // KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // G
-    # One sum over the keys at the end instead of one a block, where registers allow to keep them apart.
-    SUM_LATE: tl.constexpr = (SPLITS == 1) & (BLOCK_M <= 32)
+    # One sum over the keys after the loop instead of one per block, where registers can hold the sums of each column.
+    DEFER_SUM: tl.constexpr = (SPLITS == 1) & (BLOCK_M <= 32)
     tile_head = tl.program_id(0)
     tile = tile_head // KV_HEADS
     kv_head = tile_head % KV_HEADS
     split = tl.program_id(1)
     row = tile if ROW_TILES else _find_row(cu_queries, tile, rows, BLOCK_Q)  # ROW_TILES: every row fits into one tile
-    # These loads do not depend on each other: all are under way before the first is needed.
+    # These loads do not depend on each other: all are in flight before the first result is used.
     end_of_rows = tl.load(cu_queries + rows)
     row_first = tl.load(cu_queries + row)
     row_end = tl.load(cu_queries + row + 1)
@@ -127,7 +126,7 @@ def _attention_kernel(
     q_at = query + token[:, None] * q_stride_n + head[:, None] * q_stride_h + k_dim[None, :] * q_stride_d
     q = tl.load(q_at, mask=valid[:, None] & (k_dim[None, :] < K_DIM), other=0.0)
 
-    # What this tile can see, in blocks of keys, of which a split takes every SPLITS-th.
+    # The visible blocks of keys of this tile; a split processes every SPLITS-th of them.
     length = tl.minimum(start + tl.minimum(count, offset + BLOCK_Q), width * PAGE_SIZE)
     end = tl.cdiv(tl.maximum(length, 0), BLOCK_N)
     begin = 0
@@ -145,31 +144,31 @@ def _attention_kernel(
     last = tl.minimum(position, length - 1)
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M, BLOCK_N] if SUM_LATE else [BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_M, BLOCK_N] if DEFER_SUM else [BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, V_PAD], tl.float32)
     slot = tl.arange(0, BLOCK_N)
     for block in range(first, end, SPLITS):
         kv = block * BLOCK_N + slot
-        fresh = kv < length  # stale memory may hold NaN: it is never loaded
+        valid_kv = kv < length  # stale memory may hold NaN and is never loaded
         place = line.to(tl.int64) * PAGE_SIZE + block * BLOCK_N % PAGE_SIZE
         k_at = k_pages + place * K_DIM + (slot[None, :] * K_DIM + k_dim[:, None])
-        k = tl.load(k_at, mask=fresh[None, :] & (k_dim[:, None] < K_DIM), other=0.0)
+        k = tl.load(k_at, mask=valid_kv[None, :] & (k_dim[:, None] < K_DIM), other=0.0)
         v_at = v_pages + place * V_DIM + (slot[:, None] * V_DIM + v_dim[None, :])
-        v = tl.load(v_at, mask=fresh[:, None] & (v_dim[None, :] < V_DIM), other=0.0)
-        # Carried by hand, two blocks ahead: were the page loaded here, Triton's pipeline would fetch pages early and
-        # keep one buffer for keys and values, filled only when the one before is used up.
+        v = tl.load(v_at, mask=valid_kv[:, None] & (v_dim[None, :] < V_DIM), other=0.0)
+        # Page numbers are loaded explicitly, two blocks ahead. If they were loaded here, Triton's pipeline would
+        # prefetch page numbers and keep a single buffer for keys and values, refilled only after its use.
         line = next_page * KV_HEADS + kv_head
         next_page = _page(table, block + 2 * SPLITS, width, PAGE_SIZE, BLOCK_N)
         s = tl.dot(q, k, input_precision="ieee")
         s = _logits(s, scale, softcap, position, last, kv, WINDOW, SOFTCAP)
         new_top = tl.maximum(top, tl.max(s, 1))
-        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing seen yet: exp2(-inf - 0) is 0
+        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)  # no visible key yet: exp2(-inf - 0) is 0
         p = tl.exp2(s - anchor[:, None])
         shrink = tl.exp2(top - anchor)
-        total = total * shrink[:, None] + p if SUM_LATE else total * shrink + tl.sum(p, 1)
+        total = total * shrink[:, None] + p if DEFER_SUM else total * shrink + tl.sum(p, 1)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         top = new_top
-    if SUM_LATE:
+    if DEFER_SUM:
         total = tl.sum(total, 1)
 
     let_next_start(PDL)
@@ -189,17 +188,19 @@ def _attention_kernel(
             total = tl.zeros([BLOCK_M], tl.float32)
             acc = tl.zeros([BLOCK_M, V_PAD], tl.float32)
             for other in tl.static_range(SPLITS):  # unrolled: all loads are in flight together
-                there = other < sharing
-                their_top = tl.load(
-                    part_max + at_m + other * BLOCK_M, mask=there, other=float("-inf"), cache_modifier=".cg"
+                has_part = other < sharing
+                other_top = tl.load(
+                    part_max + at_m + other * BLOCK_M, mask=has_part, other=float("-inf"), cache_modifier=".cg"
                 )
-                their_total = tl.load(part_sum + at_m + other * BLOCK_M, mask=there, other=0.0, cache_modifier=".cg")
-                theirs = tl.load(parts + at + other * (BLOCK_M * V_PAD), mask=there, other=0.0, cache_modifier=".cg")
-                new_top = tl.maximum(top, their_top)
+                other_total = tl.load(part_sum + at_m + other * BLOCK_M, mask=has_part, other=0.0, cache_modifier=".cg")
+                other_acc = tl.load(
+                    parts + at + other * (BLOCK_M * V_PAD), mask=has_part, other=0.0, cache_modifier=".cg"
+                )
+                new_top = tl.maximum(top, other_top)
                 anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-                mine, yours = tl.exp2(top - anchor), tl.exp2(their_top - anchor)
-                total = total * mine + their_total * yours
-                acc = acc * mine[:, None] + theirs * yours[:, None]
+                shrink, other_shrink = tl.exp2(top - anchor), tl.exp2(other_top - anchor)
+                total = total * shrink + other_total * other_shrink
+                acc = acc * shrink[:, None] + other_acc * other_shrink[:, None]
                 top = new_top
     if SINKS:
         sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
@@ -212,42 +213,41 @@ def _attention_kernel(
 
 
 class AttentionTiling(NamedTuple):
-    """How attention is cut; chosen from shapes alone, measured on an H200 (docs/performance.md)."""
+    """Tile sizes of attention; chosen from shapes alone, measured on an H200 (docs/performance.md)."""
 
     block_m: int
-    """Queries of a tile, times query heads a KV head."""
+    """Queries of a tile, times query heads per KV head."""
     block_n: int
-    """Keys an iteration: a page or a part of one."""
+    """Keys per iteration: a page or a part of one."""
     splits: int
+    """Programs that share a row."""
     warps: int
     stages: int
 
 
-@cache
 def _processors(device: torch.device) -> int:
-    """Streaming multiprocessors; where there is no GPU (the interpreter), as many as make small cases split."""
-    gpu = gpu_of(device)
-    return 16 if gpu is None else torch.cuda.get_device_properties(gpu).multi_processor_count
+    """Returns the number of multiprocessors; without a GPU (the interpreter) 16, so that small cases split."""
+    return 16 if gpu_of(device) is None else processors(device)
 
 
 def attention_tiling(
     query: Tensor, k_pages: Tensor, v_pages: Tensor, rows: int, width: int, max_queries: int
 ) -> AttentionTiling:
-    """The tiling for so many rows of at most max_queries tokens each, whose tables have `width` entries."""
+    """Returns the tile sizes for `rows` rows of at most max_queries tokens each, with tables of `width` entries."""
     tokens, q_heads, _ = query.shape
     _, kv_heads, page_size, k_dim = k_pages.shape
     group, itemsize = q_heads // kv_heads, query.element_size()
-    # What registers hold; exact fp32 products have no tensor cores and unroll into megabytes of code in larger tiles.
-    room = (128 if itemsize == 2 else 32) * 128 // max(128, power_of_2(k_dim))
-    wanted = min(power_of_2(max(1, max_queries) * group), room, 64)
-    block_m = max(16, wanted, power_of_2(group))
+    # Limited by registers; exact fp32 products have no tensor cores and unroll into megabytes of code in larger tiles.
+    max_block_m = (128 if itemsize == 2 else 32) * 128 // max(128, power_of_2(k_dim))
+    needed = min(power_of_2(max(1, max_queries) * group), max_block_m, 64)
+    block_m = max(16, needed, power_of_2(group))
     programs = _tiles(tokens, rows, max_queries, block_m // group) * kv_heads
-    processors = _processors(query.device)
-    if block_m == 16 and programs > 3 * processors:  # more than fit with two pages each: half the memory, half the wait
+    available = _processors(query.device)
+    if block_m == 16 and programs > 3 * available:  # more than fit at once with two pages each: smaller stages
         return AttentionTiling(block_m, min(32, page_size), 1, 2, 3)
-    # One program a processor; where they share a row, combining the parts costs as much as two or three pages. More
-    # parts than pages would find nothing to do.
-    spare = max(1, processors // max(1, programs))
+    # One program per processor; combining the parts of a shared row costs as much as two or three pages. More parts
+    # than pages would have no work.
+    spare = max(1, available // max(1, programs))
     splits = min(8 if width <= 64 else 16, 1 << (spare.bit_length() - 1), power_of_2(width))
     page_bytes = page_size * itemsize * (power_of_2(k_dim) + power_of_2(v_pages.shape[3]))
     stages = max(1, min(3, STAGE_BYTES // page_bytes))
@@ -255,7 +255,7 @@ def attention_tiling(
 
 
 def _tiles(tokens: int, rows: int, max_queries: int, block_q: int) -> int:
-    """How many tiles of block_q queries: one a row if each row fits, else an upper bound that needs no lengths."""
+    """Returns the number of tiles of block_q queries: one per row if every row fits, else an upper bound."""
     return rows if max_queries <= block_q else tokens // block_q + rows
 
 
@@ -284,26 +284,26 @@ def paged_attention(
     out = query.new_empty(tokens, q_heads, v_dim)
     if tokens == 0:
         return out
-    cut = tiles or attention_tiling(query, k_pages, v_pages, rows, width, max_queries)
-    block_q = cut.block_m // (q_heads // kv_heads)
-    assert block_q > 0 and page_size % cut.block_n == 0
+    tile_sizes = tiles or attention_tiling(query, k_pages, v_pages, rows, width, max_queries)
+    block_q = tile_sizes.block_m // (q_heads // kv_heads)
+    assert block_q > 0 and page_size % tile_sizes.block_n == 0
     count = _tiles(tokens, rows, max_queries, block_q)
     k_pad, v_pad = max(16, power_of_2(k_dim)), max(16, power_of_2(v_dim))
     parts, part_max, part_sum, counters = out, out, out, out
-    if cut.splits > 1:
-        shape = (count * kv_heads, cut.splits, cut.block_m)
+    if tile_sizes.splits > 1:
+        shape = (count * kv_heads, tile_sizes.splits, tile_sizes.block_m)
         parts = out.new_empty(*shape, v_pad, dtype=torch.float32)
         part_max, part_sum = (out.new_empty(shape, dtype=torch.float32) for _ in range(2))
         counters = arrivals(query, count * kv_heads)
     logits = query if sinks is None else sinks
     log2e = math.log2(math.e)
     factors = (scale * log2e, 0.0) if softcap is None else (scale / softcap, softcap * log2e)
-    _attention_kernel[(count * kv_heads, cut.splits)](
+    _attention_kernel[(count * kv_heads, tile_sizes.splits)](
         query, k_pages, v_pages, block_tables, cu_queries, starts, logits, out, parts, part_max, part_sum, counters,
         *factors, tokens, rows, width, count, *query.stride(), block_tables.stride(0),
         Q_HEADS=q_heads, KV_HEADS=kv_heads, K_DIM=k_dim, V_DIM=v_dim, K_PAD=k_pad, V_PAD=v_pad, PAGE_SIZE=page_size,
-        BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, WINDOW=window or 0, SOFTCAP=softcap is not None,
-        SINKS=sinks is not None, ROW_TILES=max_queries <= block_q, SPLITS=cut.splits, num_warps=cut.warps,
-        num_stages=cut.stages, **launch_options(query),
+        BLOCK_M=tile_sizes.block_m, BLOCK_N=tile_sizes.block_n, WINDOW=window or 0, SOFTCAP=softcap is not None,
+        SINKS=sinks is not None, ROW_TILES=max_queries <= block_q, SPLITS=tile_sizes.splits, num_warps=tile_sizes.warps,
+        num_stages=tile_sizes.stages, **launch_options(query),
     )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-"""Weights in 8 bits, float8_e4m3fn, with one scale an output channel."""
+"""Quantisation of weights to 8 bits, float8_e4m3fn, with one scale per output channel."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ LARGEST = 448.0  # of float8_e4m3fn
 
 
 def quantize_fp8(weight: Tensor) -> Fp8Weight:
-    """weight [N, K] rounded to nearest. Scales are powers of two, so bf16 and fp32 hold the rounded values exactly.
+    """Rounds weight [N, K] to nearest. Scales are powers of two, so bf16 and fp32 represent the rounded values exactly.
 
-    Rounded values are their own rounding: quantizing `full` gives the same `values` and `scale`.
+    Quantisation is idempotent: quantizing `full` gives the same `values` and `scale`.
     """
     _, exponent = torch.frexp(weight.abs().amax(1).float() / LARGEST)
     scale = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)

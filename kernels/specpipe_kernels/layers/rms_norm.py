@@ -1,4 +1,4 @@
-"""RMS norm of whole rows, alone or behind the addition of a residual."""
+"""RMS norm of whole rows, alone or after the addition of a residual."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     inside = lane < H
-    by = tl.load(weight + lane, mask=inside, other=0.0).to(tl.float32)
+    norm_weight = tl.load(weight + lane, mask=inside, other=0.0).to(tl.float32)
     wait_for_inputs(PDL)
     let_next_start(PDL)
     h = tl.load(x + row * stride_x + lane, mask=inside, other=0.0).to(tl.float32)
@@ -29,10 +29,11 @@ def _rms_norm_kernel(
         tl.store(h_out + row * H + lane, rounded, mask=inside)
         h = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(h * h, 0) / H + eps)
-    tl.store(out + row * H + lane, (h * scale * by).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * H + lane, (h * scale * norm_weight).to(out.dtype.element_ty), mask=inside)
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Returns x + residual and its norm; without a residual the norm twice."""
     rows, hidden = x.shape
     out = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
     h = torch.empty_like(out) if residual is not None else out
@@ -52,5 +53,5 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + residual [M, H], and its RMS norm."""
+    """Returns h = x + residual [M, H] and the RMS norm of h [M, H], for weight [H]."""
     return _launch(x, residual, weight, eps)

@@ -1,4 +1,4 @@
-"""Rotary positions and the KV store in one pass over the projection's output."""
+"""Rotary position embedding and KV store in one pass over the output of the QKV projection."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
 
-HEADS = 8  # heads of one token that a program takes
+HEADS = 8  # heads of one token that a program processes
 
 
 @triton.jit
 def _head_scale(low, high, eps, D: tl.constexpr):
-    """rsqrt of the mean square of every head, from its halves [HEADS, D / 2]."""
+    """Returns rsqrt of the mean square of every head [HEADS, 1], from its halves [HEADS, D / 2]."""
     return tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / D + eps)[:, None]
 
 
@@ -29,7 +29,7 @@ def _rope_store_kernel(
     HALF: tl.constexpr = D // 2
     lane = tl.arange(0, HALF_PAD)
     in_half = lane < HALF
-    # Before the wait: what the launch directly before this one does not write.
+    # Loaded before the wait: memory that the previous launch does not write.
     position = tl.minimum(tl.maximum(tl.load(positions + token), 0), last_position)
     c_low = tl.load(cos + position * D + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
     c_high = tl.load(cos + position * D + HALF + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
@@ -49,33 +49,33 @@ def _rope_store_kernel(
     high = high_in.to(tl.float32)
     if NORM:
         scale = _head_scale(low, high, eps, D)
-        by_low = tl.where(
+        weight_low = tl.where(
             is_q[:, None],
             tl.load(q_norm + lane, mask=in_half, other=0.0)[None, :],
             tl.load(k_norm + lane, mask=in_half, other=0.0)[None, :],
         )
-        by_high = tl.where(
+        weight_high = tl.where(
             is_q[:, None],
             tl.load(q_norm + HALF + lane, mask=in_half, other=0.0)[None, :],
             tl.load(k_norm + HALF + lane, mask=in_half, other=0.0)[None, :],
         )
-        low = low * scale * by_low.to(tl.float32)
-        high = high * scale * by_high.to(tl.float32)
-    turned_low = (low * c_low - high * s_low).to(q_out.dtype.element_ty)
-    turned_high = (high * c_high + low * s_high).to(q_out.dtype.element_ty)
+        low = low * scale * weight_low.to(tl.float32)
+        high = high * scale * weight_high.to(tl.float32)
+    rotated_low = (low * c_low - high * s_low).to(q_out.dtype.element_ty)
+    rotated_high = (high * c_high + low * s_high).to(q_out.dtype.element_ty)
 
     q_at = q_out + (token * Q_HEADS + head[:, None]) * D + lane[None, :]
     q_mask = is_q[:, None] & in_half[None, :]
-    tl.store(q_at, turned_low, mask=q_mask)
-    tl.store(q_at + HALF, turned_high, mask=q_mask)
+    tl.store(q_at, rotated_low, mask=q_mask)
+    tl.store(q_at + HALF, rotated_high, mask=q_mask)
 
     page, offset = index // PAGE_SIZE, index % PAGE_SIZE
     base = (page * KV_HEADS * PAGE_SIZE + offset) * D
     k_head = head - Q_HEADS
     k_at = k_pages + base + k_head[:, None] * (PAGE_SIZE * D) + lane[None, :]
     k_mask = is_k[:, None] & in_half[None, :]
-    tl.store(k_at, turned_low, mask=k_mask)
-    tl.store(k_at + HALF, turned_high, mask=k_mask)
+    tl.store(k_at, rotated_low, mask=k_mask)
+    tl.store(k_at + HALF, rotated_high, mask=k_mask)
     v_at = v_pages + base + (k_head - KV_HEADS)[:, None] * (PAGE_SIZE * D) + lane[None, :]
     v_mask = is_v[:, None] & in_half[None, :]
     tl.store(v_at, low_in, mask=v_mask)
@@ -96,7 +96,10 @@ def rope_store_kv(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """What `specpipe_kernels.linear_rope_store_kv` does behind its projection, qkv [M, (Hq + 2 Hkv) * D]."""
+    """Rotates and stores a projection qkv [M, (Hq + 2 Hkv) * D]; returns the rotated queries [M, Hq, D].
+
+    The second half of `specpipe_kernels.linear_rope_store_kv`, which documents the other arguments.
+    """
     tokens = qkv.shape[0]
     _, kv_heads, page_size, dim = k_pages.shape
     assert qkv.shape[1] == (q_heads + 2 * kv_heads) * dim and qkv.stride(1) == 1 and dim % 2 == 0

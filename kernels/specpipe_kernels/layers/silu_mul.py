@@ -1,4 +1,4 @@
-"""SiLU(gate) * up of rows that hold both behind each other."""
+"""SiLU(gate) * up of rows that hold gate and up one after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _silu_mul_kernel(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.c
 
 
 def silu_mul(x: Tensor) -> Tensor:
-    """x [M, 2 I] = gate beside up, contiguous: [M, I]."""
+    """Returns SiLU(gate) * up [M, I] of contiguous x [M, 2 I] = gate, then up."""
     rows, width = x.shape[0], x.shape[1] // 2
     out = x.new_empty(rows, width)
     if rows:

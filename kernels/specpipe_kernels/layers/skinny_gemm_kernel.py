@@ -1,19 +1,19 @@
-"""Matrix products with few rows, bound by the bytes of the weights: x [M, K] times w [N, K] transposed.
+"""The skinny GEMM kernel: x [M, K] times w [N, K] transposed for few rows, bound by the bytes of the weights.
 
 A program owns BLOCK_N rows of the weights and streams them once; the M rows of x (at most MAX_ROWS, or MAX_GLU_ROWS
-where two weights share a tile of x) are the narrow side of its matrix tile. Where N alone gives too few programs to
-keep the memory busy, SPLITS programs share K; the last one to arrive adds the parts in a fixed order, so that results
-do not depend on timing. Weights in 8 bits (up to MAX_FP8_ROWS) are converted in registers; their scales, one an output,
+where two weights share a tile of x) are the short side of its matrix tile. Where N alone gives too few programs to
+saturate the memory, SPLITS programs share K; the last one to arrive adds the parts in a fixed order, so that results do
+not depend on timing. Weights in 8 bits (up to MAX_FP8_ROWS) are converted in registers; their scales, one per output,
 are applied to the sums.
 
-What stands around the products of a decoder layer rides on their epilogues:
-- GLU: a program owns the same rows of the gate and of the up projection and multiplies them;
-- RESIDUAL: the residual is added, and an RMS norm is left open: h * norm_weight is written beside h, with the sum of h²
-  over each program's columns; whoever multiplies those rows scales its product by rsqrt(mean h² + eps) at the end;
-- ROPE: a program owns both halves of a rotation, one tile of the matrix unit; queries are rotated, keys and values go
-  to their pages.
+Epilogues fuse the element-wise work of a decoder layer:
+- GLU: a program owns the same rows of the gate and of the up projection and multiplies the results;
+- RESIDUAL: the residual is added, and an RMS norm is left pending: the kernel writes h, h * norm_weight, and the sum of
+  h² over each program's columns. The next product scales its sums by rsqrt(mean h² + eps);
+- ROPE: a program owns both halves of a rotation, one tile of the matrix unit; queries are rotated, keys and values are
+  stored in their pages.
 
-What an epilogue reads is loaded before the products where registers hold it: its latency is then not the kernel's.
+With PREFETCH, the epilogue's inputs are loaded before the products, which hides their latency; registers must suffice.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ PLAIN, GLU, RESIDUAL, ROPE = 0, 1, 2, 3
 
 @triton.jit
 def _load_squares(squares, m, rows, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr):
-    """[PARTS_PAD, M] partial sums of the squares of rows m."""
+    """Returns [PARTS_PAD, M]: partial sums of the squares of rows m."""
     part = tl.arange(0, PARTS_PAD)
     at = squares + part[:, None] * rows + m[None, :]
     return tl.load(at, mask=(part[:, None] < PARTS) & (m[None, :] < rows), other=0.0)
 
 
 @triton.jit
-def _load_turns(cos, sin, position, last_position, lane, mask, D: tl.constexpr):
-    """cos and sin of the lower half of a head, then of its upper half, each [lanes, M]."""
+def _load_rotations(cos, sin, position, last_position, lane, mask, D: tl.constexpr):
+    """Returns cos and sin of the lower half of a head, then of its upper half, each [lanes, M]."""
     HALF: tl.constexpr = D // 2
     at = tl.minimum(tl.maximum(position, 0), last_position)[None, :] * D + lane[:, None]
     c_low = tl.load(cos + at, mask=mask, other=0.0)
@@ -52,15 +52,15 @@ def _store_rotated(
     low, high, c_low, s_low, c_high, s_high, lane, mask, head, m, q_out, k_pages, v_pages, index,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """low, high [lanes, M]: the halves of one head of every token, to q_out or to the token's place in the pages."""
+    """Rotates q and k, and stores the halves low and high [lanes, M] of a head of every token in q_out or the pages."""
     HALF: tl.constexpr = D // 2
     if head < Q_HEADS + KV_HEADS:
-        # Rounded before rotation, as a projection that is stored would be.
+        # Rounded before the rotation, as if the projection had been stored.
         low = low.to(q_out.dtype.element_ty).to(tl.float32)
         high = high.to(q_out.dtype.element_ty).to(tl.float32)
-        turned = low * c_low.to(tl.float32) - high * s_low.to(tl.float32)
+        rotated = low * c_low.to(tl.float32) - high * s_low.to(tl.float32)
         high = high * c_high.to(tl.float32) + low * s_high.to(tl.float32)
-        low = turned
+        low = rotated
     if head < Q_HEADS:
         base = q_out + (m[None, :].to(tl.int64) * Q_HEADS + head) * D
     else:
@@ -79,7 +79,7 @@ def _linear_kernel(
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr,
     NORM: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    FP8: tl.constexpr, STAGES: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    FP8: tl.constexpr, STAGES: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -109,33 +109,33 @@ def _linear_kernel(
     k_lanes = tl.arange(0, BLOCK_K)
     steps: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLITS)
     first = split * steps * BLOCK_K
-    # Before the wait: what the launch directly before this one does not write.
+    # Loaded before the wait: memory that the previous launch does not write.
     if BIAS:
         bias_low = tl.load(bias + n, mask=in_n, other=0.0)
         if GLU or ROPE:
             bias_high = tl.load(bias + n + other_n, mask=in_n, other=0.0)
     if FP8:
-        by_low = tl.load(weight_scale + n, mask=in_n, other=0.0)
+        scale_low = tl.load(weight_scale + n, mask=in_n, other=0.0)
         if GLU or ROPE:
-            by_high = tl.load(weight_scale + n + other_n, mask=in_n, other=0.0)
+            scale_high = tl.load(weight_scale + n + other_n, mask=in_n, other=0.0)
     if NORM:
-        norm_by = tl.load(norm_weight + n, mask=in_n, other=0.0)
+        norm_scale = tl.load(norm_weight + n, mask=in_n, other=0.0)
     if ROPE:
         position = tl.load(positions + m, mask=in_m, other=0)
         index = tl.load(write_index + m, mask=in_m, other=0)
-        turns = mask & (head < Q_HEADS + KV_HEADS)
-        if EARLY:
-            c_low, s_low, c_high, s_high = _load_turns(cos, sin, position, last_position, lane, turns, D)
+        rotated_mask = mask & (head < Q_HEADS + KV_HEADS)
+        if PREFETCH:
+            c_low, s_low, c_high, s_high = _load_rotations(cos, sin, position, last_position, lane, rotated_mask, D)
     wait_for_inputs(PDL)
     if EPILOGUE == 2:
         residual_at = residual + m[None, :].to(tl.int64) * stride_residual + n[:, None]
-        if EARLY:
-            before = tl.load(residual_at, mask=mask, other=0.0)
-    if EARLY and PARTS > 0:
+        if PREFETCH:
+            residual_tile = tl.load(residual_at, mask=mask, other=0.0)
+    if PREFETCH and PARTS > 0:
         sums = _load_squares(squares, m, rows, PARTS, PARTS_PAD)
 
     acc = tl.zeros([TILE_N, BLOCK_M], tl.float32)
-    two = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    acc_high = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for step in tl.range(0, steps, num_stages=STAGES):
         first_k = first + step * BLOCK_K
         if BY_DESCRIPTOR:
@@ -143,7 +143,7 @@ def _linear_kernel(
             x_rows = x.load([0, first_k])
             w_tile = weight.load([tile * BLOCK_N, first_k])
             if GLU:
-                w_two = weight.load([tile * BLOCK_N + N, first_k])
+                w_high = weight.load([tile * BLOCK_N + N, first_k])
             x_tile = x_rows.T
         else:
             k = first_k + k_lanes
@@ -153,66 +153,66 @@ def _linear_kernel(
             w_at = weight + tile_n.to(tl.int64)[:, None] * K + k[None, :]
             w_tile = tl.load(w_at, mask=w_mask, other=0.0)
             if GLU:
-                w_two = tl.load(w_at + N * K, mask=w_mask, other=0.0)
+                w_high = tl.load(w_at + N * K, mask=w_mask, other=0.0)
         acc = tl.dot(w_tile.to(x_tile.dtype), x_tile, acc, input_precision="ieee")
         if GLU:
-            two = tl.dot(w_two.to(x_tile.dtype), x_tile, two, input_precision="ieee")
+            acc_high = tl.dot(w_high.to(x_tile.dtype), x_tile, acc_high, input_precision="ieee")
     let_next_start(PDL)
 
     if SPLITS > 1:
         PART: tl.constexpr = TILE_N * BLOCK_M * (2 if GLU else 1)
         entry = tile_lanes[:, None] * BLOCK_M + m[None, :]
-        mine = scratch + (tile * SPLITS + split) * PART + entry
-        tl.store(mine, acc)
+        own_part = scratch + (tile * SPLITS + split) * PART + entry
+        tl.store(own_part, acc)
         if GLU:
-            tl.store(mine + BLOCK_N * BLOCK_M, two)
+            tl.store(own_part + BLOCK_N * BLOCK_M, acc_high)
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals + tile, 1, sem="acq_rel")
         if arrived < SPLITS - 1:
             return
         tl.store(arrivals + tile, 0)
         acc = tl.zeros([TILE_N, BLOCK_M], tl.float32)
-        two = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        acc_high = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         for other in tl.static_range(SPLITS):
-            theirs = scratch + (tile * SPLITS + other) * PART + entry
-            acc += tl.load(theirs, cache_modifier=".cg")
+            other_part = scratch + (tile * SPLITS + other) * PART + entry
+            acc += tl.load(other_part, cache_modifier=".cg")
             if GLU:
-                two += tl.load(theirs + BLOCK_N * BLOCK_M, cache_modifier=".cg")
+                acc_high += tl.load(other_part + BLOCK_N * BLOCK_M, cache_modifier=".cg")
 
     if ROPE:
-        acc, two = acc.reshape(2, BLOCK_N, BLOCK_M).permute(1, 2, 0).split()
+        acc, acc_high = acc.reshape(2, BLOCK_N, BLOCK_M).permute(1, 2, 0).split()
     if FP8:
-        acc *= by_low[:, None]
+        acc *= scale_low[:, None]
         if GLU or ROPE:
-            two *= by_high[:, None]
+            acc_high *= scale_high[:, None]
     if PARTS > 0:
-        if not EARLY:
+        if not PREFETCH:
             sums = _load_squares(squares, m, rows, PARTS, PARTS_PAD)
         scale = tl.rsqrt(tl.sum(sums, 0) / K + eps)
         acc *= scale[None, :]
-        two *= scale[None, :]
+        acc_high *= scale[None, :]
     if BIAS:
         acc += bias_low.to(tl.float32)[:, None]
         if GLU or ROPE:
-            two += bias_high.to(tl.float32)[:, None]
+            acc_high += bias_high.to(tl.float32)[:, None]
     if ROPE:
-        if not EARLY:
-            c_low, s_low, c_high, s_high = _load_turns(cos, sin, position, last_position, lane, turns, D)
+        if not PREFETCH:
+            c_low, s_low, c_high, s_high = _load_rotations(cos, sin, position, last_position, lane, rotated_mask, D)
         _store_rotated(
-            acc, two, c_low, s_low, c_high, s_high, lane, mask, head, m, out, k_pages, v_pages, index,
+            acc, acc_high, c_low, s_low, c_high, s_high, lane, mask, head, m, out, k_pages, v_pages, index,
             Q_HEADS, KV_HEADS, D, PAGE_SIZE,
         )  # fmt: skip
         return
     if GLU:
-        acc = acc / (1.0 + tl.exp(-acc)) * two
+        acc = acc / (1.0 + tl.exp(-acc)) * acc_high
     if EPILOGUE == 2:
-        if not EARLY:
-            before = tl.load(residual_at, mask=mask, other=0.0)
-        acc += before.to(tl.float32)
+        if not PREFETCH:
+            residual_tile = tl.load(residual_at, mask=mask, other=0.0)
+        acc += residual_tile.to(tl.float32)
     value = acc.to(out.dtype.element_ty)
     tl.store(out + m[None, :].to(tl.int64) * N + n[:, None], value, mask=mask)
     if NORM:
         h = tl.where(mask, value.to(tl.float32), 0.0)
-        scaled = (h * norm_by.to(tl.float32)[:, None]).to(out.dtype.element_ty)
+        scaled = (h * norm_scale.to(tl.float32)[:, None]).to(out.dtype.element_ty)
         tl.store(out_scaled + m[None, :].to(tl.int64) * N + n[:, None], scaled, mask=mask)
         tl.store(out_squares + tile * rows + m, tl.sum(h * h, 0), mask=in_m)

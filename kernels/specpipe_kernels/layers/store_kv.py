@@ -1,4 +1,4 @@
-"""Writing keys and values into paged KV memory: one program a token, all heads at once."""
+"""Stores keys and values in paged KV memory: one program per token, all heads at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the keys and values of ragged rows go in paged KV memory, as one launch."""
+"""Places of the keys and values of ragged rows in paged KV memory, computed in one launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _write_index_kernel(
     exists = token < num_tokens
     low = tl.zeros([BLOCK], tl.int32)
     high = low + rows
-    for _ in range(steps):  # bisect: the first row that ends beyond the token
+    for _ in range(steps):  # bisection for the first row that ends beyond the token
         middle = (low + high) // 2
         open_ = low < high
         end = tl.load(cu_queries + 1 + middle, mask=open_, other=0)

@@ -1,8 +1,8 @@
-"""The parts of a decoder layer, fused for few rows: contracts, and the choice of the implementation.
+"""Matrix products and norms of a decoder layer, fused for few rows.
 
 M rows (tokens of all requests), H hidden size, I intermediate size, N outputs, D head size. Products of at most
-`layers.gemm_tiling.MAX_ROWS` rows read their weights once at memory speed; wider ones go to the vendor's
-library, with the element-wise work around them fused. Weights may be in 8 bits (`quantize_fp8`).
+`layers.gemm_tiling.MAX_ROWS` rows (skinny GEMMs) read their weights once at memory speed. Larger ones use the vendor's
+library and fuse the element-wise work around the product. Weights may be in 8 bits (`quantize_fp8`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specpipe_kernels.types import Fp8Weight, Normed
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [M, H] over its root mean square, times weight [H]; sums in fp32 (Zhang and Sennrich, arXiv 1910.07467)."""
+    """Returns x [M, H] over its root mean square, times weight [H]; sums in fp32 (arXiv 1910.07467)."""
     result: Tensor = implementation("layers.rms_norm", x)(x, weight, eps)
     return result
 
@@ -22,9 +22,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def linear(
     x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None, *, out: Tensor | None = None
 ) -> Tensor:
-    """x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in x's dtype, sums in fp32.
+    """Returns x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in x's dtype, sums in fp32.
 
-    out: [M, N] contiguous, where the result goes. Raises ValueError for one that does not fit.
+    out: [M, N] contiguous, receives the result. Raises ValueError if its shape, dtype or layout does not fit.
     """
     values = x.values if isinstance(x, Normed) else x
     shape = (values.shape[0], weight.shape[0])
@@ -35,7 +35,7 @@ def linear(
 
 
 def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
-    """SiLU(x @ gate.T) * (x @ up.T) for weight [2 I, H] = gate above up: [M, I] (Shazeer, arXiv 2002.05202)."""
+    """Returns SiLU(x @ gate.T) * (x @ up.T) [M, I] for weight [2 I, H] = gate above up (arXiv 2002.05202)."""
     values = x.values if isinstance(x, Normed) else x
     result: Tensor = implementation("layers.linear", values, "linear_glu")(x, weight)
     return result
@@ -44,9 +44,9 @@ def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
 def linear_residual(
     x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor, norm_weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Normed]:
-    """h = residual [M, N] + x [M, K] times weight [N, K] transposed; returns h and its RMS norm.
+    """Returns h = residual [M, N] + x [M, K] times weight [N, K] transposed, and the RMS norm of h.
 
-    norm_weight [N]: of the norm that follows; None leaves the second result meaningless.
+    norm_weight [N]: weight of that norm; without it the second result is undefined.
     """
     result: tuple[Tensor, Normed] = implementation("layers.linear", x, "linear_residual")(
         x, weight, residual, norm_weight, eps
@@ -70,12 +70,23 @@ def linear_rope_store_kv(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Project x [M, H], rotate queries and keys, store keys and values; returns the queries [M, Hq, D].
+    """Projects x [M, H], rotates queries and keys, stores keys and values; returns the queries [M, Hq, D].
 
-    weight [(Hq + 2 Hkv) * D, H] and bias: of q, k and v above each other. cos and sin [P, D] are tables by position, in
-    the half-split layout of transformers; positions [M] int64 index them. Pages and write_index as in `store_kv`. The
-    tables, positions and write_index may be read while the launch before this one still runs: it must not write them.
-    q_norm, k_norm [D]: RMS norms over each head before rotation (Qwen 3). RoPE: Su et al., arXiv 2104.09864.
+    RoPE: Su et al., arXiv 2104.09864.
+
+    Args:
+        x: [M, H].
+        weight: [(Hq + 2 Hkv) * D, H], of q, k and v above each other.
+        bias: [(Hq + 2 Hkv) * D].
+        cos, sin: [P, D] tables by position, in the half-split layout of transformers.
+        positions: [M] int64, index the tables.
+        k_pages, v_pages, write_index: as in `store_kv`.
+        q_heads: Hq.
+        q_norm, k_norm: [D], weights of RMS norms over each head before rotation (Qwen 3).
+        eps: of these norms.
+
+    The tables, positions and write_index may be read while the previous launch of the stream still runs: that launch
+    must not write them.
     """
     values = x.values if isinstance(x, Normed) else x
     function = implementation("layers.linear", values, "linear_rope_store_kv")

@@ -1,9 +1,9 @@
-"""Attention over paged KV memory: the contracts, and the choice of the implementation.
+"""Attention over paged KV memory.
 
 N query tokens of all rows flattened, R rows, Hq query heads, Hkv KV heads (Hq a multiple of it), D head size, W blocks
 in a row's table. Pages are [num_pages, Hkv, page_size, D], contiguous; values may have another D than keys. Page 0 is
-the trash page: padding is written there and no live row reads it, so padding is data and not a branch. Unused entries
-of a row's table are 0.
+the trash page: padding is written there and no active row reads it, so padding needs no branch. Unused entries of a
+row's table are 0.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from specpipe_kernels.runtime.backend import implementation
 
 
 def write_index(block_tables: Tensor, cu_queries: Tensor, starts: Tensor, num_tokens: int, page_size: int) -> Tensor:
-    """Where each token's key and value go, page * page_size + offset: computed once a forward, for all layers.
+    """Returns the place of each token's key and value, page * page_size + offset, [num_tokens] int64.
 
-    block_tables [R, W] int32 and cu_queries [R+1] int32 as in `paged_attention`, starts [R] int64. Returns [num_tokens]
-    int64. Tokens of no row, at negative positions or beyond the table go to the trash page.
+    Computed once per forward pass, for all layers. block_tables [R, W] int32, cu_queries [R+1] int32 and starts [R]
+    int64 as in `paged_attention`. Tokens of no row, at negative positions or beyond the table go to the trash page.
     """
     result: Tensor = implementation("layers.write_index", block_tables)(
         block_tables, cu_queries, starts, num_tokens, page_size
@@ -26,10 +26,10 @@ def write_index(block_tables: Tensor, cu_queries: Tensor, starts: Tensor, num_to
 
 
 def store_kv(key: Tensor, value: Tensor, k_pages: Tensor, v_pages: Tensor, write_index: Tensor) -> None:
-    """Scatter key and value [N, Hkv, D] (any strides) into k_pages and v_pages, in place.
+    """Scatters key and value [N, Hkv, D] (any strides) into k_pages and v_pages, in place.
 
-    write_index [N] int64 holds page * page_size + offset. Entries may be equal only within the trash page, where it is
-    unspecified which of them stays.
+    write_index [N] int64 holds page * page_size + offset. Entries may be equal only within the trash page, where an
+    unspecified one of them is kept.
     """
     implementation("layers.store_kv", key)(key, value, k_pages, v_pages, write_index)
 
@@ -48,14 +48,21 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend query [N, Hq, D] (any strides) to each row's own pages; returns [N, Hq, D of the values], contiguous.
+    """Attends each row's queries to its own pages; returns [N, Hq, D of the values], contiguous.
 
-    Row r (block_tables [R, W] int32) owns the tokens cu_queries[r]:cu_queries[r+1] (int32 [R+1]), none or at most
-    max_queries. Its j-th token stands at position starts[r] + j (int64 [R]) and sees the positions up to its own; its
-    keys and values must have been stored. Nothing at or beyond starts[r] + tokens of r has any influence, NaN included.
+    Args:
+        query: [N, Hq, D], any strides.
+        k_pages, v_pages: see the module's docstring. The tokens' own keys and values must have been stored.
+        block_tables: [R, W] int32, pages of each row.
+        cu_queries: [R+1] int32; row r owns the tokens cu_queries[r]:cu_queries[r+1].
+        starts: [R] int64; the j-th token of row r has position starts[r] + j and attends to positions up to its own.
+            Memory at or beyond starts[r] + tokens of r has no influence, even if it holds NaN.
+        max_queries: largest number of tokens of a row.
+        scale: factor of the scores.
+        window: number of positions that a token attends to, its own included; None: all.
+        softcap: scores become softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118).
+        sinks: [Hq], one more logit per head in the softmax's denominator (gpt-oss).
 
-    window: only positions above the token's own - window are seen. softcap: scores become softcap * tanh(score /
-    softcap) (Gemma 2, arXiv 2408.00118). sinks [Hq]: one more logit per head in the softmax's denominator (gpt-oss).
     Tokens at negative positions or of no row give zeros. Scores and sums are fp32 or wider.
     """
     result: Tensor = implementation("layers.paged_attention", query)(

@@ -1,10 +1,10 @@
-"""Penalties on tokens that a row already contains: the contracts of both implementations, argument checks, dispatch.
+"""Penalties on tokens that a row already contains.
 
-What a slot contains is told by two buffers of S slots and C places:
+Two buffers of S slots and C positions describe the tokens of a slot:
 
 - tokens [S, C] int64: prompt, then output;
-- seen [S, C] int32: where a token stands for the first time, 1 + how often it stands in the output; 0 elsewhere. So
-  every distinct token is met once, and nothing of the vocabulary's size is kept.
+- seen [S, C] int32: 1 + number of occurrences in the output, at the first position of each distinct token; 0 elsewhere.
+  Every distinct token is counted once, and no buffer has the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ def apply_penalties(
     first: int = 0,
     cu_rows: Tensor | None = None,
 ) -> None:
-    """Edit the logits of R requests in place, in their dtype, as transformers and vLLM do:
+    """Edits the logits of R requests in place, in their dtype, as transformers and vLLM do:
 
         x = x / repetition if x > 0 else x * repetition     for tokens of prompt and output
         x -= frequency * occurrences + presence             for tokens of the output
 
-    Row i of a request follows `first` + i drafts of its round: these count as output, here and nowhere else.
+    Row i of a request follows `first` + i drafts of its round. For that row they count as output.
 
     Args:
         logits: [R * T, V] bf16, fp16 or fp32; row i of request r is at r * T + i, or cu_rows[r] + i. Any row stride.
-        tokens, seen: see above.
+        tokens, seen: see the module's docstring.
         slots: [R] int, the slot of each request.
-        lengths: [R] int, tokens in it.
+        lengths: [R] int, number of tokens in each slot.
         penalties: of R requests; neutral ones cost nothing and change nothing.
-        drafts: [R, K] int64; a -1 counts nothing. Rows that follow a -1 are nobody's.
-        first: drafts that row 0 follows: the step of a draft model, 0 in verification.
-        cu_rows: [R+1] int, the rows of each request in ragged logits.
+        drafts: [R, K] int64; -1 counts nothing. The content of rows after a -1 is undefined.
+        first: number of drafts that row 0 follows: the step of a draft model, 0 in verification.
+        cu_rows: [R+1] int, first row of each request in ragged logits.
 
-    Tokens beyond V (a draft of a narrower vocabulary) are left alone. Raises ValueError for shapes that do not fit.
+    Tokens beyond V (a draft of a narrower vocabulary) are not edited. Raises ValueError for shapes that do not fit.
     """
     rows = slots.shape[0]
     if logits.dim() != 2 or logits.stride(1) != 1:
@@ -65,25 +65,29 @@ def apply_penalties(
 def count_tokens(
     tokens: Tensor, seen: Tensor, slots: Tensor, lengths: Tensor, penalties: Penalties, new_tokens: Tensor
 ) -> None:
-    """Enter what R requests emitted into `seen`, in place.
+    """Adds the emitted tokens of R requests to `seen`, in place.
 
     Args:
-        tokens, seen: see above; `seen` is right below `lengths`.
-        slots: [R] int; no slot twice but those that emit nothing.
-        lengths: [R] int, tokens in each slot before this emission.
-        penalties: of R requests; a request without any is left out.
-        new_tokens: [R, N] int64, to stand from `lengths` on; -1 beyond a request's emission.
+        tokens, seen: see the module's docstring; `seen` is up to date below `lengths`.
+        slots: [R] int; only slots that emit nothing may occur twice.
+        lengths: [R] int, number of tokens in each slot before this emission.
+        penalties: of R requests; requests with neutral penalties are skipped.
+        new_tokens: [R, N] int64, to be stored from position `lengths` on; -1 beyond a request's emission.
+
+    Raises ValueError for shapes that do not fit.
     """
     _check(tokens, seen, slots.shape[0], lengths, penalties, new_tokens)
     if slots.shape[0]:
         implementation("sampling.count_tokens", tokens)(tokens, seen, slots, lengths, penalties, new_tokens)
 
 
-def _check(tokens: Tensor, seen: Tensor, rows: int, lengths: Tensor, penalties: Penalties, of_requests: Tensor) -> None:
+def _check(
+    tokens: Tensor, seen: Tensor, rows: int, lengths: Tensor, penalties: Penalties, round_tokens: Tensor
+) -> None:
     if tokens.shape != seen.shape or seen.dtype != torch.int32 or tokens.stride(1) != 1 or seen.stride(1) != 1:
         raise ValueError(f"tokens {list(tokens.shape)}, seen {list(seen.shape)} {seen.dtype}; expected [S, C], int32")
-    if of_requests.dim() != 2 or of_requests.shape[0] != rows or (rows and of_requests.stride(1) != 1):
-        raise ValueError(f"tokens of this round: {list(of_requests.shape)}; expected [R = {rows}, K], K contiguous")
+    if round_tokens.dim() != 2 or round_tokens.shape[0] != rows or (rows and round_tokens.stride(1) != 1):
+        raise ValueError(f"tokens of this round: {list(round_tokens.shape)}; expected [R = {rows}, K], K contiguous")
     for name, tensor in {"lengths": lengths, **penalties._asdict()}.items():
         if tensor.shape != (rows,):
             raise ValueError(f"{name} {list(tensor.shape)}; expected one entry per request: [{rows}]")

@@ -27,32 +27,32 @@ def rejection_sample(
     synthetic_rates: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> RejectionOutput:
-    """Verify the drafts of R rows and draw the token that follows the accepted ones.
+    """Verifies the drafts of R rows and draws the token that follows the accepted ones.
 
     Args:
         target_logits: [R * (K+1), V], before temperature; position i of row r is at r * (K+1) + i, or cu_rows[r] + i.
             It follows i drafts: it verifies draft i, or draws the bonus token.
-        draft_tokens: [R, K] int64; K may be 0 (plain decoding). From a -1 on nothing is accepted.
+        draft_tokens: [R, K] int64; K may be 0 (plain decoding). No draft is accepted from the first -1 on.
         num_draft_tokens: [R] int32, K_i of each row, 0 to K.
         positions: [R] int64, absolute position of the first token that this round emits.
         sampling: of R rows; applied to p and q alike.
-        draft_logits: [D, K, Vd], before temperature: exactly what `sample` drew the drafts from. None: one-hot
+        draft_logits: [D, K, Vd], before temperature: exactly those that `sample` drew the drafts from. None: one-hot
             proposals (n-gram, greedy draft). A token beyond either vocabulary has probability 0 there.
         draft_rows: [R] int, the row of draft_logits of each request; None: r.
-        draft_lse: [D, K] fp32, the `lse` that `sample` gave with each draft: saves reading draft_logits again, but for
-            one row a rejection. None: computed here.
-        draft_bounds: [D, K] each, the `bounds` that `sample` gave with each draft: saves finding them again. None:
-            computed here, where `sampling.truncated`.
+        draft_lse: [D, K] fp32, the `lse` that `sample` returned with each draft. It saves reading draft_logits, except
+            for one row per rejection. None: computed here.
+        draft_bounds: [D, K] each, the `bounds` that `sample` returned with each draft, which saves computing them
+            again. None: computed here, where `sampling.truncated`.
         cu_rows: [R+1] int, first row of each request in target_logits [sum(K_i + 1), V].
-        bonus_tokens: [R] int64, what follows where all drafts are accepted: row K_i of a request's logits is then not
-            read. None: drawn here.
+        bonus_tokens: [R] int64, tokens that follow where all drafts are accepted: row K_i of a request's logits is then
+            not read. None: drawn here.
         method: standard (arXiv 2211.17192), block (arXiv 2403.10444, Algorithm 2), invariant (arXiv 2408.07978; reads
             no draft_logits) or synthetic (accepts at given rates; its output is not the target's).
         synthetic_rates: [K] fp32, unconditional acceptance rates, non-increasing; exactly with method synthetic.
-        counts: [4, K+1] int64, added to in place, by position of a sound request: drafts reached, drafts accepted,
+        counts: [4, K+1] int64, incremented in place, by position of a valid request: drafts reached, drafts accepted,
             rejections (a token was recovered), bonus tokens.
 
-    An unsound row (see `Status`) emits nothing. Raises ValueError for shapes that do not fit together.
+    An invalid row (`Status`) emits nothing. Raises ValueError for shapes that do not fit together.
     """
     if draft_tokens.dim() != 2:
         raise ValueError(f"draft_tokens {list(draft_tokens.shape)}; expected [R, K]")
@@ -67,16 +67,18 @@ def rejection_sample(
     _check_draft(draft_logits, draft_rows, cu_rows, requests, k)
     if bonus_tokens is not None:
         check_rows(requests, bonus_tokens=bonus_tokens)
-    for name, given in zip(("logit", "token"), draft_bounds or (), strict=False):
-        _check_of_drafts(f"draft_bounds.{name}", given, draft_logits)
+    for name, bound in zip(("logit", "token"), draft_bounds or (), strict=False):
+        _check_per_draft(f"draft_bounds.{name}", bound, draft_logits)
     if draft_lse is not None:
-        _check_of_drafts("draft_lse", draft_lse, draft_logits)
+        _check_per_draft("draft_lse", draft_lse, draft_logits)
     if counts is not None and (counts.shape != (4, k + 1) or counts.dtype != torch.int64 or not counts.is_contiguous()):
         raise ValueError(f"counts {list(counts.shape)} {counts.dtype}; expected [4, K+1] = [4, {k + 1}] torch.int64")
     if method not in METHODS:
         raise ValueError(f"method={method!r}; expected one of {', '.join(METHODS)}")
     if (synthetic_rates is not None) != (method == "synthetic"):
-        raise ValueError(f"method={method!r} with synthetic_rates={synthetic_rates}; they go together")
+        raise ValueError(
+            f"method={method!r} with synthetic_rates={synthetic_rates}; expected rates exactly with method 'synthetic'"
+        )
     if synthetic_rates is not None and synthetic_rates.shape != (k,):
         raise ValueError(f"synthetic_rates {list(synthetic_rates.shape)}; expected [K] = [{k}]")
     result: RejectionOutput = implementation("sampling.rejection_sample", target_logits)(
@@ -99,18 +101,19 @@ def rejection_sample(
 
 
 def synthetic_rates(num_speculative_tokens: int, acceptance_length: float) -> tuple[float, ...]:
-    """Unconditional rates of K positions that sum to acceptance_length - 1: ones first, then the fraction, then zeros.
+    """Returns K unconditional acceptance rates that sum to acceptance_length - 1: ones, then a fraction, then zeros.
 
-    Raises ValueError unless 1 <= acceptance_length <= K + 1.
+    acceptance_length is the number of tokens per round, the final token included. Raises ValueError unless it is
+    between 1 and K + 1.
     """
     if not 1 <= acceptance_length <= num_speculative_tokens + 1:
         raise ValueError(f"acceptance_length={acceptance_length}; expected 1 to K + 1 = {num_speculative_tokens + 1}")
     return tuple(min(1.0, max(0.0, acceptance_length - 1 - i)) for i in range(num_speculative_tokens))
 
 
-def _check_of_drafts(name: str, given: Tensor, draft_logits: Tensor | None) -> None:
-    if draft_logits is None or given.shape != draft_logits.shape[:2]:
-        raise ValueError(f"{name} {list(given.shape)}; expected [D, K], an entry for each row of draft_logits")
+def _check_per_draft(name: str, tensor: Tensor, draft_logits: Tensor | None) -> None:
+    if draft_logits is None or tensor.shape != draft_logits.shape[:2]:
+        raise ValueError(f"{name} {list(tensor.shape)}; expected [D, K], an entry for each row of draft_logits")
 
 
 def _check_draft(

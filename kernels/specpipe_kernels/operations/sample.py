@@ -19,7 +19,7 @@ def sample(
     vocab_size: int | None = None,
     out: Tensor | None = None,
 ) -> Sampled:
-    """Draw one token from each row of `logits`.
+    """Draws one token from each row of `logits`.
 
     Args:
         logits: [R, V] bf16, fp16 or fp32, before temperature, any row stride.
@@ -27,11 +27,12 @@ def sample(
         positions: [R] int64, absolute position of the token being drawn.
         purpose: the random stream: DRAFT for proposals (INVARIANT with that method), BONUS for plain decoding.
         index: of the token in its round. INVARIANT ignores it.
-        vocab_size: draw from the first so many entries only, as a draft whose vocabulary is padded beyond the target's
-            must. The logits given to `rejection_sample` are then to be cut likewise.
-        out: [R] int64 of any stride, where the tokens go: a column of a round's drafts.
+        vocab_size: number of leading entries to draw from. A draft model whose vocabulary is padded beyond the target's
+            needs it; the logits passed to `rejection_sample` must then be sliced likewise.
+        out: [R] int64 of any stride, receives the tokens: for instance a column of a round's drafts.
 
-    Rows of temperature 0 take the largest logit, the lowest index among equals. An unsound row gives token -1.
+    Rows of temperature 0 take the largest logit, the lowest index among equals. Invalid rows (`Status`) give token -1.
+    Raises ValueError for shapes that do not fit together.
     """
     if logits.dim() != 2 or logits.stride(1) != 1:
         raise ValueError(f"logits {list(logits.shape)} of strides {logits.stride()}; expected [R, V], V contiguous")

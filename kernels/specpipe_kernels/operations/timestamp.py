@@ -1,4 +1,4 @@
-"""When the device reached a point of its work: the contract, and the choice of the implementation."""
+"""Timestamps of the device, also inside CUDA graphs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from specpipe_kernels.runtime.backend import implementation
 
 
 def timestamp(stamps: Tensor, index: int) -> None:
-    """Write nanoseconds of a steady clock to stamps[index] (int64) once all earlier work of the stream is done.
+    """Writes nanoseconds of a steady clock to stamps[index] (int64) once all earlier work of the stream is done.
 
-    On a GPU its global timer, whose steps are about a microsecond; it can be captured in a CUDA graph.
+    On a GPU it is the global timer, with a resolution of about 1 µs; the write can be captured in a CUDA graph.
     """
     implementation("runtime.timestamp", stamps)(stamps, index)

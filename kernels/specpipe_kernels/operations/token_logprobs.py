@@ -1,4 +1,4 @@
-"""Log-probabilities of emitted tokens: the contract of both implementations, argument checks, dispatch."""
+"""Log-probabilities of emitted tokens."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ def token_logprobs(
     cu_rows: Tensor | None = None,
     bounds: Bounds | None = None,
 ) -> TokenLogprobs:
-    """Log-probabilities of what `rejection_sample` emitted, under p, never under the residual.
+    """Returns log-probabilities of the tokens that `rejection_sample` emitted, under p, never under the residual.
 
-    p is the distribution that was verified against: of `target_logits` as they are (penalised ones, if they were
-    edited) after temperature, top-k, top-p and min-p. A greedy row's is the log-softmax at temperature 1. A token
-    beyond V, which only synthetic acceptance lets through, has -inf.
+    p is the distribution that the drafts were verified against: `target_logits` (with penalties applied, if any) after
+    temperature, top-k, top-p and min-p. For a greedy row it is the softmax at temperature 1. A token beyond V, which
+    only synthetic acceptance emits, has -inf.
 
     Args:
-        target_logits: as `rejection_sample` got them.
-        out_tokens: [R, K+1] int64, its `tokens`.
-        num_emitted: [R] int32, its `num_emitted`, or fewer.
-        sampling: of R rows, as it got it.
-        top_n: how many of the most likely tokens of each row to tell beside, at most V. Ties go to the lowest id.
-        cu_rows: as it got it.
-        bounds: [R, K+1] each, its `bounds`: saves finding them again. None: computed here, where rows are truncated.
+        target_logits: the argument of `rejection_sample`.
+        out_tokens: [R, K+1] int64, `tokens` of its result.
+        num_emitted: [R] int32, `num_emitted` of its result, or less.
+        sampling: the argument of `rejection_sample`.
+        top_n: number of most likely tokens to return for each row, at most V. Ties go to the lowest id.
+        cu_rows: the argument of `rejection_sample`.
+        bounds: [R, K+1] each, `bounds` of its result, which saves computing them again. None: computed here, where
+            rows are truncated.
 
     Reads emitted rows only. Raises ValueError for shapes that do not fit together.
     """
@@ -47,9 +48,9 @@ def token_logprobs(
         raise ValueError(f"cu_rows {list(cu_rows.shape)}; expected [R+1] = [{requests + 1}]")
     if num_emitted.shape != (requests,) or sampling.temperature.shape != (requests,):
         raise ValueError(f"num_emitted {list(num_emitted.shape)}; expected one entry per row: [{requests}]")
-    for name, given in zip(("logit", "token"), bounds or (), strict=False):
-        if given.shape != (requests, width):
-            raise ValueError(f"bounds.{name} {list(given.shape)}; expected [R, K+1] = [{requests}, {width}]")
+    for name, bound in zip(("logit", "token"), bounds or (), strict=False):
+        if bound.shape != (requests, width):
+            raise ValueError(f"bounds.{name} {list(bound.shape)}; expected [R, K+1] = [{requests}, {width}]")
     if not 0 <= top_n <= target_logits.shape[1]:
         raise ValueError(f"top_n={top_n}; expected 0 to V = {target_logits.shape[1]}")
     if requests == 0:

@@ -34,16 +34,16 @@ def _commit_rows_kernel(
     first_stop = tl.min(tl.where(is_stop, i, k + 1))
     emitted = tl.minimum(emitted, first_stop + 1).to(tl.int64)
     token = tl.where(i < emitted, token, -1)
-    # Columns past the emission land beyond the new length, where no one reads.
+    # Columns past the emission land beyond the new length, where nothing is read.
     tl.store(tokens + slot * stride_tokens + before + i, tl.maximum(token, 0), mask=i <= k)
     after = before + emitted
     ended = (first_stop <= k) | (after >= tl.load(limit + slot)) | (status > 0)
     valid = before
     if DRAFTED:
-        # d_k was never fed, and what follows the first rejected draft is stale.
+        # The draft model never processed its last draft, and its KV behind the first rejected draft is stale.
         valid = tl.load(draft_valid + slot)
         valid = tl.where(was_active & (valid >= before - 2), before + tl.minimum(accepted, k - 1), valid)
-    tl.debug_barrier()  # every lane has read the slot before one writes it
+    tl.debug_barrier()  # all threads have read the slot before any thread writes it
     tl.store(length + slot, after)
     tl.store(active + slot, (was_active & ~ended).to(tl.uint8))
     if DRAFTED:

@@ -16,7 +16,8 @@ TABLE_BLOCK = 256  # block-table columns copied at a time
 @triton.jit(do_not_specialize=["k", "width", "stride_table"])
 def _open_rows_kernel(
     length, draft_valid, limit, active, block_table, temperature, top_k, top_p, min_p, seed, slots,
-    out_length, out_room, out_draft_room, out_table, out_temperature, out_top_k, out_top_p, out_min_p, out_seed,
+    out_length, out_max_drafts, out_max_model_drafts, out_table,
+    out_temperature, out_top_k, out_top_p, out_min_p, out_seed,
     k, width, stride_table, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -24,10 +25,10 @@ def _open_rows_kernel(
     slot = tl.load(slots + row)
     tokens = tl.load(length + slot)
     fits = tl.minimum(tl.maximum(tl.load(limit + slot) - tokens - 1, 0), k)
-    room = tl.where(tl.load(active + slot) != 0, fits, 0).to(tl.int32)
+    max_drafts = tl.where(tl.load(active + slot) != 0, fits, 0).to(tl.int32)
     tl.store(out_length + row, tokens)
-    tl.store(out_room + row, room)
-    tl.store(out_draft_room + row, tl.where(tl.load(draft_valid + slot) >= tokens - 2, room, 0))
+    tl.store(out_max_drafts + row, max_drafts)
+    tl.store(out_max_model_drafts + row, tl.where(tl.load(draft_valid + slot) >= tokens - 2, max_drafts, 0))
     tl.store(out_temperature + row, tl.load(temperature + slot))
     tl.store(out_top_k + row, tl.load(top_k + slot))
     tl.store(out_top_p + row, tl.load(top_p + slot))
@@ -49,8 +50,8 @@ def open_rows(state: SlotTensors, slots: Tensor, *, k: int, width: int) -> Opene
 
     out = OpenedRows(
         lengths=empty(count, dtype=torch.int64),
-        room=empty(count, dtype=torch.int32),
-        draft_room=empty(count, dtype=torch.int32),
+        max_drafts=empty(count, dtype=torch.int32),
+        max_model_drafts=empty(count, dtype=torch.int32),
         block_tables=empty(count, width, dtype=torch.int32),
         temperature=empty(count, dtype=torch.float32),
         top_k=empty(count, dtype=torch.int32),

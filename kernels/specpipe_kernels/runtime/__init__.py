@@ -1,1 +1,1 @@
-"""How kernels are chosen, compiled, launched and timed."""
+"""Choice of the implementation, compilation ahead of time, launch options, and the device's timestamps."""

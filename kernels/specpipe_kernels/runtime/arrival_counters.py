@@ -1,4 +1,4 @@
-"""Counters with which the last program that contributes to a result finds out that it is the last."""
+"""Counters of programs that have stored their part of a shared result; the last one combines the parts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def _counters(device: torch.device, size: int) -> Tensor:
 
 
 def arrivals(like: Tensor, results: int) -> Tensor:
-    """[>= results] int32: programs that share a result and have arrived. A launch finds zeros and leaves zeros.
+    """Returns [>= results] int32 counters on the device of `like`, one for each shared result.
 
-    One stream a device uses them: kernels that run at the same time must not share them.
+    Every launch finds zeros and leaves zeros. All kernels of a device share one buffer, so only one stream may use it:
+    kernels that run at the same time must not share counters.
     """
     return _counters(like.device, max(1 << 16, power_of_2(results)))

@@ -1,7 +1,7 @@
-"""Which implementation runs: Triton for CUDA tensors, plain torch for the rest.
+"""Choice of the implementation: Triton for CUDA tensors, plain torch for the rest.
 
-Tensors of torch's `meta` device, which have no memory, stand for those of the current GPU: with them kernels are found
-and compiled ahead of time (`specpipe_kernels.runtime.compile_ahead`).
+Tensors of torch's `meta` device, which have no memory, stand for those of the current GPU: they are used to compile
+kernels ahead of time (`specpipe_kernels.runtime.compile_ahead`).
 
 The environment variable SPECPIPE_KERNELS=reference|triton forces one for every call. With TRITON_INTERPRET=1, set
 before triton is first imported, `triton` runs on CPU tensors too (slowly: for tests).
@@ -22,20 +22,27 @@ _ROOTS = {"reference": "specpipe_kernels.reference", "triton": "specpipe_kernels
 
 
 def backend_for(tensor: torch.Tensor) -> str:
-    """ "reference" or "triton". Raises ValueError for a value of SPECPIPE_KERNELS that names neither."""
+    """Returns "reference" or "triton". Raises ValueError for any other value of SPECPIPE_KERNELS."""
     forced = os.environ.get(VARIABLE, "")
     if not forced:
         return "triton" if tensor.is_cuda or tensor.is_meta else "reference"
     if forced not in _ROOTS:
-        raise ValueError(f"{VARIABLE}={forced!r}; expected 'reference', 'triton' or nothing (choose by device)")
+        raise ValueError(f"{VARIABLE}={forced!r}; expected 'reference', 'triton', or unset to choose by device")
     return forced
 
 
 def gpu_of(device: torch.device) -> torch.device | None:
-    """The GPU whose properties decide how kernels are launched for tensors of `device`; None: there is none."""
+    """Returns the GPU whose properties decide the launch of kernels for tensors of `device`, or None without a GPU."""
     if device.type == "meta" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return device if device.type == "cuda" else None
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Returns the number of streaming multiprocessors for tensors of `device`; without a GPU that of an H200."""
+    gpu = gpu_of(device)
+    return 132 if gpu is None else int(torch.cuda.get_device_properties(gpu).multi_processor_count)
 
 
 @cache

@@ -1,8 +1,8 @@
-"""Triton kernels compiled before their first launch, several at a time, while the caller does something else.
+"""Compilation of Triton kernels before their first launch, several at a time and in the background.
 
-Which ones is found out by running the code that launches them on tensors of torch's `meta` device: they have shapes
-and alignments but no memory, so that this takes milliseconds and neither weights nor a free GPU. Triton's passes, ptxas
-and the C compiler all let other Python threads run; only tracing a kernel's source, a seventh of the work, takes turns.
+The kernels to compile are found by running the code that launches them on tensors of torch's `meta` device. These have
+shapes and alignments but no memory, so it takes milliseconds and needs neither weights nor a free GPU. Triton's passes,
+ptxas and the C compiler release Python's global lock; only tracing a kernel's source, a seventh of the work, holds it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-MOST_THREADS = 16
+MAX_THREADS = 16
 
 
 @contextmanager
 def launches_skipped() -> Iterator[None]:
-    """Inside, kernels that this thread launches are compiled and not run."""
+    """Context in which kernels that this thread launches are compiled but not run."""
     from triton.runtime import JITFunction
 
     me, run = threading.get_ident(), JITFunction.run
@@ -37,16 +37,22 @@ def launches_skipped() -> Iterator[None]:
 
 
 class CompileAhead:
-    """Compiles what `work` would launch. Begins at once; `wait` ends it. One at a time."""
+    """Compiles the kernels that `work` would launch. Starts at once; call `wait`. Only one may be active at a time."""
 
     def __init__(self, work: Callable[[], object], *, threads: int | None = None) -> None:
-        """work: runs kernels on meta tensors, in a thread of its own."""
-        self._compilers = _Compilers(threads or min(MOST_THREADS, len(os.sched_getaffinity(0))))
+        """Starts `work`, which launches kernels on meta tensors, in a thread of its own.
+
+        threads: number of compiler threads; None: one for each usable core, at most MAX_THREADS.
+        """
+        self._compilers = _Compilers(threads or min(MAX_THREADS, len(os.sched_getaffinity(0))))
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="compile-ahead")
         self._done = self._worker.submit(self._compile, work)
 
     def wait(self) -> int:
-        """→ kernels that were compiled or taken from the cache on disk. Raises what `work` or a compilation raised."""
+        """Waits for the end and returns the number of kernels compiled or loaded from Triton's cache on disk.
+
+        Raises the exception of `work` or of a compilation.
+        """
         try:
             return self._done.result()
         finally:

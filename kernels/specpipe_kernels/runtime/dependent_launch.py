@@ -1,12 +1,15 @@
-"""How kernels follow and share: programmatic dependent launch, and counters of programs that arrived.
+"""Programmatic dependent launch (PDL): a kernel may start while its predecessor finishes.
 
-With programmatic dependent launch (Hopper and newer, PTX griddepcontrol) a kernel may start while its predecessor
-finishes. Every kernel launched with `launch_options` must call `wait_for_inputs` before it touches what the kernel
-before it wrote, and `let_next_start` after that, when its own reading is done: earlier, the next kernel's programs
-would take the room that its last ones need (measured: 1 to 7 % of a round slower than without). Sampling and
-verification say it right after the wait: their programs are few, and what follows them is small (measured: 1 to 11 %
-faster). As every kernel waits before it lets the next one start, what lies two or more launches back is complete when
-a kernel starts, and may be read before it waits.
+Available on Hopper and newer (PTX griddepcontrol). Every kernel launched with `launch_options` must call
+`wait_for_inputs` before it accesses memory that the previous kernel wrote, and `let_next_start` after that:
+
+- As a rule, when its own reads are done. Earlier, programs of the next kernel would occupy the multiprocessors that its
+  own last programs need (measured: rounds are 1 to 7 % slower than without PDL).
+- Sampling and verification call it right after the wait: they have few programs, and small kernels follow them
+  (measured: 1 to 11 % faster).
+
+As every kernel waits before it lets the next one start, all launches before the previous one are complete when a kernel
+starts, and their results may be read before the wait.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ from specpipe_kernels.runtime.backend import gpu_of
 
 @triton.jit
 def wait_for_inputs(PDL: tl.constexpr):
-    """Everything that earlier kernels wrote is visible after this."""
+    """Waits for earlier kernels: everything that they wrote is visible afterwards."""
     if PDL:
         gdc_wait()
 
 
 @triton.jit
 def let_next_start(PDL: tl.constexpr):
-    """The next kernel may start now: it waits for this one's end by itself."""
+    """Lets the next kernel start; its own `wait_for_inputs` waits for this kernel's end."""
     if PDL:
         gdc_launch_dependents()
 
@@ -42,7 +45,7 @@ def _has_pdl(device: torch.device) -> bool:
 
 
 def launch_options(tensor: Tensor) -> dict[str, bool]:
-    """Keywords for the launch of a kernel with a PDL argument: {"PDL": …, "launch_pdl": …}."""
+    """Returns keywords for the launch of a kernel with a PDL parameter: {"PDL": …, "launch_pdl": …}."""
     gpu = gpu_of(tensor.device)
     if gpu is None or not _has_pdl(gpu):
         return {"PDL": False}

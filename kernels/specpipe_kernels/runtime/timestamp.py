@@ -1,4 +1,4 @@
-"""The device's clock, written by a kernel, so that a stamp can be part of a captured graph."""
+"""The device's clock, written by a kernel, so that captured graphs can contain timestamps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Penalties with Triton: a program walks a slot's distinct tokens and edits one row of logits, each entry once.
+"""Penalties with Triton: a program goes over a slot's distinct tokens and edits one row of logits, each entry once.
 
-Bytes go with the length of the text, not with the vocabulary.
+The bytes moved grow with the length of the text, not with the vocabulary.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from torch import Tensor
 
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
-from specpipe_kernels.sampling.device.distinct_tokens import block_of, is_neutral, load_distinct, twins_of
+from specpipe_kernels.sampling.device.distinct_tokens import block_of, duplicates_of, is_neutral, load_distinct
 from specpipe_kernels.types import Penalties
 
 
 @triton.jit
 def _edit(row, token, outputs, mask, repetition, presence, frequency):
+    """Applies penalties to the logits of distinct tokens, which occur `outputs` times in the output."""
     at = row + tl.where(mask, token, 0)
     x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     x = tl.where(x > 0.0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
@@ -51,18 +52,18 @@ def _apply_penalties_kernel(
     draft = tl.full([K_PAD], -1, tl.int64)
     if DRAFTED:
         draft = tl.load(drafts + request * stride_draft + lane, mask=lane < first + i, other=-1)
-    met = tl.zeros([K_PAD], tl.int32)
+    matched = tl.zeros([K_PAD], tl.int32)
     for start in range(0, length, BLOCK):
         entry, token = load_distinct(tokens + slot * stride_slot, seen + slot * stride_seen, start, length, BLOCK)
         outputs = entry - 1
         if DRAFTED:
             same = (token[:, None] == draft[None, :]).to(tl.int32)
             outputs += tl.sum(same, 1)
-            met = tl.maximum(met, tl.max(same, 0))
+            matched = tl.maximum(matched, tl.max(same, 0))
         _edit(row, token, outputs, (token >= 0) & (token < vocab), repetition, presence, frequency)
     if DRAFTED:
-        times, is_first = twins_of(draft, K_PAD)
-        _edit(row, draft, times, is_first & (met == 0) & (draft < vocab), repetition, presence, frequency)
+        occurrences, is_first = duplicates_of(draft, K_PAD)
+        _edit(row, draft, occurrences, is_first & (matched == 0) & (draft < vocab), repetition, presence, frequency)
     let_next_start(PDL)
 
 

@@ -1,4 +1,4 @@
-"""Keep account of a slot's distinct tokens with Triton: one walk over them a request that emits."""
+"""Counts of a slot's distinct tokens with Triton: one pass over them for each request that emits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
-from specpipe_kernels.sampling.device.distinct_tokens import block_of, is_neutral, load_distinct, twins_of
+from specpipe_kernels.sampling.device.distinct_tokens import block_of, duplicates_of, is_neutral, load_distinct
 from specpipe_kernels.types import Penalties
 
 
@@ -27,15 +27,15 @@ def _count_tokens_kernel(
     slot = tl.load(slots + request).to(tl.int64)
     length = tl.load(lengths + request).to(tl.int32)
     entries = seen + slot * stride_seen
-    met = tl.zeros([K_PAD], tl.int32)
+    matched = tl.zeros([K_PAD], tl.int32)
     for start in range(0, length, BLOCK):
         entry, token = load_distinct(tokens + slot * stride_slot, entries, start, length, BLOCK)
         same = (token[:, None] == new[None, :]).to(tl.int32)
         added = tl.sum(same, 1)
-        met = tl.maximum(met, tl.max(same, 0))
+        matched = tl.maximum(matched, tl.max(same, 0))
         tl.store(entries + start + tl.arange(0, BLOCK), entry + added, mask=added > 0)
-    times, is_first = twins_of(new, K_PAD)
-    tl.store(entries + length + lane, tl.where(is_first & (met == 0), 1 + times, 0), mask=new >= 0)
+    occurrences, is_first = duplicates_of(new, K_PAD)
+    tl.store(entries + length + lane, tl.where(is_first & (matched == 0), 1 + occurrences, 0), mask=new >= 0)
     let_next_start(PDL)
 
 

@@ -1,7 +1,8 @@
-"""Verify drafts with Triton: raw logits in, tokens out, no probabilities in memory, no host sync.
+"""Verification of drafts with Triton: raw logits in, tokens out, no probabilities in memory, no host synchronisation.
 
 Two launches: scan and accept, then draw one token from the row where verification stopped. `invariant` and greedy
-rounds need the first only, `block` a third one between them. Many rows of `invariant` are scanned position by position.
+rounds need the first only, `block` a third one between them. Large batches of `invariant` are scanned position by
+position.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from specpipe_kernels.sampling.sample import sample
 from specpipe_kernels.sampling.truncation.truncation_bounds import truncation_bounds
 from specpipe_kernels.sampling.verification.block_verification import decide_blocks
 from specpipe_kernels.sampling.verification.distributions import Distribution
-from specpipe_kernels.sampling.verification.draw_final_token import draw_last
+from specpipe_kernels.sampling.verification.draw_final_token import draw_final_token
 from specpipe_kernels.sampling.verification.verify import GREEDY, METHOD_CODES, verify
 from specpipe_kernels.types import Bounds, Method, Purpose, RejectionOutput, SamplingTensors
 
-# Entries of one position of all requests, from which `invariant` scans position by position: its noise costs more than
-# the launches. The other methods only read rows, and gain nothing from it (docs/performance.md).
-LAZY_FROM = 8_000_000
+# Entries of one position of all requests from which `invariant` scans position by position: its noise then costs more
+# than further launches. The other methods only read rows and gain nothing from it (docs/performance.md).
+STAGED_FROM = 8_000_000
 
 
 def rejection_sample(
@@ -65,7 +66,7 @@ def rejection_sample(
         num_drafts=num_draft_tokens,
         bonus=bonus_tokens is None,
     )
-    p = _side(p_rows, sampling)
+    p = _distribution(p_rows, sampling)
     if p.bounds is not None and bonus_tokens is None:
         out = out._replace(bounds=Bounds(*(x.view(requests, k + 1) for x in p.bounds)))
     matches = method == "invariant" or sampling.all_greedy
@@ -82,27 +83,24 @@ def rejection_sample(
         )
         if draft_bounds is not None and draft_rows is not None:
             draft_bounds = Bounds(*(x[draft_rows] for x in draft_bounds))
-        q = _side(q_rows, sampling, draft_bounds)
+        q = _distribution(q_rows, sampling, draft_bounds)
     code = GREEDY if sampling.all_greedy and method != "synthetic" else METHOD_CODES[method]
-    verified = verify(
+    scanned = verify(
         p, q, sampling, positions, out,
         method=code, stages=_stages(p_rows, method), draft_lse=draft_lse if q else None, bonus_tokens=bonus_tokens,
         rates=synthetic_rates, counts=counts,
     )  # fmt: skip
     if matches:
         return out
-    if q is not None and verified.undecided is not None and verified.weight is not None:
-        decide_blocks(
-            p, q, sampling, positions, out,
-            p_lse=verified.p_lse, q_lse=verified.q_lse, weight=verified.weight, undecided=verified.undecided,
-        )  # fmt: skip
-    draw_last(p, q, sampling, positions, out, verified, counts, bonus_given=bonus_tokens is not None)
+    if q is not None and scanned.undecided is not None:
+        decide_blocks(p, q, sampling, positions, out, scanned)
+    draw_final_token(p, q, sampling, positions, out, scanned, counts, bonus_given=bonus_tokens is not None)
     return out
 
 
 def _stages(rows: LogitRows, method: Method) -> list[tuple[int, int]]:
-    """(first position, how many) of each scan. The last draft's position goes with the bonus one."""
-    if method != "invariant" or rows.requests * rows.vocab < LAZY_FROM:
+    """Returns (first position, number of positions) of each scan. The last one covers the last draft and the bonus."""
+    if method != "invariant" or rows.requests * rows.vocab < STAGED_FROM:
         return [(0, rows.width)]
     return [*((i, 1) for i in range(rows.width - 2)), (rows.width - 2, 2)]
 
@@ -116,7 +114,7 @@ def _plain(
     method: Method,
     counts: Tensor | None,
 ) -> RejectionOutput:
-    """Nothing was drafted: the bonus token alone."""
+    """Returns the result of a round without drafts: the bonus token alone."""
     if bonus_tokens is not None:
         none = torch.zeros_like(bonus_tokens, dtype=torch.int32)
         if counts is not None:
@@ -133,8 +131,8 @@ def _plain(
     return RejectionOutput(drawn.tokens[:, None], emitted, accepted, drawn.status, bounds)
 
 
-def _side(rows: LogitRows, sampling: SamplingTensors, bounds: Bounds | None = None) -> Distribution:
-    """bounds [>= requests, width] by request; computed if not given."""
+def _distribution(rows: LogitRows, sampling: SamplingTensors, bounds: Bounds | None = None) -> Distribution:
+    """Adds truncation bounds to rows of logits. bounds: [>= requests, width] by request; computed if None."""
     if not sampling.truncated or sampling.all_greedy:
         return Distribution(rows, None)
     if bounds is None:

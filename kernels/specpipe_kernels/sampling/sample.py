@@ -1,7 +1,7 @@
-"""Draw one token a row with Triton: one launch, after the passes that truncation needs.
+"""Draw of one token per row with Triton: one launch, after the passes that truncation needs.
 
-A program takes some chunks of a row: their masses, and the draw inside a chunk that is alone. The last program of a row
-combines them. INVARIANT draws in one level: an argmax over all entries, which every program takes over its own.
+A program computes the masses of some chunks of a row; with a single chunk, also the draw inside it. The last program of
+a row combines them. INVARIANT draws in one level: an argmax over all entries, which each program takes over its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.sampling.device.kernel_args import StreamArgs
 from specpipe_kernels.sampling.device.logit_rows import (
     LogitRows,
     best_of,
@@ -30,13 +31,13 @@ from specpipe_kernels.sampling.device.vocab_chunks import (
     chunk_tiling,
     draw_from_chunk,
     load_log_masses,
-    pick,
+    select_chunk,
     store_masses,
 )
 from specpipe_kernels.sampling.truncation.truncation_bounds import truncation_bounds
 from specpipe_kernels.types import Purpose, Sampled, SamplingTensors
 
-MAX_REGISTERS = 64  # more would leave too few warps to hide the memory's latency
+MAX_REGISTERS = 64  # more would leave too few warps to hide memory latency
 _INVARIANT = tl.constexpr(int(Purpose.INVARIANT))
 
 
@@ -45,63 +46,62 @@ _INVARIANT = tl.constexpr(int(Purpose.INVARIANT))
     do_not_specialize_on_alignment=["out_token"],  # a column of the draft tokens
 )
 def _sample_kernel(
-    logits, row_map, temperature, seeds, positions, bound_logit, bound_token,
-    part_reference, part_score, part_token, chunk_mass, counters,
+    source, streams, part_reference, part_score, part_token, chunk_mass, counters,
     out_token, out_lse, out_status, out_emitted, out_accepted,
-    stride_row, stride_out, vocab, chunks, parts, per, index, purpose: tl.constexpr,
-    HAS_MAP: tl.constexpr, TRUNCATED: tl.constexpr, ALL_GREEDY: tl.constexpr,
-    BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
+    stride_out, chunks, parts, per, index, purpose: tl.constexpr,
+    ALL_GREEDY: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    TRUNCATED: tl.constexpr = source.bounds.logit is not None
     wait_for_inputs(PDL)
     let_next_start(PDL)
     item = tl.program_id(0) // parts
     part = tl.program_id(0) % parts
-    temp = tl.load(temperature + item)
-    seed = tl.load(seeds + item)
-    position = tl.load(positions + item)
+    temp = tl.load(streams.temperature + item)
+    seed = tl.load(streams.seeds + item)
+    position = tl.load(streams.positions + item)
     inverse = inverse_temperature(temp)
-    row = row_pointer(logits, row_map, item, tl.zeros([], tl.int32), stride_row, stride_row, HAS_MAP)
-    begin, end = span_of(part, per, vocab, BLOCK)
-    wide = item.to(tl.int64)
-    partial = wide * parts + part
-    masses = chunk_mass + wide * chunks
+    row = row_pointer(source, item, tl.zeros([], tl.int32))
+    begin, end = span_of(part, per, source.vocab, BLOCK)
+    row64 = item.to(tl.int64)
+    partial = row64 * parts + part
+    masses = chunk_mass + row64 * chunks
     if ALL_GREEDY:
         temp = temp * 0.0
     if temp > 0.0:
         if per == 1:
-            x = load_tile(row, begin + tl.arange(0, BLOCK), vocab)
+            x = load_tile(row, begin + tl.arange(0, BLOCK), source.vocab)
             mass, reference, score, token = draw_from_chunk(
-                x, begin, inverse, bound_logit, bound_token, item, seed, position, index, purpose, TRUNCATED, BLOCK
+                x, begin, inverse, source.bounds, item, seed, position, index, purpose, TRUNCATED, BLOCK
             )
             tl.store(masses + part, mass)
             tl.store(part_score + partial, score)
             tl.store(part_token + partial, token)
         else:
             reference = store_masses(
-                row, begin, end, vocab, inverse, bound_logit, bound_token, item, masses, TRUNCATED, BLOCK
+                row, begin, end, source.vocab, inverse, source.bounds, item, masses, TRUNCATED, BLOCK
             )
             if purpose == _INVARIANT:
-                x = load_tile(row, begin + tl.arange(0, BLOCK), vocab)
+                x = load_tile(row, begin + tl.arange(0, BLOCK), source.vocab)
                 score, token = draw_from_span(
-                    row, x, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
+                    row, x, begin, end, source.vocab, inverse, source.bounds, item, seed, position, index, purpose,
                     TRUNCATED, BLOCK,
                 )  # fmt: skip
                 tl.store(part_score + partial, score)
                 tl.store(part_token + partial, token)
         tl.store(part_reference + partial, reference)
     else:
-        x = load_tile(row, begin + tl.arange(0, BLOCK), vocab)
-        top, token = largest_of_span(row, x, begin, end, vocab, BLOCK)
+        x = load_tile(row, begin + tl.arange(0, BLOCK), source.vocab)
+        top, token = largest_of_span(row, x, begin, end, source.vocab, BLOCK)
         tl.store(part_score + partial, top)
         tl.store(part_token + partial, token)
-    # Before this program knows whether it is the last: its wait for the others is no time for arithmetic.
+    # Computed before the atomic below, so that the last program does not add it to its latency.
     lane = tl.arange(0, CHUNKS)
     noise = chunk_gumbel(seed, position, index, purpose, lane)
     if ~is_last(counters, item, parts):
         return
     used = lane < parts
-    tokens = load_part(part_token + wide * parts + lane, used, 0)
-    scores = load_part(part_score + wide * parts + lane, used, float("-inf"))
+    tokens = load_part(part_token + row64 * parts + lane, used, 0)
+    scores = load_part(part_score + row64 * parts + lane, used, float("-inf"))
     lse = 0.0
     if temp > 0.0:
         status, largest, log_masses = load_log_masses(
@@ -111,21 +111,21 @@ def _sample_kernel(
         if purpose == _INVARIANT:
             _, drawn = best_of(scores, tokens)
         else:
-            names = tokens
+            labels = tokens
             if per > 1:
-                names = lane
-            _, drawn = pick(log_masses, noise, names)
+                labels = lane
+            _, drawn = select_chunk(log_masses, noise, labels)
             if per > 1:
                 begin = drawn * BLOCK
-                x = load_tile(row, begin + tl.arange(0, BLOCK), vocab)
+                x = load_tile(row, begin + tl.arange(0, BLOCK), source.vocab)
                 _, _, _, drawn = draw_from_chunk(
-                    x, begin, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
+                    x, begin, inverse, source.bounds, item, seed, position, index, purpose,
                     TRUNCATED, BLOCK,
                 )  # fmt: skip
     else:
         status = status_of(scores, 0)
         _, drawn = best_of(scores, tokens)
-    tl.store(out_token + wide * stride_out, tl.where(status == 0, drawn, -1).to(tl.int64))
+    tl.store(out_token + row64 * stride_out, tl.where(status == 0, drawn, -1).to(tl.int64))
     tl.store(out_lse + item, lse)
     tl.store(out_status + item, status)
     if out_emitted is not None:
@@ -149,7 +149,7 @@ def sample(
     """See `specpipe_kernels.sample`.
 
     row_map [R] int: the row of logits of each request; None: its own number. emitted and accepted [R] int32, if given,
-    are filled as `rejection_sample` does for a round without drafts.
+    receive the counts of a round without drafts.
     """
     logits = logits[:, :vocab_size]
     count, vocab = sampling.temperature.shape[0], logits.shape[1]
@@ -160,15 +160,14 @@ def sample(
     drawn = Sampled(tokens, floats(logits, count), int32s(logits, count), bounds)
     if count == 0:
         return drawn
-    cut = chunk_tiling(vocab, count)
+    cut = chunk_tiling(logits.device, vocab, count)
     values = [floats(logits, count, cut.parts) for _ in range(2)]
     _sample_kernel[(count * cut.parts,)](
-        logits, row_map, sampling.temperature, sampling.seed, positions, *(bounds or (None, None)),
+        rows.args(bounds), StreamArgs(sampling.temperature, sampling.seed, positions),
         *values, int32s(logits, count, cut.parts), floats(logits, count, cut.chunks), arrivals(logits, count),
         tokens, drawn.lse, drawn.status, emitted, accepted,
-        logits.stride(0), tokens.stride(0), vocab, cut.chunks, cut.parts, cut.per,
-        0 if purpose == Purpose.INVARIANT else index, int(purpose),
-        HAS_MAP=row_map is not None, TRUNCATED=bounds is not None, ALL_GREEDY=sampling.all_greedy,
-        BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps, maxnreg=MAX_REGISTERS, **launch_options(logits),
+        tokens.stride(0), cut.chunks, cut.parts, cut.per, 0 if purpose == Purpose.INVARIANT else index, int(purpose),
+        ALL_GREEDY=sampling.all_greedy, BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps,
+        maxnreg=MAX_REGISTERS, **launch_options(logits),
     )  # fmt: skip
     return drawn

@@ -84,8 +84,8 @@ class Round:
             state=state,
             slots=slots,
             lengths=opened.lengths,
-            max_drafts=opened.room,
-            max_model_drafts=opened.draft_room,
+            max_drafts=opened.max_drafts,
+            max_model_drafts=opened.max_model_drafts,
             block_tables=opened.block_tables,
             sampling=SamplingTensors(
                 temperature=opened.temperature,

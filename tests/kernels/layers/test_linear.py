@@ -53,7 +53,7 @@ def open_norm(h: Tensor, weight: Tensor, parts: int) -> Normed:
 
 
 @on_each_device
-@pytest.mark.parametrize("rows", [1, 3, 16, 17, 61])
+@pytest.mark.parametrize("rows", [1, 17, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 16, 61))])
 @pytest.mark.parametrize(("n", "k", "splits"), [(96, 200, 1), (40, 512, 4), (33, 72, 2)])
 @pytest.mark.parametrize("by_descriptor", [False, True])
 def test_narrow_linear(device: str, rows: int, n: int, k: int, splits: int, by_descriptor: bool) -> None:
@@ -72,7 +72,16 @@ def test_a_split_product_is_the_same_every_time(device: str) -> None:
 
 
 @on_each_device
-@pytest.mark.parametrize(("rows", "k"), [(2, 160), (19, 160), (47, 160), (64, 152), (40, 155)])
+@pytest.mark.parametrize(
+    ("rows", "k"),
+    [
+        (2, 160),
+        pytest.param(19, 160, marks=pytest.mark.slow),
+        pytest.param(47, 160, marks=pytest.mark.slow),
+        (64, 152),
+        (40, 155),
+    ],
+)
 def test_narrow_glu_behind_an_open_norm(device: str, rows: int, k: int) -> None:
     """k = 155: rows that no tensor descriptor takes."""
     h, by, weight = tensors(device, (rows, k), (k,), (2 * 48, k))
@@ -83,7 +92,7 @@ def test_narrow_glu_behind_an_open_norm(device: str, rows: int, k: int) -> None:
 
 
 @on_each_device
-@pytest.mark.parametrize("rows", [65, 100, 128])
+@pytest.mark.parametrize("rows", [65, pytest.param(100, marks=pytest.mark.slow), 128])
 def test_glu_reads_its_weights_once_for_more_rows_than_other_products(device: str, rows: int) -> None:
     x, weight = tensors(device, (rows, 96), (2 * 72, 96))
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
@@ -92,7 +101,16 @@ def test_glu_reads_its_weights_once_for_more_rows_than_other_products(device: st
 
 
 @on_each_device
-@pytest.mark.parametrize("rows", [2, 21, 60, 100, 128])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        2,
+        pytest.param(21, marks=pytest.mark.slow),
+        pytest.param(60, marks=pytest.mark.slow),
+        100,
+        pytest.param(128, marks=pytest.mark.slow),
+    ],
+)
 def test_the_head_reads_its_weights_once_as_well(device: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (triton_linear, gemm_tiling_module):
         monkeypatch.setattr(module, "LARGE", 300)
@@ -142,7 +160,7 @@ def test_tiles_in_flight_fit_into_a_multiprocessor(shape: tuple[int, ...], rows:
     for epilogue, n, k in products:
         if rows > limit and epilogue != GLU and n < LARGE:
             continue
-        cut = gemm_tiling(rows, n, k, epilogue=epilogue, itemsize=2, head_dim=dim)
+        cut = gemm_tiling(rows, n, k, epilogue=epilogue, itemsize=2, processors=132, head_dim=dim)
         weight_rows = cut.block_n * (2 if epilogue in (GLU, ROPE) else 1)
         x_rows = max(16, triton.next_power_of_2(rows))
         bytes_a_step = cut.block_k * (weight_rows * (1 if fp8 else 2) + x_rows * 2)
@@ -151,12 +169,20 @@ def test_tiles_in_flight_fit_into_a_multiprocessor(shape: tuple[int, ...], rows:
 
 
 @on_each_device
-@pytest.mark.parametrize(("rows", "early"), [(1, True), (7, False), (31, True), (50, False)])
+@pytest.mark.parametrize(
+    ("rows", "early"),
+    [
+        (1, True),
+        (7, False),
+        pytest.param(31, True, marks=pytest.mark.slow),
+        pytest.param(50, False, marks=pytest.mark.slow),
+    ],
+)
 def test_narrow_residual_leaves_a_norm_that_the_next_product_closes(
     device: str, rows: int, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """early: what the epilogues read is loaded before the products."""
-    monkeypatch.setattr(skinny_gemm_module, "_EARLY_VALUES", 48 if early else 0)
+    monkeypatch.setattr(skinny_gemm_module, "_PREFETCH_VALUES", 48 if early else 0)
     x, weight, residual, by, following = tensors(device, (rows, 96), (200, 96), (rows, 200), (200,), (64, 200))
     h, normed = triton_linear.linear_residual(x, weight, residual, by, EPS)
     want = residual.double() + x.double() @ weight.double().T
@@ -197,7 +223,9 @@ def test_silu_mul(device: str) -> None:
 
 @on_each_device
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize(("q_heads", "kv_heads", "dim"), [(4, 2, 32), (7, 1, 24), (12, 4, 64)])
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "dim"), [(4, 2, 32), (7, 1, 24), pytest.param(12, 4, 64, marks=pytest.mark.slow)]
+)
 def test_rope_store_kv_equals_the_reference(device: str, normed: bool, q_heads: int, kv_heads: int, dim: int) -> None:
     tokens, page_size, pages = 9, 16, 5
     qkv, cos, sin, q_norm, k_norm = tensors(
@@ -218,9 +246,12 @@ def test_rope_store_kv_equals_the_reference(device: str, normed: bool, q_heads: 
 
 
 @on_each_device
-@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("splits", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(("biased", "early"), [(False, True), (True, False)])
-@pytest.mark.parametrize(("q_heads", "kv_heads", "dim"), [(4, 2, 32), (3, 1, 24), (4, 4, 64)])
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "dim"),
+    [(4, 2, 32), pytest.param(3, 1, 24, marks=pytest.mark.slow), pytest.param(4, 4, 64, marks=pytest.mark.slow)],
+)
 def test_rotation_in_the_projections_epilogue(
     device: str,
     splits: int,
@@ -247,7 +278,7 @@ def test_rotation_in_the_projections_epilogue(
     k, v = memory()
     rope = Rope(cos, sin, positions, k, v, index, q_heads)
     tiles = GemmTiling(16, 32, splits, 3, 4, False)
-    monkeypatch.setattr(skinny_gemm_module, "_EARLY_VALUES", 48 if early else 0)
+    monkeypatch.setattr(skinny_gemm_module, "_PREFETCH_VALUES", 48 if early else 0)
     normed = open_norm(h, by, parts=4)
     q = skinny_gemm(normed, weight, ROPE, bias=given, rope=rope, tiles=tiles)[0]
     want_k, want_v = memory()

@@ -166,7 +166,9 @@ def test_matches_the_oracle_over_shuffled_pages_and_stale_nan(kernel: Callable[.
     check(inputs.call(kernel, CASES[name]), inputs, CASES[name])
 
 
-@pytest.mark.parametrize("processors", [1, 4, 8, 32])
+@pytest.mark.parametrize(
+    "processors", [pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow), 8, 32]
+)
 @pytest.mark.parametrize("sinks", [False, True])
 def test_any_number_of_splits_gives_the_same(monkeypatch: pytest.MonkeyPatch, processors: int, sinks: bool) -> None:
     """1 (small blocks), 1, 2 and 8 splits a row; some of them find nothing to do."""
@@ -176,8 +178,10 @@ def test_any_number_of_splits_gives_the_same(monkeypatch: pytest.MonkeyPatch, pr
     check(inputs.call(triton_kernel, case), inputs, case)
 
 
-@pytest.mark.parametrize("window", [None, 40])
-@pytest.mark.parametrize(("block_n", "splits"), [(16, 1), (16, 4), (32, 2), (64, 8)])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 40])
+@pytest.mark.parametrize(
+    ("block_n", "splits"), [pytest.param(16, 1, marks=pytest.mark.slow), (16, 4), (32, 2), (64, 8)]
+)
 def test_any_tiling_gives_the_same(block_n: int, splits: int, window: int | None) -> None:
     """Blocks that are part of a page, rows of several tiles, more splits than blocks, tables with no entry to spare."""
     case = Case(rows=((0, 17), (190, 2), (-1, 2), (60, 5)), kv_heads=1, window=window, softcap=2.0)

@@ -77,7 +77,7 @@ def test_opening_gathers_rows_and_their_room(device: str, slots: int, k: int, wi
     for row, slot in enumerate(rows.tolist()):
         fits = min(k, max(0, int(state.limit[slot] - state.length[slot]) - 1)) if state.active[slot] else 0
         behind = state.draft_valid[slot] < state.length[slot] - 2
-        assert (want.room[row], want.draft_room[row]) == (fits, 0 if behind else fits)
+        assert (want.max_drafts[row], want.max_model_drafts[row]) == (fits, 0 if behind else fits)
 
 
 @on_each_device

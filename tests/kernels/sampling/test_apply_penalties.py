@@ -26,7 +26,10 @@ def some_drafts(rows: int, k: int, vocab: int, history: History) -> torch.Tensor
 
 @pytest.mark.parametrize("backend", HEAVY)
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize(("vocab", "k", "longest"), [(16, 3, 40), (100, 1, 9), (1031, 5, 2300), (64, 0, 70)])
+@pytest.mark.parametrize(
+    ("vocab", "k", "longest"),
+    [(16, 3, 40), (100, 1, 9), pytest.param(1031, 5, 2300, marks=pytest.mark.slow), (64, 0, 70)],
+)
 def test_equals_penalties_in_fp64(backend: Backend, dtype: torch.dtype, vocab: int, k: int, longest: int) -> None:
     rows = 6
     history = random_history(rows, vocab=vocab, longest=longest, seed=k)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from support.sampling_cases import (
-    BACKENDS,
     HEAVY,
     INTERPRETED,
     INTERPRETER,
     Backend,
     Round,
     emitted,
+    on_backends,
     random_round,
     run,
     sampling,
@@ -77,9 +77,7 @@ def test_given_bounds_save_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [2, 1, 2]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("k", [0, 2])
+@on_backends(2, method=METHODS, k=[2, 0])
 def test_a_given_bonus_token_follows_where_all_drafts_are_accepted(backend: Backend, method: str, k: int) -> None:
     """Its row of logits is not read: it may be unsound."""
     r = random_round(vocab=40, draft_vocab=40 if k else None, k=k, rows=5, method=method, truncated=False, seed=23)

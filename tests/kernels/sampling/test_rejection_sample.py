@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.sampling_cases import BACKENDS, HEAVY, Backend, Round, cut_small, emitted, random_round
+from support.sampling_cases import BACKENDS, HEAVY, Backend, Round, emitted, on_backends, random_round, use_small_tiles
 
 from specpipe_kernels import METHODS, rejection_sample
 
@@ -18,7 +18,7 @@ def check(backend: Backend, case: Round, **hints: bool) -> None:
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles and chunks even for small vocabularies."""
-    cut_small(monkeypatch, 32)
+    use_small_tiles(monkeypatch, 32)
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -45,8 +45,7 @@ def test_ragged_rows(backend: Backend, method: str, draft_vocab: int | None) -> 
     check(backend, random_round(vocab=61, draft_vocab=draft_vocab, k=4, rows=5, method=method, ragged=True, seed=2))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("method", METHODS)
+@on_backends(method=METHODS)
 def test_without_drafts_is_plain_decoding(backend: Backend, method: str) -> None:
     check(backend, random_round(vocab=16, draft_vocab=None, k=0, rows=3, method=method, seed=3))
 
@@ -64,9 +63,7 @@ def test_vocabulary_of_several_tiles(backend: Backend) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("vocab", [8193, 128256])
-@pytest.mark.parametrize("method", METHODS)
+@on_backends(vocab=[8193, 128256], method=METHODS)
 def test_large_vocabulary(backend: Backend, vocab: int, method: str) -> None:
     check(backend, random_round(vocab=vocab, draft_vocab=vocab - 7, k=1, rows=2, method=method, seed=6))
 
@@ -87,8 +84,7 @@ def test_many_random_rounds(backend: Backend, seed: int) -> None:
             )  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("method", METHODS)
+@on_backends(method=METHODS)
 def test_greedy_hint_changes_nothing(backend: Backend, method: str) -> None:
     case = random_round(vocab=40, draft_vocab=40, k=2, rows=3, method=method, seed=7)
     case = case.with_(rows=[type(r)(seed=r.seed, position=r.position, temperature=0.0) for r in case.rows])
@@ -122,7 +118,7 @@ def test_no_requests(backend: Backend) -> None:
         ({"draft_tokens": torch.zeros(6, dtype=torch.int64)}, "expected \\[R, K\\]"),
         ({"positions": torch.zeros(3, dtype=torch.int64)}, "positions \\[3\\]; expected one entry per row: \\[2\\]"),
         ({"method": "tree"}, "expected one of standard, block"),
-        ({"method": "synthetic"}, "they go together"),
+        ({"method": "synthetic"}, "expected rates exactly with"),
         ({"draft_logits": torch.zeros(2, 3, 16)}, "expected \\[D, K=2, Vd\\]"),
         ({"draft_logits": torch.zeros(1, 2, 16)}, "expected draft_rows"),
         ({"cu_rows": torch.zeros(2, dtype=torch.int32)}, "expected \\[R\\+1\\]"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.sampling_cases import BACKENDS, Backend, random_round, run, sampling, to
+from support.sampling_cases import BACKENDS, HEAVY, Backend, on_backends, random_round, run, sampling, to
 from torch import Tensor
 
 from specpipe_kernels import METHODS, SamplingTensors, rejection_sample
@@ -19,7 +19,7 @@ def logits_lse(logits: Tensor, s: SamplingTensors, owners: Tensor) -> Tensor:
     return (logits.double() / temperature[:, None, None]).logsumexp(-1).float()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HEAVY)
 @pytest.mark.parametrize(
     "method", ["block", *(pytest.param(method, marks=pytest.mark.slow) for method in ("standard", "synthetic"))]
 )
@@ -36,8 +36,7 @@ def test_saved_log_sum_exps_change_nothing(backend: Backend, method: str, monkey
     assert all(torch.equal(a, b) for a, b in zip(given[:4], computed[:4], strict=True))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@on_backends(bad=[float("nan"), float("inf"), float("-inf")])
 def test_a_saved_log_sum_exp_tells_an_unsound_draft_row(backend: Backend, bad: float) -> None:
     r = random_round(vocab=16, draft_vocab=16, k=1, rows=1, truncated=False)
     s = sampling(r.rows)._replace(temperature=torch.ones(1))
@@ -46,9 +45,7 @@ def test_a_saved_log_sum_exp_tells_an_unsound_draft_row(backend: Backend, bad: f
     assert out.status.tolist() == [2 if bad < 0 else 1] and out.num_emitted.tolist() == [0]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("one_hot", [False, True])
+@on_backends(method=METHODS, one_hot=[False, True])
 def test_trap_19_counts_add_up_by_position(backend: Backend, method: str, one_hot: bool) -> None:
     k, rows = 3, 7
     r = random_round(vocab=40, draft_vocab=None if one_hot else 40, k=k, rows=rows, method=method, truncated=False)
@@ -88,7 +85,7 @@ def test_rows_scanned_one_position_at_a_time_give_the_same_round(
         vocab=50, draft_vocab=None if one_hot else 50, k=4, rows=6, method="invariant", truncated=False, ragged=True
     )
     at_once = r.verify(backend)
-    monkeypatch.setattr(triton_module, "LAZY_FROM", 0)
+    monkeypatch.setattr(triton_module, "STAGED_FROM", 0)
     assert all(torch.equal(a, b) for a, b in zip(r.verify(backend)[:4], at_once[:4], strict=True))
 
 

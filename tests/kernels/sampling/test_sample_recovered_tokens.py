@@ -87,7 +87,7 @@ def test_is_distributed_as_the_residual() -> None:
     ("arguments", "message"),
     [
         ({"target_probs": torch.zeros(16), "draft_token_ids": torch.zeros(1)}, r"expected \[N, V\]"),
-        ({}, "q is needed"),
+        ({}, "expected one of them as q"),
         ({"draft_probs": torch.zeros(2, 15)}, r"expected \[2, 16\]"),
         ({"draft_probs": torch.zeros(2, 16)}, "either inverse_noise or both"),
         ({"draft_token_ids": torch.zeros(3).long(), "inverse_noise": torch.ones(2, 16)}, r"one entry per row: \[2\]"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support import sampling_oracle as oracle
-from support.sampling_cases import BACKENDS, HEAVY, Backend, Round, random_round, run, sampling
+from support.sampling_cases import BACKENDS, HEAVY, Backend, Round, on_backends, random_round, run, sampling
 
 from specpipe_kernels import METHODS, Bounds, RejectionOutput, TokenLogprobs, token_logprobs
 from specpipe_kernels.sampling.device import logit_rows as triton_rows
@@ -77,7 +77,7 @@ def test_bounds_that_verification_found_change_nothing(backend: Backend, k: int,
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("k", "top_n"), [(0, 0), (0, 3), (2, 1)])
+@pytest.mark.parametrize(("k", "top_n"), [(0, 0), pytest.param(0, 3, marks=pytest.mark.slow), (2, 1)])
 def test_without_truncation(backend: Backend, k: int, top_n: int) -> None:
     case = random_round(vocab=100, draft_vocab=None, k=k, rows=3, truncated=False, seed=k + top_n)
     check(backend, case, top_n, truncated=False)
@@ -99,8 +99,7 @@ def test_large_vocabularies(backend: Backend, dtype: torch.dtype, vocab: int) ->
     check(backend, random_round(vocab=vocab, draft_vocab=None, k=1, rows=2, dtype=dtype, seed=vocab), 16)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@on_backends(dtype=[torch.bfloat16, torch.float32])
 def test_ties_are_told_from_the_lowest_id(backend: Backend, dtype: torch.dtype, monkeypatch) -> None:
     """Equal logits in different tiles, both zeros, and fewer tokens with a probability than were asked for."""
     monkeypatch.setattr(triton_rows, "MAX_TILE", 16)

@@ -16,7 +16,19 @@ import triton.language as tl
 from support import sampling_oracle as oracle
 from support.chi_squared import p_value
 from support.no_sync import NoSync
-from support.sampling_cases import BACKENDS, INTERPRETER, Backend, emitted, random_round, run, same_rows, sampling, to
+from support.sampling_cases import (
+    BACKENDS,
+    HEAVY,
+    INTERPRETER,
+    Backend,
+    emitted,
+    on_backends,
+    random_round,
+    run,
+    same_rows,
+    sampling,
+    to,
+)
 from torch import Tensor
 
 from specpipe_kernels import METHODS, Purpose, RejectionOutput, SamplingTensors, rejection_sample, sample
@@ -64,7 +76,7 @@ def test_trap_1_equal_p_and_q_accept_everything(backend: Backend) -> None:
     seeds = [412168, 2912814, 7141523, 10517678]
     logits = torch.linspace(0, -80, V)
     rows = [oracle.Row(seed=s) for s in seeds]
-    for token in (V - 1, V // 2, 0):
+    for token in (V - 1,) if backend == INTERPRETER else (V - 1, V // 2, 0):
         out = one_draft(backend, torch.stack([logits] * 2), logits, torch.full((4,), token), sampling(rows))
         assert out.num_accepted.tolist() == [1] * 4
 
@@ -73,7 +85,7 @@ def test_trap_1_equal_p_and_q_accept_everything(backend: Backend) -> None:
 def test_trap_1_an_empty_residual_draws_p(backend: Backend) -> None:
     logits = torch.full((V,), -torch.inf)
     logits[[3, 8]] = torch.tensor([0.0, 1.0])
-    rows = 12 if backend == INTERPRETER else 5000
+    rows = 6 if backend == INTERPRETER else 5000
     out = one_draft(
         backend, torch.stack([logits, logits]), logits, torch.full((rows,), 3), same_rows(rows),
         method="synthetic", synthetic_rates=torch.zeros(1),
@@ -106,7 +118,7 @@ def test_traps_2_and_3_recovered_tokens_do_not_depend_on_the_rejected_draft(back
 def test_trap_5_tokens_of_probability_0_are_never_accepted(backend: Backend) -> None:
     p = torch.zeros(2, V)
     p[:, 8:] = -torch.inf
-    rows = 8 if backend == INTERPRETER else 2000
+    rows = 3 if backend == INTERPRETER else 2000
     drafts = 8 + torch.arange(rows) % 8
     for q in (None, torch.zeros(V)):
         out = one_draft(backend, p, q, drafts, same_rows(rows))
@@ -145,7 +157,7 @@ def test_trap_6_the_draw_from_a_small_residual_is_the_oracles(backend: Backend) 
     g = torch.Generator().manual_seed(6)
     q = torch.randn(V, generator=g)
     p = (q + 1e-3 * torch.arange(V) / V).expand(2, V)
-    rows = 6 if backend == INTERPRETER else 2000
+    rows = 3 if backend == INTERPRETER else 2000
     s = same_rows(rows, seed=6)
     out = one_draft(backend, p, q, torch.zeros(rows, dtype=torch.int64), s,
                     method="synthetic", synthetic_rates=torch.zeros(1))  # fmt: skip
@@ -169,8 +181,7 @@ def test_trap_7_rare_tokens_are_drawn_as_often_as_they_should(backend: Backend) 
     assert abs(int((tokens > 0).sum()) - mean) < 5 * mean**0.5
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@on_backends(dtype=[torch.bfloat16, torch.float16])
 def test_trap_8_half_precision_is_widened_not_rounded_again(backend: Backend, dtype: torch.dtype) -> None:
     """q comes from the logits that were stored, so sampling must see exactly these."""
     logits = torch.randn(6, 100, generator=torch.Generator().manual_seed(8)).mul_(4).to(dtype)
@@ -180,8 +191,7 @@ def test_trap_8_half_precision_is_widened_not_rounded_again(backend: Backend, dt
     assert torch.equal(narrow.tokens, wide.tokens) and torch.equal(narrow.lse, wide.lse)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("vocab", [100, 4099])
+@on_backends(vocab=[100, 4099])
 def test_trap_10_padded_lanes_never_win(backend: Backend, vocab: int) -> None:
     """All real logits are far below 0, which a zero in a padded lane would beat."""
     logits = torch.full((2, vocab), -1e4)
@@ -193,8 +203,7 @@ def test_trap_10_padded_lanes_never_win(backend: Backend, vocab: int) -> None:
     assert verified.num_accepted.tolist() == [1] and int(verified.tokens.max()) < vocab
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("method", METHODS)
+@on_backends(method=METHODS)
 def test_trap_11_unsound_rows_emit_nothing(backend: Backend, method: str) -> None:
     """And they leave the rows beside them alone. NaN and +inf are 1, all -inf is 2."""
     case = random_round(vocab=40, draft_vocab=None, k=1, rows=6, method=method, truncated=False, seed=11)
@@ -213,8 +222,7 @@ def test_trap_11_unsound_rows_emit_nothing(backend: Backend, method: str) -> Non
         assert out.tokens[row].tolist() == clean.tokens[row].tolist()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("method", ["standard", "block", "synthetic"])
+@on_backends(method=["standard", "block", "synthetic"])
 def test_trap_11_an_unsound_draft_row_is_told(backend: Backend, method: str) -> None:
     case = random_round(vocab=40, draft_vocab=40, k=1, rows=3, method=method, truncated=False, seed=12)
     rows = [oracle.Row(seed=1), oracle.Row(seed=2), oracle.Row(temperature=0.0)]
@@ -234,8 +242,7 @@ def test_trap_11_a_row_that_is_never_reached_does_not_matter(backend: Backend) -
     assert out.status.tolist() == [0] and out.tokens.tolist() == [[3, -1]]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("method", METHODS)
+@on_backends(method=METHODS)
 def test_trap_12_placeholders_and_rows_without_drafts(backend: Backend, method: str) -> None:
     """From a placeholder on nothing is accepted; what is drawn there is what a shorter round would draw."""
     case = random_round(vocab=40, draft_vocab=40, k=3, rows=4, method=method, truncated=False, seed=13)
@@ -251,7 +258,7 @@ def test_trap_12_placeholders_and_rows_without_drafts(backend: Backend, method: 
     assert with_holes.num_emitted.tolist() == (with_holes.num_accepted + 1).tolist()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HEAVY)
 def test_trap_13_greedy_is_a_temperature_of_exactly_0(backend: Backend) -> None:
     logits = torch.full((16, 8), -1.0)
     logits[:, [2, 5]] = 1.0
@@ -277,7 +284,7 @@ def test_trap_14_every_token_of_the_target_stays_reachable(backend: Backend, dra
     assert int(out.tokens.max()) < V
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HEAVY)
 def test_trap_15_q_follows_its_request(backend: Backend) -> None:
     """Moving the draft logits to other slots and naming these changes nothing."""
     case = random_round(vocab=30, draft_vocab=30, k=2, rows=3, truncated=False, seed=15)
@@ -305,7 +312,7 @@ def test_trap_16_nothing_is_read_back_to_the_host(method: str, temperature: floa
             sample(case.target_logits[:4], s, case.positions, purpose=Purpose.DRAFT)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HEAVY)
 def test_trap_16_seeds_are_read_at_every_call(backend: Backend) -> None:
     s, at = same_rows(12), torch.zeros(12).long()
     first = run(backend, sample, torch.zeros(12, 64), s, at, purpose=Purpose.DRAFT).tokens
@@ -313,8 +320,7 @@ def test_trap_16_seeds_are_read_at_every_call(backend: Backend) -> None:
     assert not torch.equal(run(backend, sample, torch.zeros(12, 64), s, at, purpose=Purpose.DRAFT).tokens, first)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("method", METHODS)
+@on_backends(method=METHODS)
 def test_trap_20_arguments_are_not_changed(backend: Backend, method: str) -> None:
     case = random_round(vocab=30, draft_vocab=30, k=2, rows=3, method=method, truncated=False, seed=20)
     assert case.draft_logits is not None

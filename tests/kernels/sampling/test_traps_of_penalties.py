@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.chi_squared import p_value
 from support.penalty_cases import History, penalised
-from support.sampling_cases import BACKENDS, Backend, run, same_rows
+from support.sampling_cases import BACKENDS, Backend, on_backends, run, same_rows
 from torch import Tensor
 
 from specpipe_kernels import Penalties, Purpose, RejectionOutput, rejection_sample, sample, token_logprobs
@@ -74,8 +74,7 @@ def test_trap_21_a_rows_penalties_count_the_drafts_before_it(backend: Backend, m
     assert p_value(two_tokens(backend, method, one_hot, rows, counted=False), expected) < 1e-9, "it must be seen"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("one_hot", [False, True])
+@on_backends(one_hot=[False, True])
 def test_trap_20_logprobs_are_those_of_p_not_of_the_residual(backend: Backend, one_hot: bool) -> None:
     rows = 16
     s = same_rows(rows, temperature=0.7)

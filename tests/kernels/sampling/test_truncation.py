@@ -108,9 +108,9 @@ def test_logits_of_minus_infinity_are_never_kept(backend: Backend) -> None:
 def test_rows_of_all_shapes(backend: Backend, dtype: torch.dtype, listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Peaked, narrow, far from 0, in steps, padded with the lowest number, mostly forbidden, all alike but one."""
     monkeypatch.setattr(triton_rows, "MAX_TILE", 32)
-    monkeypatch.setattr(triton_rows, "PROGRAMS", 32)
-    monkeypatch.setattr(triton_module, "MOST_LISTED", listed)
-    monkeypatch.setattr(triton_module, "LEAST_ROOM", 1)
+    monkeypatch.setattr(triton_rows, "max_programs", lambda device: 32)
+    monkeypatch.setattr(triton_module, "MAX_CANDIDATES", listed)
+    monkeypatch.setattr(triton_module, "MIN_LIST_SIZE", 1)
     x = torch.randn(8, 200, generator=torch.Generator().manual_seed(3))
     x[0, 100:104] += 20
     x[1] = x[1] * 0.01 + 20

@@ -6,14 +6,23 @@ import pytest
 import torch
 from support import sampling_oracle as oracle
 from support.chi_squared import p_value
-from support.sampling_cases import BACKENDS, Backend, cut_small, emitted, random_round, random_rows, run, same_rows
+from support.sampling_cases import (
+    Backend,
+    emitted,
+    on_backends,
+    random_round,
+    random_rows,
+    run,
+    same_rows,
+    use_small_tiles,
+)
 from support.sampling_cases import sampling as tensors
 from torch import Tensor
 
 from specpipe_kernels import Purpose, rejection_sample, sample, sample_recovered_tokens, types
 
 # Programs of all rows: one chunk a program, and all chunks of a row in one.
-CUTS = [pytest.param(528, id="a_chunk_a_program"), pytest.param(1, id="a_row_a_program")]
+CUTS = [528, 1]  # programs: one for each chunk, one for each row
 VOCAB = 75  # five chunks of 16, the last one short
 
 
@@ -36,42 +45,35 @@ def test_the_chunk_is_part_of_the_streams() -> None:
     assert types.CHUNK == oracle.CHUNK == 2048
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("programs", CUTS)
-@pytest.mark.parametrize("purpose", [Purpose.DRAFT, Purpose.INVARIANT])
+@on_backends(2, programs=CUTS, purpose=[Purpose.DRAFT, Purpose.INVARIANT])
 def test_sample(backend: Backend, programs: int, purpose: Purpose, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_small(monkeypatch, 16, programs=programs)
+    use_small_tiles(monkeypatch, 16, programs=programs)
     g = torch.Generator().manual_seed(int(purpose))
     check(backend, torch.randn(5, VOCAB, generator=g).mul(2), random_rows(5, g, truncated=True), purpose)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("programs", CUTS)
+@on_backends(programs=CUTS)
 def test_chunks_of_real_size(backend: Backend, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specpipe_kernels.sampling.device.logit_rows.PROGRAMS", programs)
+    monkeypatch.setattr("specpipe_kernels.sampling.device.logit_rows.max_programs", lambda device: programs)
     g = torch.Generator().manual_seed(7)
     rows = random_rows(3, g, truncated=False)
     check(backend, torch.randn(3, 4801, generator=g).mul(2).bfloat16(), rows)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("programs", CUTS)
-@pytest.mark.parametrize("method", ["standard", "block"])
-@pytest.mark.parametrize("one_hot", [False, True])
+@on_backends(2, programs=CUTS, method=["standard", "block"], one_hot=[False, True])
 def test_recovered_and_bonus_tokens(
     backend: Backend, programs: int, method: str, one_hot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut_small(monkeypatch, 16, programs=programs)
+    use_small_tiles(monkeypatch, 16, programs=programs)
     draft_vocab = None if one_hot else VOCAB - 20
     case = random_round(vocab=VOCAB, draft_vocab=draft_vocab, k=1, rows=4, method=method, truncated=False, seed=5)
     out = case.verify(backend, truncated=False)
     assert emitted(out) == case.expected()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("programs", CUTS)
+@on_backends(programs=CUTS)
 def test_an_empty_residual_draws_p(backend: Backend, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_small(monkeypatch, 16, programs=programs)
+    use_small_tiles(monkeypatch, 16, programs=programs)
     case = random_round(vocab=VOCAB, draft_vocab=VOCAB, k=1, rows=4, method="synthetic", truncated=False, seed=3)
     assert case.draft_rows is not None
     rows = [oracle.Row(seed=r.seed, position=r.position) for r in case.rows]
@@ -82,11 +84,10 @@ def test_an_empty_residual_draws_p(backend: Backend, programs: int, monkeypatch:
     assert emitted(out) == case.expected()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("programs", CUTS)
+@on_backends(programs=CUTS)
 def test_masses_that_need_another_scale(backend: Backend, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk's mass is over the first one's largest logit: far larger ones overflow it, and -inf is no scale."""
-    cut_small(monkeypatch, 16, programs=programs)
+    use_small_tiles(monkeypatch, 16, programs=programs)
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
     logits[0, :16] -= 4000
     logits[1, :16] = -torch.inf
@@ -95,10 +96,9 @@ def test_masses_that_need_another_scale(backend: Backend, programs: int, monkeyp
     check(backend, logits, [oracle.Row(seed=s, position=2) for s in range(3)])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("programs", CUTS)
+@on_backends(programs=CUTS)
 def test_unsound_rows(backend: Backend, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_small(monkeypatch, 16, programs=programs)
+    use_small_tiles(monkeypatch, 16, programs=programs)
     logits = torch.zeros(4, VOCAB)
     logits[0, 70] = torch.nan
     logits[1, 30] = torch.inf
@@ -109,11 +109,10 @@ def test_unsound_rows(backend: Backend, programs: int, monkeypatch: pytest.Monke
     assert out.tokens[:3].tolist() == [-1] * 3 and 0 <= int(out.tokens[3]) < VOCAB
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("one_hot", [False, True])
+@on_backends(one_hot=[False, True])
 def test_recovered_from_probabilities(backend: Backend, one_hot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last two rows leave nothing, or nothing at all."""
-    cut_small(monkeypatch, 16)
+    use_small_tiles(monkeypatch, 16)
     p, q = random_residual(5, 2)
     ids = torch.tensor([0, 17, 74, 3, 9])
     p[3], p[4] = 0.0, 0.0
@@ -133,7 +132,7 @@ def test_recovered_from_probabilities(backend: Backend, one_hot: bool, monkeypat
 
 def test_tokens_are_drawn_in_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 4, of unequal mass: plain draws, and residuals of p and q."""
-    cut_small(monkeypatch, 4)
+    use_small_tiles(monkeypatch, 4)
     g = torch.Generator().manual_seed(4)
     p, q, rows = torch.randn(2, 10, generator=g), torch.randn(10, generator=g), 40_000
     s, at = same_rows(rows), torch.full((rows,), 3)

@@ -1,4 +1,4 @@
-"""Products of a decoder layer in plain torch. Norms are complete: there is nothing to save by leaving them open."""
+"""Matrix products of a decoder layer in plain torch. Norms are always complete: leaving them pending saves nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specpipe_kernels.types import Fp8Weight, Normed, full_weight
 
 def _rows(x: Tensor | Normed) -> Tensor:
     if isinstance(x, Normed):
-        assert x.squares is None, "the reference never leaves a norm open"
+        assert x.squares is None, "the reference never leaves a norm pending"
         return x.values
     return x
 

@@ -1,8 +1,8 @@
-"""Attention over paged KV memory for ragged rows, in plain torch: prefill and decode alike, no host sync.
+"""Attention over paged KV memory for ragged rows, in plain torch, without host synchronisation.
 
 N query tokens of all rows flattened, R rows, Hq query heads, Hkv KV heads, D head size, W blocks in a row's table,
-S = W * page_size positions. Queries are cut into tiles of T tokens of one row; the number of tiles, N // T + R, depends
-on shapes only, so nothing has to be read back, and a ragged prefill is never padded to R x max_queries.
+S = W * page_size positions. Queries are grouped into tiles of T tokens of one row. The number of tiles, N // T + R,
+depends on shapes only, so no length is read back, and a ragged prefill is not padded to R x max_queries.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-TILE = 64  # query tokens a tile; decode rows are narrower and take one tile each
-GROUP_ELEMENTS = (
-    1 << 19
-)  # bounds what a group of tiles gathers: 2 MB in fp32 stay in cache, 8 MB took 1.4 times as long
+TILE = 64  # query tokens per tile; decoding rows have fewer and take one tile each
+# Elements that a group of tiles gathers at most: 2 MB in fp32 stay in cache, 8 MB took 1.4 times as long.
+GROUP_ELEMENTS = 1 << 19
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # the integer type as wide as a float
 
 
@@ -24,11 +23,11 @@ class _Tiles(NamedTuple):
     """Tiles of T query tokens, each of one row."""
 
     row: Tensor
-    """[tiles]"""
+    """[tiles] row of each tile."""
     token: Tensor
-    """[tiles, T]: of each token among all, N where there is none."""
+    """[tiles, T] index of each token among all, N for padding."""
     position: Tensor
-    """[tiles, T], -1 where there is none."""
+    """[tiles, T] position of each token, -1 for padding."""
 
 
 def paged_attention(
@@ -47,7 +46,7 @@ def paged_attention(
 ) -> Tensor:
     """See `specpipe_kernels.paged_attention`."""
     kv_heads, page_size = k_pages.shape[1:3]
-    tiles = _cut(cu_queries, starts, query.shape[0], max_queries)
+    tiles = _tiles(cu_queries, starts, query.shape[0], max_queries)
     length = starts[tiles.row] + (cu_queries[tiles.row + 1] - cu_queries[tiles.row])
     q = _pack(query, tiles, kv_heads).to(torch.promote_types(query.dtype, torch.float32))
     heads = torch.arange(kv_heads, device=query.device)
@@ -57,8 +56,8 @@ def paged_attention(
     group = max(1, GROUP_ELEMENTS // (kv.shape[0] * (q.shape[2] + kv_heads * (k_pages.shape[3] + v_pages.shape[3]))))
     for begin in range(0, out.shape[0], group):
         part = slice(begin, begin + group)
-        fresh = (kv < length[part, None]).to(_BITS[k_pages.element_size()]).neg()
-        k, v = (_gather(pages, blocks[part], fresh).to(q.dtype) for pages in (k_pages, v_pages))
+        bits = (kv < length[part, None]).to(_BITS[k_pages.element_size()]).neg()
+        k, v = (_gather(pages, blocks[part], bits).to(q.dtype) for pages in (k_pages, v_pages))
         mask = _mask(kv, tiles.position[part], window, q).expand(-1, -1, q.shape[2] // tiles.position.shape[1], -1, -1)
         mask = mask.reshape(k.shape[0], 1, q.shape[2], -1)
         if softcap is None and sinks is None:
@@ -68,7 +67,8 @@ def paged_attention(
     return _unpack(out, tiles, query)
 
 
-def _cut(cu_queries: Tensor, starts: Tensor, tokens: int, max_queries: int) -> _Tiles:
+def _tiles(cu_queries: Tensor, starts: Tensor, tokens: int, max_queries: int) -> _Tiles:
+    """Groups the queries of all rows into tiles; cu_queries [R+1], starts [R]."""
     rows, tile = cu_queries.shape[0] - 1, max(1, min(max_queries, TILE))
     within = torch.arange(tile, device=cu_queries.device)
     row = torch.arange(rows, device=cu_queries.device)
@@ -80,7 +80,7 @@ def _cut(cu_queries: Tensor, starts: Tensor, tokens: int, max_queries: int) -> _
 
 
 def _tiles_of_rows(cu_queries: Tensor, row: Tensor, tokens: int, tile: int, max_queries: int) -> tuple[Tensor, Tensor]:
-    """Row and first token of every tile. Row r's tiles start at cu_queries[r] // tile + r, which leaves it enough."""
+    """Returns row and first token [tiles] of every tile. Row r's tiles start at cu_queries[r] // tile + r."""
     if max_queries <= tile:
         return row, cu_queries[:-1].to(torch.int64)
     first_tile = cu_queries[:-1].div(tile, rounding_mode="floor") + row
@@ -90,7 +90,7 @@ def _tiles_of_rows(cu_queries: Tensor, row: Tensor, tokens: int, tile: int, max_
 
 
 def _pack(query: Tensor, tiles: _Tiles, kv_heads: int) -> Tensor:
-    """[N, Hq, D] → [tiles, Hkv, Hq / Hkv * T, D]: the heads that share a KV head are further rows of one product."""
+    """Reshapes [N, Hq, D] to [tiles, Hkv, Hq / Hkv * T, D]: heads that share a KV head become rows of one product."""
     query = query[tiles.token.clamp(max=max(query.shape[0] - 1, 0))]
     count, width = tiles.position.shape
     query = query.reshape(count, width, kv_heads, -1, query.shape[-1])
@@ -98,40 +98,40 @@ def _pack(query: Tensor, tiles: _Tiles, kv_heads: int) -> Tensor:
 
 
 def _unpack(out: Tensor, tiles: _Tiles, query: Tensor) -> Tensor:
-    """[tiles, Hkv, Hq / Hkv * T, D] → [N, Hq, D], zeros where no token is."""
+    """Reshapes [tiles, Hkv, Hq / Hkv * T, D] to [N, Hq, D], with zeros for tokens of no row."""
     (count, kv_heads, _, dim), (tokens, q_heads, _) = out.shape, query.shape
     width = tiles.position.shape[1]
     out = out.view(count, kv_heads, -1, width, dim).permute(0, 3, 1, 2, 4).contiguous().view(count, width, q_heads, dim)
     out = out.to(query.dtype) * (tiles.position >= 0)[..., None, None]
-    result = out.new_zeros(tokens + 1, q_heads, dim)  # the last one takes what belongs to no row
+    result = out.new_zeros(tokens + 1, q_heads, dim)  # the last entry receives the padding
     result[tiles.token] = out
     return result[:tokens]
 
 
-def _gather(pages: Tensor, blocks: Tensor, fresh: Tensor) -> Tensor:
-    """Keys or values of each tile's row as [tiles, Hkv, S, D]; zeros where fresh [tiles, S] is 0 and not -1.
+def _gather(pages: Tensor, blocks: Tensor, bits: Tensor) -> Tensor:
+    """Returns keys or values of each tile's row, [tiles, Hkv, S, D], with zeros where bits [tiles, S] is 0, not -1.
 
     Stale memory may hold NaN, which no mask removes: adding to NaN and multiplying it by 0 leaves NaN. The bits are
     cleared by an integer AND, which is vectorised where masked_fill is not (4 MB: 0.04 against 0.44 ms).
     """
     found = pages.view(-1, pages.shape[2] * pages.shape[3]).index_select(0, blocks.flatten())
     found = found.view(*blocks.shape[:2], -1, pages.shape[3])
-    found.view(fresh.dtype).bitwise_and_(fresh[:, None, :, None])
+    found.view(bits.dtype).bitwise_and_(bits[:, None, :, None])
     return found
 
 
 def _mask(kv: Tensor, position: Tensor, window: int | None, like: Tensor) -> Tensor:
-    """[tiles, 1, 1, T, S]: 0 where a token looks. Elsewhere not -inf: a token that sees nothing stays finite."""
-    seen = kv <= position[..., None]
+    """Returns [tiles, 1, 1, T, S]: 0 where a token attends, else a finite minimum, so that padding rows stay finite."""
+    visible = kv <= position[..., None]
     if window is not None:
-        seen &= kv > position[..., None] - window
-    return torch.where(seen, 0.0, torch.finfo(torch.float32).min).to(like.dtype)[:, None, None]
+        visible &= kv > position[..., None] - window
+    return torch.where(visible, 0.0, torch.finfo(torch.float32).min).to(like.dtype)[:, None, None]
 
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """`scaled_dot_product_attention` with what it lacks; q [tiles, Hkv, Hq / Hkv * T, D]."""
+    """Computes `scaled_dot_product_attention` with softcap and sinks; q [tiles, Hkv, Hq / Hkv * T, D]."""
     scores = torch.matmul(q * scale, k.transpose(-1, -2))
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

@@ -1,4 +1,4 @@
-"""Writing keys and values into paged KV memory, in plain torch."""
+"""Stores keys and values in paged KV memory, in plain torch."""
 
 from __future__ import annotations
 

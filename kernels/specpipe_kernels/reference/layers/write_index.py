@@ -1,4 +1,4 @@
-"""Where the keys and values of ragged rows go in paged KV memory, in plain torch."""
+"""Places of the keys and values of ragged rows in paged KV memory, in plain torch."""
 
 from __future__ import annotations
 

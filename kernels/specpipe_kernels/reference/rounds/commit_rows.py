@@ -22,15 +22,15 @@ def commit_rows(
     emitted = torch.minimum(emitted, first_stop + 1)
     tokens = torch.where(columns < emitted[:, None], verdict.tokens, -1)
 
-    # Columns past the emission land beyond the new length, where no one reads.
+    # Columns past the emission land beyond the new length, where nothing is read.
     state.tokens[slots[:, None], lengths[:, None] + columns] = tokens.clamp(min=0)
     state.length[slots] = lengths + emitted
     ended = (first_stop <= k) | (lengths + emitted >= state.limit[slots]) | (verdict.status > 0)
     state.active[slots] = active & ~ended
     if drafted:
         old = state.draft_valid[slots]
-        # d_k was never fed, and what follows the first rejected draft is stale.
+        # The draft model never processed its last draft, and its KV behind the first rejected draft is stale.
         valid = lengths + verdict.num_accepted.clamp(max=k - 1)
         state.draft_valid[slots] = torch.where(active & (old >= lengths - 2), valid, old)
-    facts = (emitted, verdict.num_accepted, proposed, verdict.status)
-    return torch.cat([tokens, torch.stack([fact.to(torch.int64) for fact in facts], dim=1)], dim=1)
+    columns_after = (emitted, verdict.num_accepted, proposed, verdict.status)
+    return torch.cat([tokens, torch.stack([column.to(torch.int64) for column in columns_after], dim=1)], dim=1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specpipe_kernels.types import Fed, SlotTensors
+from specpipe_kernels.types import ForwardTokens, SlotTensors
 
 
 def feed_rows(
     state: SlotTensors, slots: Tensor, lengths: Tensor, drafts: Tensor | None, *, shift: int, width: int, last: int
-) -> Fed:
+) -> ForwardTokens:
     """See `specpipe_kernels.feed_rows`."""
     starts = lengths + shift
     positions = starts[:, None] + torch.arange(width, device=slots.device)
@@ -19,4 +19,4 @@ def feed_rows(
     if drafts is not None:
         drafted = drafts.gather(1, (positions - lengths[:, None]).clamp(0, drafts.shape[1] - 1))
         tokens = torch.where((positions >= lengths[:, None]) & (drafted >= 0), drafted, tokens)
-    return Fed(tokens.flatten(), positions.clamp(0, last).flatten(), starts, starts + width)
+    return ForwardTokens(tokens.flatten(), positions.clamp(0, last).flatten(), starts, starts + width)

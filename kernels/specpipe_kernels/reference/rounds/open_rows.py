@@ -11,13 +11,13 @@ from specpipe_kernels.types import OpenedRows, SlotTensors
 def open_rows(state: SlotTensors, slots: Tensor, *, k: int, width: int) -> OpenedRows:
     """See `specpipe_kernels.open_rows`."""
     lengths = state.length[slots]
-    # Speculation never changes which rows fit: the round's own token is always kept room for.
-    room = (state.limit[slots] - lengths - 1).clamp(0, k)
-    room = torch.where(state.active[slots], room, 0).to(torch.int32)
+    # One position is reserved for the round's own token, so speculation never changes which rows fit.
+    max_drafts = (state.limit[slots] - lengths - 1).clamp(0, k)
+    max_drafts = torch.where(state.active[slots], max_drafts, 0).to(torch.int32)
     return OpenedRows(
         lengths=lengths,
-        room=room,
-        draft_room=torch.where(state.draft_valid[slots] >= lengths - 2, room, 0),
+        max_drafts=max_drafts,
+        max_model_drafts=torch.where(state.draft_valid[slots] >= lengths - 2, max_drafts, 0),
         block_tables=state.block_table[:, :width].index_select(0, slots),
         temperature=state.temperature[slots],
         top_k=state.top_k[slots],

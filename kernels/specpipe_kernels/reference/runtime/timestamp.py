@@ -1,4 +1,4 @@
-"""The host's clock: on a CPU an operation is done when its call returns."""
+"""The host's clock: on a CPU an operation is complete when its call returns."""
 
 from __future__ import annotations
 

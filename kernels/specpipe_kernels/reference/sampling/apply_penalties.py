@@ -31,9 +31,9 @@ def apply_penalties(
         follows = row - cu_rows[owners]
     inside, outputs = _occurrences(logits, tokens[slots], seen[slots], lengths)
     inside, outputs = inside[owners], outputs[owners]
-    own = drafts[owners]
-    counted = torch.arange(own.shape[1], device=device) < (first + follows)[:, None]
-    outputs.scatter_add_(1, *_entries(own, (counted & (own >= 0)).int(), logits.shape[1]))
+    row_drafts = drafts[owners]
+    counted = torch.arange(row_drafts.shape[1], device=device) < (first + follows)[:, None]
+    outputs.scatter_add_(1, *_entries(row_drafts, (counted & (row_drafts >= 0)).int(), logits.shape[1]))
     x = logits.float()
     repetition, presence, frequency = (p[owners][:, None] for p in penalties)
     repeated = torch.where(x > 0, x / repetition, x * repetition)
@@ -44,11 +44,11 @@ def apply_penalties(
 
 
 def _occurrences(logits: Tensor, tokens: Tensor, seen: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """[R, V]: whether a token is among a request's, and how often it is in its output."""
-    there = (torch.arange(seen.shape[1], device=seen.device) < lengths[:, None]) & (seen > 0)
+    """Returns [R, V] bool: the token occurs in the request; [R, V] int32: its number of occurrences in the output."""
+    occupied = (torch.arange(seen.shape[1], device=seen.device) < lengths[:, None]) & (seen > 0)
     inside, outputs = (
         torch.zeros(len(tokens), logits.shape[1], dtype=torch.int32, device=logits.device).scatter_add_(
-            1, *_entries(tokens, torch.where(there, value, 0).int(), logits.shape[1])
+            1, *_entries(tokens, torch.where(occupied, value, 0).int(), logits.shape[1])
         )
         for value in (torch.ones_like(seen), seen - 1)
     )
@@ -56,5 +56,5 @@ def _occurrences(logits: Tensor, tokens: Tensor, seen: Tensor, lengths: Tensor) 
 
 
 def _entries(tokens: Tensor, values: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
-    """Index and values for a scatter; what lies outside the vocabulary adds nothing."""
+    """Returns index and values for a scatter; tokens outside the vocabulary add 0."""
     return tokens.clamp(0, vocab - 1), values * (tokens < vocab)

@@ -1,4 +1,4 @@
-"""Draw a token in two levels: a chunk of the vocabulary by its mass, then a token inside it. N rows, V entries.
+"""Draws a token in two levels: a chunk of the vocabulary by its mass, then a token of it. N rows, V entries.
 
 Each level is an argmax of log-weights plus Gumbel noise, so P(x) = P(chunk of x) P(x | chunk), exactly the weights'
 distribution, with noise for one chunk instead of the whole vocabulary.
@@ -14,7 +14,7 @@ from specpipe_kernels.reference.sampling.philox import chunk_gumbel, gumbel
 
 
 def draw(log_weights: Tensor, seed: Tensor, position: Tensor, index: Tensor | int, purpose: Tensor | int) -> Tensor:
-    """[N] int64 tokens drawn in proportion to exp(log_weights [N, V] fp32); the other arguments name the noise.
+    """Draws [N] int64 tokens in proportion to exp(log_weights [N, V] fp32); the other arguments select the noise.
 
     A row of NaN, or without weight, gives any id below V.
     """

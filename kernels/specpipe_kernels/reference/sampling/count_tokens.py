@@ -1,4 +1,4 @@
-"""Keep account of a slot's distinct tokens, in plain torch. R requests, C places a slot, N new tokens."""
+"""Counts of a slot's distinct tokens, in plain torch. R requests, C positions per slot, N new tokens."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ def count_tokens(
     tokens: Tensor, seen: Tensor, slots: Tensor, lengths: Tensor, penalties: Penalties, new_tokens: Tensor
 ) -> None:
     """See `specpipe_kernels.count_tokens`."""
-    wanted = (penalties.repetition != 1) | (penalties.presence != 0) | (penalties.frequency != 0)
-    new = torch.where(wanted[:, None], new_tokens, -1)
+    penalised = (penalties.repetition != 1) | (penalties.presence != 0) | (penalties.frequency != 0)
+    new = torch.where(penalised[:, None], new_tokens, -1)
     valid = new >= 0
     old = seen[slots]
     place = torch.arange(old.shape[1], device=seen.device)
-    there = (place < lengths[:, None]) & (old > 0)
-    same = (tokens[slots][:, :, None] == new[:, None, :]) & there[:, :, None]  # [R, C, N]
-    twins = (new[:, :, None] == new[:, None, :]) & valid[:, :, None]
-    fresh = valid & ~same.any(1) & ~twins.tril(-1).any(-1)
+    occupied = (place < lengths[:, None]) & (old > 0)
+    same = (tokens[slots][:, :, None] == new[:, None, :]) & occupied[:, :, None]  # [R, C, N]
+    duplicates = (new[:, :, None] == new[:, None, :]) & valid[:, :, None]
+    first_occurrence = valid & ~same.any(1) & ~duplicates.tril(-1).any(-1)
     at = lengths[:, None] + torch.arange(new.shape[1], device=seen.device)
     counted = old + same.sum(-1).int()
-    entries = torch.where(fresh, 1 + twins.sum(-1), 0).int()
+    entries = torch.where(first_occurrence, 1 + duplicates.sum(-1), 0).int()
     at = at.clamp(max=old.shape[1] - 1)
     counted.scatter_(1, at, torch.where(valid, entries, counted.gather(1, at)))
     seen[slots] = counted

@@ -1,8 +1,8 @@
-"""Temperature and truncation: the logits that a row is really drawn from.
+"""Temperature and truncation: the logits that a row is drawn from.
 
 N rows, V vocabulary entries. The order is that of transformers' generate: temperature, top-k, top-p, min-p, each on
-what the one before kept. Tokens rank by logit, then by lowest index; every filter keeps a prefix of that ranking, so
-what a row keeps is told by its last kept logit and token.
+the tokens that the previous filter kept. Tokens rank by logit, then by lowest index; every filter keeps a prefix of
+that ranking, so the last kept logit and token describe the kept set.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ MAX_INVERSE = 1e30  # logits of usual size over the smallest temperatures stay f
 
 
 def inverse_temperature(temperature: Tensor) -> Tensor:
-    """1 / temperature, and 1 for greedy rows, whose scaled logits nobody reads."""
+    """Returns 1 / temperature, and 1 for greedy rows, whose scaled logits are not used."""
     return torch.where(temperature > 0, temperature.reciprocal().clamp_(max=MAX_INVERSE), torch.ones_like(temperature))
 
 
 def truncation_bounds(logits: Tensor, sampling: SamplingTensors) -> Bounds:
-    """[N] each, of logits [N, V] and sampling of N rows. Keeps one token at the least."""
+    """Returns the bounds [N] of logits [N, V] and sampling of N rows. At least one token is kept."""
     values, order = logits.float().sort(dim=-1, descending=True, stable=True)
     scaled = values * inverse_temperature(sampling.temperature)[:, None]
     top_k, top_p = sampling.top_k[:, None], sampling.top_p[:, None]
@@ -35,12 +35,12 @@ def truncation_bounds(logits: Tensor, sampling: SamplingTensors) -> Bounds:
 
 
 def bounds_of(logits: Tensor, sampling: SamplingTensors) -> Bounds | None:
-    """[N] each; None where the host promised that nothing is truncated, or all greedy."""
+    """Returns the bounds [N] of logits [N, V]; None with `all_greedy`, or without `truncated`."""
     return truncation_bounds(logits, sampling) if sampling.truncated and not sampling.all_greedy else None
 
 
 def kept_logits(logits: Tensor, sampling: SamplingTensors, bounds: Bounds | None = None) -> Tensor:
-    """[N, V] fp32: logits over temperature, -inf where truncated. bounds: computed if not given."""
+    """Returns [N, V] fp32: logits over temperature, -inf where truncated. bounds: computed if None."""
     logits = logits.float()
     scaled = logits * inverse_temperature(sampling.temperature)[:, None]
     if not sampling.truncated:
@@ -52,7 +52,7 @@ def kept_logits(logits: Tensor, sampling: SamplingTensors, bounds: Bounds | None
 
 
 def select_rows(sampling: SamplingTensors, rows: Tensor) -> SamplingTensors:
-    """Sampling of the requests `rows` [N], which may repeat."""
+    """Returns the sampling parameters of the requests `rows` [N], which may repeat."""
     return sampling._replace(
         temperature=sampling.temperature[rows],
         top_k=sampling.top_k[rows],
@@ -63,7 +63,7 @@ def select_rows(sampling: SamplingTensors, rows: Tensor) -> SamplingTensors:
 
 
 def status_of(largest: Tensor) -> Tensor:
-    """`Status` of rows whose largest logit is given; any shape, int32. NaN counts as the largest."""
+    """Returns the `Status`, int32, of rows from their largest logits, of any shape. NaN counts as the largest."""
     status = torch.zeros_like(largest, dtype=torch.int32)
     status.masked_fill_(largest == -torch.inf, Status.IMPOSSIBLE)
     return status.masked_fill_(~(largest < torch.inf), Status.INVALID)

@@ -1,4 +1,4 @@
-"""Draw one token a row, in plain torch. N rows, V vocabulary entries."""
+"""Draws one token per row, in plain torch. N rows, V vocabulary entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw the tokens that replace rejected drafts, from probabilities, in plain torch. N rows, V vocabulary entries."""
+"""Draws the tokens that replace rejected drafts, from probabilities, in plain torch. N rows, V vocabulary entries."""
 
 from __future__ import annotations
 

@@ -30,10 +30,10 @@ def token_logprobs(
         bounds = bounds and Bounds(*(x.flatten() for x in bounds))
         logits = torch.where(of_rows.temperature[:, None] > 0, kept_logits(logits, of_rows, bounds), logits)
     log_p = logits.log_softmax(-1).view(requests, width, -1)
-    silent = (column >= num_emitted[:, None])[:, :, None]
+    not_emitted = (column >= num_emitted[:, None])[:, :, None]
     vocab = log_p.shape[-1]
     own = log_p.gather(-1, out_tokens.clamp(0, vocab - 1)[:, :, None])
-    own = own.masked_fill(out_tokens[:, :, None] >= vocab, -torch.inf).masked_fill(silent, torch.nan)
+    own = own.masked_fill(out_tokens[:, :, None] >= vocab, -torch.inf).masked_fill(not_emitted, torch.nan)
     top, tokens = (x[:, :, :top_n] for x in log_p.sort(dim=-1, descending=True, stable=True))
-    none_left = silent | (top == -torch.inf)
+    none_left = not_emitted | (top == -torch.inf)
     return TokenLogprobs(own[:, :, 0], tokens.masked_fill(none_left, -1), top.masked_fill(none_left, torch.nan))

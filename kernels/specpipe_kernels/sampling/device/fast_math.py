@@ -1,6 +1,6 @@
 """Logarithm, exponential and step in one or two instructions; tl.log takes twenty, tl.exp five, mostly for denormals.
 
-Triton's interpreter has no inline assembly; there they are tl.log and tl.exp2.
+Triton's interpreter has no inline assembly: it uses tl.log2 and tl.exp2.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ at_least = _compiled_at_least if _COMPILED else _interpreted_at_least
 
 @triton.jit
 def fast_log(x):
-    """Absolute error below 2e-7, which is less than half a unit in the last place of any score it is added to."""
+    """Returns log(x). The absolute error, below 2e-7, is under half a unit in the last place of all scores."""
     return fast_log2(x) * LN_2
 
 
 @triton.jit
 def fast_exp(x):
+    """Returns exp(x) with the relative error of ex2.approx."""
     return fast_exp2(x * LOG2_E)

@@ -1,6 +1,6 @@
-"""Device functions: the streams of `specpipe_kernels.reference.philox`, bit for bit up to `uniform_of`.
+"""Device functions for the random streams of `specpipe_kernels.reference.sampling.philox`.
 
-Nothing here needs libdevice, so that Triton's interpreter runs it too.
+Bit for bit the same up to `uniform_of`. Nothing here needs libdevice, so Triton's interpreter runs it too.
 """
 
 from __future__ import annotations
@@ -44,39 +44,39 @@ def _words(chunk, seed, position, index, purpose):
 
 @triton.jit
 def uniform_of(words):
-    """32-bit words to fp32 in (0, 1), full relative precision near 0."""
+    """Maps 32-bit words to fp32 in (0, 1), with full relative precision near 0."""
     return tl.minimum(words.to(tl.uint32).to(tl.float32) * INV_2_32 + 0.5 * INV_2_32, BELOW_ONE)
 
 
 @triton.jit
 def log2_of_complement(u):
-    """log2(1 - u): a polynomial where that would cancel."""
+    """Returns log2(1 - u), by a polynomial for small u, where the difference would cancel."""
     near = u * (_C0 + u * (_C1 + u * (_C2 + u * _C3)))
     return tl.where(u < SERIES_BELOW, near, fast_log2(1.0 - u))
 
 
 @triton.jit
 def exponential_of(u):
-    """-log1p(-u)"""
+    """Returns -log1p(-u)."""
     return log2_of_complement(u) * -LN_2
 
 
 @triton.jit
 def gumbel_of(u):
-    """-log(-log1p(-u))"""
+    """Returns -log(-log1p(-u))."""
     return fast_log2_of_minus(log2_of_complement(u)) * -LN_2 + _MINUS_LOG_LN_2
 
 
 @triton.jit
 def uniform(seed, position, index, purpose):
-    """One fp32 uniform for every element of `index` (a tensor)."""
+    """Returns one fp32 uniform for every element of the tensor `index`."""
     w0, _, _, _ = _words(tl.zeros_like(index), seed, position, index, purpose)
     return uniform_of(w0)
 
 
 @triton.jit
 def uniform_tile(seed, position, index, purpose, start, BLOCK: tl.constexpr):
-    """[BLOCK] uniforms of the vocabulary entries from `start`, a multiple of 4."""
+    """Returns [BLOCK] uniforms of the vocabulary entries from `start`, a multiple of 4."""
     chunk = start // 4 + tl.arange(0, BLOCK // 4)
     w0, w1, w2, w3 = _words(chunk, seed, position, index, purpose)
     return uniform_of(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
@@ -84,18 +84,18 @@ def uniform_tile(seed, position, index, purpose, start, BLOCK: tl.constexpr):
 
 @triton.jit
 def exponential_tile(seed, position, index, purpose, start, BLOCK: tl.constexpr):
-    """[BLOCK] unit exponentials, as `uniform_tile`."""
+    """Returns [BLOCK] unit exponentials; see `uniform_tile`."""
     return exponential_of(uniform_tile(seed, position, index, purpose, start, BLOCK))
 
 
 @triton.jit
 def gumbel_tile(seed, position, index, purpose, start, BLOCK: tl.constexpr):
-    """[BLOCK] standard Gumbel draws, as `uniform_tile`."""
+    """Returns [BLOCK] standard Gumbel draws; see `uniform_tile`."""
     return gumbel_of(uniform_tile(seed, position, index, purpose, start, BLOCK))
 
 
 @triton.jit
 def chunk_gumbel(seed, position, index, purpose, chunk):
-    """One standard Gumbel draw for every chunk of the vocabulary named in `chunk`, a tensor."""
+    """Returns one standard Gumbel draw for every vocabulary chunk in the tensor `chunk`."""
     w0, _, _, _ = _words(chunk + CHUNK_COUNTERS, seed, position, index, purpose)
     return gumbel_of(uniform_of(w0))

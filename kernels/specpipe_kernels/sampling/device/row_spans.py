@@ -1,6 +1,6 @@
-"""Device functions over a span of a row, tile after tile: its statistics, its draw, and how a row's follow from them.
+"""Device functions over a span of a row, tile after tile: statistics and draws of spans, and their combination per row.
 
-A span's tiles are accumulated lane by lane and reduced once. The next tile is loaded before this one is worked on.
+A span's tiles are accumulated lane by lane and reduced once. The next tile is loaded before the current one is used.
 """
 
 from __future__ import annotations
@@ -12,38 +12,39 @@ from specpipe_kernels.sampling.device.fast_math import LOG2_E, fast_exp2, fast_l
 from specpipe_kernels.sampling.device.logit_rows import NOWHERE, best_of, is_kept, load_part, load_tile
 from specpipe_kernels.sampling.device.philox import log2_of_complement, uniform_tile
 
-ENOUGH = tl.constexpr(1e30)  # a mass above overflows where it is added up
+MAX_MASS = tl.constexpr(1e30)  # larger masses overflow in sums
 
 
 @triton.jit
 def span_of(part, steps, vocab, BLOCK: tl.constexpr):
-    """→ begin and end of a span of so many tiles."""
+    """Returns begin and end of span `part` of `steps` tiles."""
     begin = part * steps * BLOCK
     return begin, tl.minimum(begin + steps * BLOCK, vocab)
 
 
 @triton.jit
 def next_tile(row, start, end, vocab, BLOCK: tl.constexpr):
-    # Not masked by `end` lane by lane: only the vocabulary is known to be aligned, and keeps loads wide.
+    """Returns the tile from `start`; all -inf beyond `end`."""
+    # Not masked by `end` per lane: only the vocabulary is known to be aligned, which keeps loads wide.
     return load_tile(row, start + tl.arange(0, BLOCK), tl.where(start < end, vocab, 0))
 
 
 @triton.jit
 def larger(x, top):
-    """The larger of two logits, NaN if one is."""
+    """Returns the larger of two logits, NaN if one is."""
     return tl.maximum(x, top, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def sound_top(tops, largest):
-    """`largest` of `tops`, but NaN if one of them is NaN or +inf."""
-    unsound = (tl.max(tl.where(tops != tops, 1, 0)) == 1) | (largest == float("inf"))
-    return tl.where(unsound, float("nan"), largest)
+def nan_if_invalid(tops, largest):
+    """Returns `largest`, the maximum of `tops`, or NaN if one of them is NaN or +inf."""
+    invalid = (tl.max(tl.where(tops != tops, 1, 0)) == 1) | (largest == float("inf"))
+    return tl.where(invalid, float("nan"), largest)
 
 
 @triton.jit
 def largest_of_span(row, x, begin, end, vocab, BLOCK: tl.constexpr):
-    """→ largest logit of a span, NaN if one is NaN or +inf, and the lowest token id that has it. x: its first tile."""
+    """Returns a span's largest logit, NaN if one is NaN or +inf, and the lowest token id that has it. x: first tile."""
     lane = tl.arange(0, BLOCK)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     token = begin + lane
@@ -53,38 +54,39 @@ def largest_of_span(row, x, begin, end, vocab, BLOCK: tl.constexpr):
         top = larger(x, top)
         x = following
     largest, at = best_of(top, token)
-    return sound_top(top, largest), at
+    return nan_if_invalid(top, largest), at
 
 
 @triton.jit
 def finite_or_zero(x):
+    """Returns x, or 0 where it is not finite."""
     return tl.where((x > float("-inf")) & (x < float("inf")), x, 0.0)
 
 
 @triton.jit
-def mass_of_tile(x, offsets, reference, inverse, bound_logit, bound_token, item, TRUNCATED: tl.constexpr):
-    """Masses over that of a logit `reference`; those of NaN are NaN."""
+def mass_of_tile(x, offsets, reference, inverse, bounds, item, TRUNCATED: tl.constexpr):
+    """Returns exp of logits minus `reference`, over temperature; 0 where truncated, NaN where x is."""
     mass = fast_exp2((x - reference) * (inverse * LOG2_E))
     if TRUNCATED:
-        kept = is_kept(x, offsets, bound_logit, bound_token, item, TRUNCATED)
+        kept = is_kept(x, offsets, bounds, item, TRUNCATED)
         mass = tl.where(kept | (x != x), mass, 0.0)
     return mass
 
 
 @triton.jit
-def is_helpless(mass, first):
-    """Whether a mass says nothing: unsound, or the reference `first`, the first tile's largest logit, was too small."""
-    return ~(mass < ENOUGH) | (first == float("-inf"))
+def needs_reference(mass, first):
+    """Returns true if a mass is invalid, or overflows because the first tile's largest logit, `first`, is too small."""
+    return ~(mass < MAX_MASS) | (first == float("-inf"))
 
 
 @triton.jit
 def mass_of_span(
-    row, x, begin, end, vocab, inverse, bound_logit, bound_token, item, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr
+    row, x, begin, end, vocab, inverse, bounds, item, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """→ the mass of what is kept of a span over that of `reference`, NaN if a logit is NaN or +inf; `reference`.
+    """Returns the mass of a span's kept logits relative to `reference` (NaN if one is NaN or +inf), and `reference`.
 
-    x is the first tile. Its largest logit is the reference: that needs no pass of its own. Where it is no help, further
-    passes refer to the largest of all.
+    x is the first tile. Its largest logit is the reference, which needs no pass of its own. Where the mass overflows
+    with it, further passes use the largest logit of the span.
     """
     lane = tl.arange(0, BLOCK)
     first = tl.max(x)
@@ -92,26 +94,26 @@ def mass_of_span(
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(begin, end, BLOCK):
         following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
-        total += mass_of_tile(x, start + lane, reference, inverse, bound_logit, bound_token, item, TRUNCATED)
+        total += mass_of_tile(x, start + lane, reference, inverse, bounds, item, TRUNCATED)
         x = following
     mass = tl.sum(total)
-    if is_helpless(mass, first):
+    if needs_reference(mass, first):
         reference, _ = largest_of_span(row, load_tile(row, begin + lane, vocab), begin, end, vocab, BLOCK)
         total = tl.zeros([BLOCK], tl.float32)
         for start in range(begin, end, BLOCK):
             x = load_tile(row, start + lane, vocab)
-            total += mass_of_tile(x, start + lane, reference, inverse, bound_logit, bound_token, item, TRUNCATED)
-        # Not from infinities: inf - inf is NaN where nothing is wrong.
+            total += mass_of_tile(x, start + lane, reference, inverse, bounds, item, TRUNCATED)
+        # Infinite references are handled apart: inf - inf would give NaN for valid rows.
         mass = tl.where(reference == float("-inf"), 0.0, tl.where(reference == reference, tl.sum(total), float("nan")))
     return mass, reference
 
 
 @triton.jit
 def draw_from_span(
-    row, x, begin, end, vocab, inverse, bound_logit, bound_token, item, seed, position, index, purpose,
+    row, x, begin, end, vocab, inverse, bounds, item, seed, position, index, purpose,
     TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """→ largest score of a span, NaN if a logit is NaN or +inf, and its token.
+    """Returns the largest score of a span, NaN if a logit is NaN or +inf, and its token.
 
     x is the first tile. A score is logit over temperature plus Gumbel noise, up to a factor and a summand.
     """
@@ -125,35 +127,35 @@ def draw_from_span(
         u = uniform_tile(seed, position, index, purpose, start, BLOCK)
         lag = fast_log2_of_minus(log2_of_complement(u)) - x * scale
         if TRUNCATED:
-            kept = is_kept(x, start + lane, bound_logit, bound_token, item, TRUNCATED)
+            kept = is_kept(x, start + lane, bounds, item, TRUNCATED)
             lag = tl.where(kept | (x != x), lag, float("inf"))
         at = tl.where(lag < least, start, at)
         least = tl.minimum(lag, least, propagate_nan=tl.PropagateNan.ALL)
         x = following
     score, drawn = best_of(-least, at + lane)
-    return sound_top(-least, score), drawn
+    return nan_if_invalid(-least, score), drawn
 
 
 @triton.jit
 def status_of(best, AXIS: tl.constexpr):
     """The `Status` of rows from their spans' largest logits or scores."""
-    unsound = tl.max(tl.where(best != best, 1, 0), AXIS)
-    return tl.where(unsound == 1, 1, tl.where(tl.max(best, AXIS) == float("-inf"), 2, 0))
+    invalid = tl.max(tl.where(best != best, 1, 0), AXIS)
+    return tl.where(invalid == 1, 1, tl.where(tl.max(best, AXIS) == float("-inf"), 2, 0))
 
 
 @triton.jit
 def status_of_masses(mass, reference, AXIS: tl.constexpr):
-    """→ the `Status` of rows from the masses of their parts, and the largest reference that has a mass."""
-    # One reduction: no reference is +inf, which stands for an unsound part.
-    sound = tl.where(mass > 0.0, reference, float("-inf"))
-    largest = tl.max(tl.where(mass < float("inf"), sound, float("inf")), AXIS)
+    """Returns the `Status` of rows from the masses of their parts, and the largest reference that has a mass."""
+    # One reduction: no reference is +inf, which marks an invalid part here.
+    used = tl.where(mass > 0.0, reference, float("-inf"))
+    largest = tl.max(tl.where(mass < float("inf"), used, float("inf")), AXIS)
     status = tl.where(largest == float("inf"), 1, tl.where(largest == float("-inf"), 2, 0))
     return status, tl.where(status == 1, 0.0, largest)
 
 
 @triton.jit
 def load_parts(values, item, parts, mask, other, PARTS: tl.constexpr):
-    """[N, PARTS] of the rows `item` [N]."""
+    """Returns [N, PARTS] values of the rows `item` [N]."""
     part = tl.arange(0, PARTS)
     used = mask[:, None] & (part < parts)[None, :]
     return load_part(values + item.to(tl.int64)[:, None] * parts + part[None, :], used, other)
@@ -161,7 +163,7 @@ def load_parts(values, item, parts, mask, other, PARTS: tl.constexpr):
 
 @triton.jit
 def row_lse(part_mass, part_reference, item, inverse, parts, mask, PARTS: tl.constexpr):
-    """→ status and log-sum-exp (NaN where unsound) of the rows `item` [N]."""
+    """Returns status and log-sum-exp (NaN where invalid) of the rows `item` [N]."""
     masses = load_parts(part_mass, item, parts, mask, 0.0, PARTS)
     references = load_parts(part_reference, item, parts, mask, 0.0, PARTS)
     status, largest = status_of_masses(masses, references, 1)
@@ -173,7 +175,7 @@ def row_lse(part_mass, part_reference, item, inverse, parts, mask, PARTS: tl.con
 
 @triton.jit
 def best_tokens(part_score, part_token, item, parts, mask, PARTS: tl.constexpr):
-    """→ status, and lowest token id of the largest score, of each of the rows `item` [N]."""
+    """Returns the status and the lowest token id of the largest score of each of the rows `item` [N]."""
     scores = load_parts(part_score, item, parts, mask, float("-inf"), PARTS)
     tokens = load_parts(part_token, item, parts, mask, NOWHERE, PARTS)
     best = tl.min(tl.where(scores == tl.max(scores, 1)[:, None], tokens, NOWHERE), 1)

@@ -1,1 +1,1 @@
-"""Where top-k, top-p and min-p cut a row of logits, found without sorting it."""
+"""Truncation bounds of top-k, top-p and min-p, found without sorting rows. Begin with `truncation_bounds`."""

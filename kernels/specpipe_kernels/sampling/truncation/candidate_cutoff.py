@@ -1,8 +1,8 @@
-"""Device functions that find where top-k and top-p cut a row: the largest logit from which on enough weight is reached.
+"""Device functions that find the cutoff of top-k and top-p: the largest logit from which on the weight suffices.
 
-Weight is 1 a token for top-k, and the mass over that of the largest logit for top-p. The last steps go over candidates:
-a few entries of the row, in the order of their tokens, which hold the cut. Where they are too many to be kept in
-registers, the same steps go over the row itself. Floats are mapped to unsigned keys of the same order.
+A token's weight is 1 for top-k, and its mass relative to the largest logit for top-p. The search goes over candidates:
+a few entries of the row, in the order of their tokens, that contain the cutoff. Where registers cannot hold them all,
+it goes over the row itself. Floats are mapped to unsigned keys of the same order.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _ONES = tl.constexpr(0xFFFFFFFF)
 
 @triton.jit
 def _keys(x, UNUSED: tl.constexpr):
-    """Unsigned integers in the order of x; -0.0 equals 0.0."""
+    """Returns unsigned integers in the order of x; -0.0 equals 0.0. The lowest UNUSED bits of x are always 0."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
     return tl.where(bits >= _SIGN, bits ^ _ONES, bits | _SIGN) >> UNUSED
 
 
 @triton.jit
 def _logit_of(key, UNUSED: tl.constexpr):
-    """The float of a key; -inf for keys below all floats."""
+    """Returns the float of a key; -inf for keys below all floats."""
     full = (key << UNUSED).to(tl.uint32)
     low = tl.full([], (1 << UNUSED) - 1, tl.uint32)
     bits = tl.where(full >= _SIGN, full ^ _SIGN, (full | low) ^ _ONES).to(tl.uint32)
@@ -36,7 +36,7 @@ def _logit_of(key, UNUSED: tl.constexpr):
 
 @triton.jit
 def weight_of(x, token, vocab, top, inverse, kept_logit, kept_token, MASS: tl.constexpr):
-    """Of the tokens before a cut that was found already, or of all (-inf, NOWHERE)."""
+    """Returns the weights of tokens that an earlier filter kept; its bounds (-inf, NOWHERE) keep all."""
     kept = (x > kept_logit) | ((x == kept_logit) & (token <= kept_token))
     weight = 1.0
     if MASS:
@@ -49,7 +49,7 @@ def weight_from(
     logit, xs, weights, listed, row, vocab, top, inverse, kept_logit, kept_token,
     MASS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The weight of logits of at least `logit`: of candidates, or of the row if they are not all listed."""
+    """Returns the weight of logits of at least `logit`, among candidates or, if not all are listed, in the row."""
     if listed:
         reached = tl.sum(tl.where(xs >= logit, weights, 0.0))
     else:
@@ -67,7 +67,7 @@ def weight_from(
 def _nth(
     nth, logit, xs, tokens, listed, row, vocab, kept_logit, kept_token, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The nth token of a logit, the lowest first; NOWHERE if there are fewer."""
+    """Returns the nth lowest token with this logit; NOWHERE if there are fewer."""
     found = tl.full([], NOWHERE, tl.int32)
     if listed:
         tied = ((xs == logit) & ((xs > kept_logit) | (tokens <= kept_token))).to(tl.int32)
@@ -85,13 +85,13 @@ def _nth(
 
 
 @triton.jit
-def cut_of_candidates(
+def cutoff_of_candidates(
     xs, tokens, listed, above, target, lowest, highest, row, vocab, top, inverse, kept_logit, kept_token,
     MASS: tl.constexpr, UNUSED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """→ the last kept logit and token of a filter that keeps tokens until their weight reaches `target`.
+    """Returns the last logit and token of a filter that keeps tokens until their weight reaches `target`.
 
-    above: weight that precedes all candidates. The cut lies between `lowest` and `highest`.
+    above: weight that precedes all candidates. The cutoff lies between `lowest` and `highest`.
     """
     above = tl.where(listed, above, 0.0)
     weights = weight_of(xs, tokens, vocab, top, inverse, kept_logit, kept_token, MASS)
@@ -116,27 +116,28 @@ def cut_of_candidates(
 
 @triton.jit
 def load_candidates(
-    row, listed, counts, through, item, parts, room, log_parts, PARTS: tl.constexpr, MOST: tl.constexpr
+    row, listed, counts, running, item, parts, list_size, log_parts, PARTS: tl.constexpr, MOST: tl.constexpr
 ):  # fmt: skip
-    """→ whether these are all that the parts of a row counted, and the logits and tokens [MOST] of those listed.
+    """Returns true if all candidates of a row are listed, and their logits and tokens [MOST].
 
-    counts [items, parts]; through: as much room. A part's list has `room` places. 2 ** log_parts > parts.
+    counts [items, parts]: candidates of each part; running [items, parts]: scratch memory for their cumulative sums.
+    The list of a part has `list_size` entries. 2 ** log_parts > parts.
     """
     part = tl.arange(0, PARTS)
     first = item.to(tl.int64) * parts
     count = load_part(counts + first + part, part < parts, 0)
-    tl.store(through + first + part, tl.cumsum(count, 0), mask=part < parts)
+    tl.store(running + first + part, tl.cumsum(count, 0), mask=part < parts)
     tl.debug_barrier()
     n = tl.sum(count)
     place = tl.arange(0, MOST)
     valid = place < n
-    listed_all = (n <= MOST) & (tl.max(count) <= room)
-    owner = tl.zeros([MOST], tl.int32)  # parts whose candidates all stand before a place
+    listed_all = (n <= MOST) & (tl.max(count) <= list_size)
+    owner = tl.zeros([MOST], tl.int32)  # number of parts whose candidates all precede the place
     for bit in range(log_parts):
-        ahead = owner + (1 << (log_parts - 1 - bit))
-        passed = tl.load(through + first + ahead - 1, mask=valid & (ahead <= parts), other=NOWHERE) <= place
-        owner = tl.where(passed, ahead, owner)
-    before = tl.load(through + first + owner - 1, mask=valid & (owner > 0), other=0)
-    valid = valid & (place - before < room)
-    tokens = load_part(listed + (first + owner) * room + place - before, valid, NOWHERE)
+        next_part = owner + (1 << (log_parts - 1 - bit))
+        passed = tl.load(running + first + next_part - 1, mask=valid & (next_part <= parts), other=NOWHERE) <= place
+        owner = tl.where(passed, next_part, owner)
+    before = tl.load(running + first + owner - 1, mask=valid & (owner > 0), other=0)
+    valid = valid & (place - before < list_size)
+    tokens = load_part(listed + (first + owner) * list_size + place - before, valid, NOWHERE)
     return listed_all, tl.load(row + tokens, mask=valid, other=float("-inf")).to(tl.float32), tokens

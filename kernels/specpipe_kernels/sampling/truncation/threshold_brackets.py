@@ -1,6 +1,6 @@
-"""Device functions that bracket where top-k or top-p cuts a row: thresholds, and between which two of them it lies.
+"""Device functions that bracket the cutoff of top-k or top-p between two of several thresholds.
 
-Weight is 1 a token for top-k, and the mass over that of the largest logit for top-p.
+A token's weight is 1 for top-k, and its mass relative to the largest logit for top-p.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import triton
 import triton.language as tl
 
 BINS = tl.constexpr(8)
-_FARTHEST = tl.constexpr(1024.0)  # from the largest logit to the lowest threshold of top-k
+_MAX_REACH = tl.constexpr(1024.0)  # largest distance of a threshold of top-k from the largest logit
 
 
 @triton.jit
 def load_extent(tops, bottoms, item, parts, PARTS: tl.constexpr):
+    """Returns the largest and the smallest finite logit of a row."""
     part = tl.arange(0, PARTS)
     at = item.to(tl.int64) * parts + part
     top = tl.max(tl.load(tops + at, mask=part < parts, other=float("-inf")))
@@ -22,28 +23,28 @@ def load_extent(tops, bottoms, item, parts, PARTS: tl.constexpr):
 
 @triton.jit
 def first_thresholds(top, bottom, k, p, temp, vocab):
-    """[BINS], ascending from -inf. Those of top-k come close to the largest logit; those of top-p are evenly spread.
+    """Returns [BINS] thresholds, ascending from -inf: for top-k denser near the largest logit, for top-p equidistant.
 
-    Tokens below the lowest one of top-p have a mass of at most 1 - p together, and the largest logit has 1.
+    Tokens below the lowest finite threshold of top-p have a mass of at most 1 - p together; the largest logit has 1.
     """
     bin_ = tl.arange(0, BINS)
-    reach = tl.where(k > 0, _FARTHEST, temp * tl.log(vocab / tl.maximum(1.0 - p, 1e-8)))
+    reach = tl.where(k > 0, _MAX_REACH, temp * tl.log(vocab / tl.maximum(1.0 - p, 1e-8)))
     spread = tl.where(k > 0, tl.exp2(1.0 - bin_), (BINS - bin_) / (BINS - 1.0))
     return tl.where(bin_ == 0, float("-inf"), top - tl.minimum(top - bottom, reach) * spread)
 
 
 @triton.jit
 def further_thresholds(low, high, top):
-    """[BINS] of [low, high), evenly spread; from -inf on there is nothing to spread."""
+    """Returns [BINS] equidistant thresholds of [low, high); all equal to low if it is -inf."""
     width = tl.where(low > float("-inf"), tl.minimum(high, top) - low, 0.0)
     return low + width * (tl.arange(0, BINS) / (BINS + 0.0))
 
 
 @triton.jit
 def bracket(weights, thresholds, item, parts, k, p, low, high, above, target, FIRST: tl.constexpr, PARTS: tl.constexpr):
-    """Narrow low <= cut < high: → that, the weight from `high` on, the weight to reach (NaN for unsound rows).
+    """Narrows low <= cutoff < high; returns low, high, the weight from `high` on, the weight to reach.
 
-    weights [items, parts, BINS]: of a part, at or above each threshold.
+    The latter is NaN for invalid rows. weights [items, parts, BINS]: weight of a part at or above each threshold.
     """
     part = tl.arange(0, PARTS)
     bin_ = tl.arange(0, BINS)
@@ -61,6 +62,7 @@ def bracket(weights, thresholds, item, parts, k, p, low, high, above, target, FI
 
 @triton.jit
 def first_bracket(weights, thresholds, item, parts, k, p, PARTS: tl.constexpr):
+    """Returns the bracket between the first thresholds; see `bracket`."""
     infinity = tl.full([], float("inf"), tl.float32)
     zero = tl.zeros([], tl.float32)
     return bracket(weights, thresholds, item, parts, k, p, -infinity, infinity, zero, zero, True, PARTS)

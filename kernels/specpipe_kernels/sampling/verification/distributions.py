@@ -1,14 +1,14 @@
-"""The two sides of a verification, p and q: where their rows are, and a draft's log-probabilities."""
+"""The distributions p and q of a verification: their rows of logits, and log-probabilities of drafts."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from specpipe_kernels.sampling.device.fast_math import fast_exp, fast_log
+from specpipe_kernels.sampling.device.kernel_args import LogitsArgs
 from specpipe_kernels.sampling.device.logit_rows import LogitRows, row_pointer
 from specpipe_kernels.types import Bounds
 
@@ -16,55 +16,40 @@ _SERIES_ABOVE = tl.constexpr(-0.25)
 
 
 class Distribution(NamedTuple):
-    """p or q: rows of logits, and what truncation keeps of them."""
+    """p or q: rows of logits and their truncation bounds."""
 
     rows: LogitRows
     bounds: Bounds | None
+    """[items] each; None: nothing is truncated."""
 
     @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.rows.logits, self.rows.row_map, *(self.bounds or (None, None))
-
-    @property
-    def strides(self) -> tuple[int, int]:
-        return self.rows.stride_group, self.rows.stride_row
-
-
-def flags(p: Distribution, q: Distribution | None) -> dict[str, Any]:
-    """Compile-time keywords that every kernel over both sides takes."""
-    return {
-        "P_MAP": p.rows.row_map is not None,
-        "Q_MAP": q is not None and q.rows.row_map is not None,
-        "ONE_HOT": q is None,
-        "TRUNCATED": p.bounds is not None,
-        "K_PAD": p.rows.k_pad,
-    }
+    def args(self) -> LogitsArgs:
+        """This distribution as an argument of a kernel."""
+        return self.rows.args(self.bounds)
 
 
 @triton.jit
-def draft_logits(
-    logits, row_map, stride_group, stride_row, vocab, request, position, token, mask, HAS_MAP: tl.constexpr
-):  # fmt: skip
-    """Logits of draft tokens [K_PAD] at their positions; -inf outside mask and vocabulary."""
-    row = row_pointer(logits, row_map, request, position, stride_group, stride_row, HAS_MAP)
-    inside = mask & (token >= 0) & (token < vocab)
+def draft_logits(source, request, position, token, mask):
+    """Returns the logits of draft tokens [K_PAD] at their positions; -inf outside mask and vocabulary."""
+    row = row_pointer(source, request, position)
+    inside = mask & (token >= 0) & (token < source.vocab)
     return tl.load(row + token, mask=inside, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
-def draft_log_probs(x, token, bound_logit, bound_token, item, lse, inverse, TRUNCATED: tl.constexpr):
-    """log-probabilities of draft tokens of logits x; -inf outside truncation."""
+def draft_log_probs(x, token, bounds, item, lse, inverse, TRUNCATED: tl.constexpr):
+    """Returns log-probabilities of draft tokens with logits x [K_PAD]; -inf where truncated."""
     inside = x > float("-inf")
     if TRUNCATED:
-        logit = tl.load(bound_logit + item, mask=inside, other=0.0)
-        tied = (x == logit) & (token <= tl.load(bound_token + item, mask=inside, other=0))
+        logit = tl.load(bounds.logit + item, mask=inside, other=0.0)
+        tied = (x == logit) & (token <= tl.load(bounds.token + item, mask=inside, other=0))
         inside = inside & ((x > logit) | tied)
     return tl.where(inside, x * inverse - lse, float("-inf"))
 
 
 @triton.jit
 def log_residual(log_p, log_q):
-    """log max(p - q, 0) = log p + log(-expm1(log q - log p)), without cancellation."""
+    """Returns log max(p - q, 0) = log p + log(-expm1(log q - log p)), without cancellation."""
     d = log_q - log_p
     near = tl.maximum(d, _SERIES_ABOVE)
     series = 1.0 + near * (1 / 5 + near * (1 / 30 + near * (1 / 210)))

@@ -1,8 +1,8 @@
-"""The token after the accepted drafts: the recovered or the bonus one, of the one row that a random request ended at.
+"""Draw of the token after the accepted drafts, recovered or bonus, from the row where a request's verification stopped.
 
-A program takes some chunks of that row; the last one of a request combines them. Requests go backwards, because the
-rows that verification read last are the ones still in L2; forwards after block verification, whose masses
-went backwards before.
+A program processes some chunks of that row; the last one of a request combines them. Requests are processed in reverse
+order, because the rows that verification read last are still in L2; in order after block verification, which already
+went in reverse.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.sampling.device.kernel_args import NO_LOGITS, DraftArgs, ScanResults, StreamArgs, VerdictArgs
 from specpipe_kernels.sampling.device.logit_rows import (
     floats,
     int32s,
@@ -29,16 +30,15 @@ from specpipe_kernels.sampling.device.vocab_chunks import (
     chunk_tiling,
     draw_from_chunk,
     load_log_masses,
-    pick,
+    select_chunk,
     store_masses,
 )
-from specpipe_kernels.sampling.verification.distributions import Distribution, flags
+from specpipe_kernels.sampling.verification.distributions import Distribution
 from specpipe_kernels.sampling.verification.emit import add_counts, emit
 from specpipe_kernels.sampling.verification.residual import draw_from_residual, store_residual_masses
-from specpipe_kernels.sampling.verification.verify import Verified
 from specpipe_kernels.types import Purpose, RejectionOutput, SamplingTensors
 
-# More would leave too few warps to hide the memory's latency; few rows have few programs, and every wait counts.
+# More registers would leave too few warps to hide memory latency. With few programs (SINGLE) latency matters most.
 MAX_REGISTERS, SINGLE_REGISTERS = 64, 96
 _RECOVERED = tl.constexpr(int(Purpose.RECOVERED))
 _BONUS = tl.constexpr(int(Purpose.BONUS))
@@ -46,6 +46,7 @@ _BONUS = tl.constexpr(int(Purpose.BONUS))
 
 @triton.jit
 def _residual_log_masses(masses, chunks, CHUNKS: tl.constexpr):
+    """Returns [CHUNKS] logarithms of the chunks' masses."""
     lane = tl.arange(0, CHUNKS)
     mass = load_part(masses + lane, lane < chunks, 0.0)
     return tl.where(mass > 0.0, tl.log(mass), float("-inf"))
@@ -53,7 +54,7 @@ def _residual_log_masses(masses, chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _load_chunk(row, q_row, begin, p_vocab, q_vocab, ONE_HOT: tl.constexpr, BLOCK: tl.constexpr):
-    """→ the logits of a chunk of p and q; one-hot proposals have no q."""
+    """Returns the logits of a chunk of p and q; those of p twice for one-hot proposals."""
     x = load_tile(row, begin + tl.arange(0, BLOCK), p_vocab)
     y = x
     if not ONE_HOT:
@@ -63,52 +64,52 @@ def _load_chunk(row, q_row, begin, p_vocab, q_vocab, ONE_HOT: tl.constexpr, BLOC
 
 @triton.jit(do_not_specialize=["k", "stride_draft", "parts", "per", "requests"])
 def _draw_kernel(
-    p_logits, p_map, p_bound_logit, p_bound_token, q_logits, q_map, q_bound_logit, q_bound_token,
-    draft_tokens, num_drafts, temperature, seeds, positions, p_lse, q_lse, weight,
-    part_reference, part_token, chunk_mass, counters,
-    out_tokens, out_emitted, out_accepted, out_status, counts,
-    p_stride_group, p_stride_row, q_stride_group, q_stride_row, stride_draft,
-    p_vocab, q_vocab, chunks, parts, per, k, requests,
-    P_MAP: tl.constexpr, Q_MAP: tl.constexpr, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, K_PAD: tl.constexpr,
-    WEIGHTED: tl.constexpr, BONUS: tl.constexpr, COUNTED: tl.constexpr, SINGLE: tl.constexpr,
+    p, q, proposals, streams, results, part_reference, part_token, chunk_mass, counters, out, counts,
+    stride_draft, chunks, parts, per, k, requests,
+    K_PAD: tl.constexpr, BONUS: tl.constexpr, SINGLE: tl.constexpr,
     BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    ONE_HOT: tl.constexpr = q.logits is None
+    TRUNCATED: tl.constexpr = p.bounds.logit is not None
+    WEIGHTED: tl.constexpr = results.weight is not None
     request = tl.program_id(0) // parts
     if not WEIGHTED:
         request = requests - 1 - request
     part = tl.program_id(0) % parts
-    begin, end = span_of(part, per, p_vocab, BLOCK)
-    wide = request.to(tl.int64)
+    begin, end = span_of(part, per, p.vocab, BLOCK)
+    request64 = request.to(tl.int64)
     lane = tl.arange(0, K_PAD)
-    # Verification did not write these: they may be read while it runs.
-    temp = tl.load(temperature + request)
-    seed = tl.load(seeds + request)
-    position = tl.load(positions + request)
-    count, drafts = load_drafts(draft_tokens, stride_draft, num_drafts, request, k, K_PAD)
+    # Loaded before the wait: verification does not write these.
+    temp = tl.load(streams.temperature + request)
+    seed = tl.load(streams.seeds + request)
+    position = tl.load(streams.positions + request)
+    count, drafts = load_drafts(proposals.tokens, stride_draft, proposals.counts, request, k, K_PAD)
     wait_for_inputs(PDL)
     let_next_start(PDL)
-    status = tl.load(out_status + request)
-    i = tl.load(out_accepted + request)
+    status = tl.load(out.status + request)
+    i = tl.load(out.accepted + request)
     item = request * (k + 1) + i
-    shifts = tl.load(p_lse + wide * (k + 1) + lane, mask=lane <= k, other=0.0)
-    q_shifts = tl.load(q_lse + wide * (k + 1) + lane, mask=lane <= k, other=0.0)
+    shifts = tl.load(results.p_lse + request64 * (k + 1) + lane, mask=lane <= k, other=0.0)
+    q_shifts = tl.load(results.q_lse + request64 * (k + 1) + lane, mask=lane <= k, other=0.0)
     if WEIGHTED:
-        shifts -= tl.log(tl.load(weight + wide * (k + 1) + lane, mask=lane <= k, other=1.0))
+        shifts -= tl.log(tl.load(results.weight + request64 * (k + 1) + lane, mask=lane <= k, other=1.0))
     if (temp == 0.0) | (status != 0):
         return
     position += i
     rejected = i < count
     if not BONUS and ~rejected:
-        if COUNTED and part == 0:
+        if counts is not None and part == 0:
             add_counts(counts, k, i, count, K_PAD)
         return
     purpose = tl.where(rejected, _RECOVERED, _BONUS)
     inverse = inverse_temperature(temp)
     q_item = request * k + i
-    row = row_pointer(p_logits, p_map, request, i, p_stride_group, p_stride_row, P_MAP)
-    q_row = row_pointer(q_logits, q_map, request, i, q_stride_group, q_stride_row, Q_MAP)
-    masses = chunk_mass + wide * chunks
-    partial = wide * parts + part
+    row = row_pointer(p, request, i)
+    q_row = row
+    if not ONE_HOT:
+        q_row = row_pointer(q, request, i)
+    masses = chunk_mass + request64 * chunks
+    partial = request64 * parts + part
     # Of the residual; a bonus row has no such values.
     ended = (lane == i) & rejected
     p_shift = tl.sum(tl.where(ended, shifts, 0.0))
@@ -116,106 +117,99 @@ def _draw_kernel(
     draft = tl.sum(tl.where(ended, drafts + 1, 0)) - 1
     if rejected:
         if SINGLE:
-            x, y = _load_chunk(row, q_row, begin, p_vocab, q_vocab, ONE_HOT, BLOCK)
+            x, y = _load_chunk(row, q_row, begin, p.vocab, q.vocab, ONE_HOT, BLOCK)
             mass, token = draw_from_residual(
                 x, y, begin, seed, position, i, draft, inverse,
-                p_shift, p_bound_logit, p_bound_token, item, q_shift, q_bound_logit, q_bound_token, q_item,
+                p_shift, p.bounds, item, q_shift, q.bounds, q_item,
                 ONE_HOT, TRUNCATED, BLOCK,
             )  # fmt: skip
             tl.store(masses + part, mass)
             tl.store(part_token + partial, token)
         else:
             store_residual_masses(
-                row, q_row, begin, end, p_vocab, q_vocab, masses, draft, inverse,
-                p_shift, p_bound_logit, p_bound_token, item, q_shift, q_bound_logit, q_bound_token, q_item,
+                row, q_row, begin, end, p.vocab, q.vocab, masses, draft, inverse,
+                p_shift, p.bounds, item, q_shift, q.bounds, q_item,
                 ONE_HOT, TRUNCATED, BLOCK,
             )  # fmt: skip
     else:
         if SINGLE:
-            x = load_tile(row, begin + tl.arange(0, BLOCK), p_vocab)
+            x = load_tile(row, begin + tl.arange(0, BLOCK), p.vocab)
             mass, reference, _, token = draw_from_chunk(
-                x, begin, inverse, p_bound_logit, p_bound_token, item, seed, position, i, _BONUS,
+                x, begin, inverse, p.bounds, item, seed, position, i, _BONUS,
                 TRUNCATED, BLOCK,
             )  # fmt: skip
             tl.store(masses + part, mass)
             tl.store(part_token + partial, token)
         else:
-            reference = store_masses(
-                row, begin, end, p_vocab, inverse, p_bound_logit, p_bound_token, item, masses, TRUNCATED, BLOCK
-            )
+            reference = store_masses(row, begin, end, p.vocab, inverse, p.bounds, item, masses, TRUNCATED, BLOCK)
         tl.store(part_reference + partial, reference)
-    # Before this program knows whether it is the last: its wait for the others is no time for arithmetic.
+    # Computed before the atomic below, so that the last program does not add it to its latency.
     noise = chunk_gumbel(seed, position, i, purpose, tl.arange(0, CHUNKS))
     if ~is_last(counters, request, parts):
         return
-    names = tl.arange(0, CHUNKS)
+    labels = tl.arange(0, CHUNKS)
     if SINGLE:
-        names = load_part(part_token + wide * parts + names, names < parts, 0)
-    left = rejected  # whether p - q leaves anything
+        labels = load_part(part_token + request64 * parts + labels, labels < parts, 0)
+    has_residual = rejected  # p - q has mass
     if rejected:
-        score, last = pick(_residual_log_masses(masses, chunks, CHUNKS), noise, names)
-        left = score > float("-inf")
-        if ~left:
+        score, last = select_chunk(_residual_log_masses(masses, chunks, CHUNKS), noise, labels)
+        has_residual = score > float("-inf")
+        if ~has_residual:
             # p = q up to rounding: this program alone draws from p.
-            store_masses(
-                row, 0, p_vocab, p_vocab, inverse, p_bound_logit, p_bound_token, item, masses, TRUNCATED, BLOCK
-            )
+            store_masses(row, 0, p.vocab, p.vocab, inverse, p.bounds, item, masses, TRUNCATED, BLOCK)
             tl.debug_barrier()
-            _, last = pick(_residual_log_masses(masses, chunks, CHUNKS), noise, tl.arange(0, CHUNKS))
+            _, last = select_chunk(_residual_log_masses(masses, chunks, CHUNKS), noise, tl.arange(0, CHUNKS))
     else:
         status, _, log_masses = load_log_masses(
             chunk_mass, part_reference, request, inverse, chunks, parts, per, CHUNKS
         )  # fmt: skip
-        _, last = pick(log_masses, noise, names)
-    if not SINGLE or (rejected & ~left):
+        _, last = select_chunk(log_masses, noise, labels)
+    if not SINGLE or (rejected & ~has_residual):
         begin = last * BLOCK
-        if left:
-            x, y = _load_chunk(row, q_row, begin, p_vocab, q_vocab, ONE_HOT, BLOCK)
+        if has_residual:
+            x, y = _load_chunk(row, q_row, begin, p.vocab, q.vocab, ONE_HOT, BLOCK)
             _, last = draw_from_residual(
                 x, y, begin, seed, position, i, draft, inverse,
-                p_shift, p_bound_logit, p_bound_token, item, q_shift, q_bound_logit, q_bound_token, q_item,
+                p_shift, p.bounds, item, q_shift, q.bounds, q_item,
                 ONE_HOT, TRUNCATED, BLOCK,
             )  # fmt: skip
         else:
-            x = load_tile(row, begin + tl.arange(0, BLOCK), p_vocab)
+            x = load_tile(row, begin + tl.arange(0, BLOCK), p.vocab)
             _, _, _, last = draw_from_chunk(
-                x, begin, inverse, p_bound_logit, p_bound_token, item, seed, position, i, purpose,
+                x, begin, inverse, p.bounds, item, seed, position, i, purpose,
                 TRUNCATED, BLOCK,
             )  # fmt: skip
     if rejected:
-        tl.store(out_tokens + item, last.to(tl.int64))
+        tl.store(out.tokens + item, last.to(tl.int64))
     else:
         emit(
-            out_tokens, out_emitted, out_accepted, out_status, drafts, request, k, i, last, status, K_PAD,
+            out.tokens, out.emitted, out.accepted, out.status, drafts, request, k, i, last, status, K_PAD,
         )  # fmt: skip
-    if COUNTED and status == 0:
+    if counts is not None and status == 0:
         add_counts(counts, k, i, count, K_PAD)
 
 
-def draw_last(
+def draw_final_token(
     p: Distribution,
     q: Distribution | None,
     sampling: SamplingTensors,
     positions: Tensor,
     out: RejectionOutput,
-    verified: Verified,
+    verified: ScanResults,
     counts: Tensor | None,
     *,
     bonus_given: bool,
 ) -> None:
-    """Complete `out` with the recovered or, unless given, the bonus token of every sound random request."""
-    rows, q_rows = p.rows, q.rows if q else p.rows
-    like, requests = rows.logits, rows.requests
-    cut = chunk_tiling(rows.vocab, requests)
+    """Completes `out` with the recovered or, unless given, the bonus token of every valid random request."""
+    rows, like, requests = p.rows, p.rows.logits, p.rows.requests
+    cut = chunk_tiling(like.device, rows.vocab, requests)
     single = cut.per == 1
     _draw_kernel[(requests * cut.parts,)](
-        *p.tensors, *(q or p).tensors, rows.draft_tokens, rows.num_drafts,
-        sampling.temperature, sampling.seed, positions, verified.p_lse, verified.q_lse, verified.weight,
+        p.args, q.args if q else NO_LOGITS, DraftArgs(rows.draft_tokens, rows.num_drafts),
+        StreamArgs(sampling.temperature, sampling.seed, positions), verified._replace(undecided=None),
         floats(like, requests, cut.parts), int32s(like, requests, cut.parts), floats(like, requests, cut.chunks),
-        arrivals(like, requests), *out[:4], counts,
-        *p.strides, *(q or p).strides, rows.stride_draft,
-        rows.vocab, q_rows.vocab, cut.chunks, cut.parts, cut.per, rows.width - 1, requests,
-        **flags(p, q), WEIGHTED=verified.weight is not None, BONUS=not bonus_given, COUNTED=counts is not None,
-        SINGLE=single, BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps,
-        maxnreg=SINGLE_REGISTERS if single else MAX_REGISTERS, **launch_options(like),
+        arrivals(like, requests), VerdictArgs(*out[:4]), counts,
+        rows.stride_draft, cut.chunks, cut.parts, cut.per, rows.width - 1, requests,
+        K_PAD=rows.k_pad, BONUS=not bonus_given, SINGLE=single, BLOCK=cut.block, CHUNKS=cut.chunks_pad,
+        num_warps=cut.warps, maxnreg=SINGLE_REGISTERS if single else MAX_REGISTERS, **launch_options(like),
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Device functions over max(p - q, 0): the masses of its chunks, and a draw from one of them.
+"""Device functions over the residual max(p - q, 0): the masses of its chunks, and a draw from one of them.
 
-x are logits of p, y those of q; shifts are log-sum-exps, that of p less the logarithm of its weight.
+x are logits of p, y those of q; shifts are log-sum-exps, that of p minus the logarithm of its weight.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _RECOVERED = tl.constexpr(int(Purpose.RECOVERED))
 
 @triton.jit
 def _log_probs(
-    x, y, offsets, draft, inverse, p_shift, p_bound_logit, p_bound_token, p_item,
-    q_shift, q_bound_logit, q_bound_token, q_item, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr,
+    x, y, offsets, draft, inverse, p_shift, p_bounds, p_item,
+    q_shift, q_bounds, q_item, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
-    """log p and log q of logits x and y; a one-hot q is above every p at its token."""
+    """Returns log p and log q of logits x and y; a one-hot q has +inf at its token."""
     log_p = x * inverse - p_shift
     if TRUNCATED:
-        log_p = tl.where(is_kept(x, offsets, p_bound_logit, p_bound_token, p_item, TRUNCATED), log_p, float("-inf"))
+        log_p = tl.where(is_kept(x, offsets, p_bounds, p_item, TRUNCATED), log_p, float("-inf"))
     if ONE_HOT:
         log_q = tl.where(offsets == draft, float("inf"), float("-inf"))
     else:
         log_q = y * inverse - q_shift
         if TRUNCATED:
-            log_q = tl.where(is_kept(y, offsets, q_bound_logit, q_bound_token, q_item, TRUNCATED), log_q, float("-inf"))
+            log_q = tl.where(is_kept(y, offsets, q_bounds, q_item, TRUNCATED), log_q, float("-inf"))
     return log_p, log_q
 
 
 @triton.jit
 def _masses(log_p, log_q, ONE_HOT: tl.constexpr):
-    # Nothing but what `log_residual` gives a score: a chunk with mass has a token.
+    # Mass exactly where `log_residual` gives a finite score, so that every chunk with mass has a token.
     mass = fast_exp(log_p)
     if not ONE_HOT:
         mass -= fast_exp(log_q)
@@ -47,11 +47,11 @@ def _masses(log_p, log_q, ONE_HOT: tl.constexpr):
 
 @triton.jit
 def store_residual_masses(
-    row, q_row, begin, end, p_vocab, q_vocab, masses, draft, inverse, p_shift, p_bound_logit, p_bound_token, p_item,
-    q_shift, q_bound_logit, q_bound_token, q_item,
+    row, q_row, begin, end, p_vocab, q_vocab, masses, draft, inverse, p_shift, p_bounds, p_item,
+    q_shift, q_bounds, q_item,
     ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store the sum of max(p - q, 0) of each chunk of a span."""
+    """Stores the sum of max(p - q, 0) of each chunk of a span."""
     lane = tl.arange(0, BLOCK)
     x = load_tile(row, begin + lane, p_vocab)
     y = x
@@ -63,8 +63,8 @@ def store_residual_masses(
         if not ONE_HOT:
             y_next = next_tile(q_row, start + BLOCK, end, q_vocab, BLOCK)
         log_p, log_q = _log_probs(
-            x, y, start + lane, draft, inverse, p_shift, p_bound_logit, p_bound_token, p_item,
-            q_shift, q_bound_logit, q_bound_token, q_item, ONE_HOT, TRUNCATED,
+            x, y, start + lane, draft, inverse, p_shift, p_bounds, p_item,
+            q_shift, q_bounds, q_item, ONE_HOT, TRUNCATED,
         )  # fmt: skip
         tl.store(masses + start // BLOCK, tl.sum(_masses(log_p, log_q, ONE_HOT)))
         x = x_next
@@ -73,10 +73,10 @@ def store_residual_masses(
 
 @triton.jit
 def residual_mass(
-    row, q_row, begin, end, p_vocab, q_vocab, inverse, p_shift, p_bound_logit, p_bound_token, p_item,
-    q_shift, q_bound_logit, q_bound_token, q_item, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
+    row, q_row, begin, end, p_vocab, q_vocab, inverse, p_shift, p_bounds, p_item,
+    q_shift, q_bounds, q_item, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sum of max(p - q, 0) of a span; q is not one-hot."""
+    """Returns the sum of max(p - q, 0) of a span; q is not one-hot."""
     lane = tl.arange(0, BLOCK)
     x = load_tile(row, begin + lane, p_vocab)
     y = load_tile(q_row, begin + lane, q_vocab)
@@ -85,8 +85,8 @@ def residual_mass(
         x_next = next_tile(row, start + BLOCK, end, p_vocab, BLOCK)
         y_next = next_tile(q_row, start + BLOCK, end, q_vocab, BLOCK)
         log_p, log_q = _log_probs(
-            x, y, start + lane, -1, inverse, p_shift, p_bound_logit, p_bound_token, p_item,
-            q_shift, q_bound_logit, q_bound_token, q_item, False, TRUNCATED,
+            x, y, start + lane, -1, inverse, p_shift, p_bounds, p_item,
+            q_shift, q_bounds, q_item, False, TRUNCATED,
         )  # fmt: skip
         total += _masses(log_p, log_q, False)
         x = x_next
@@ -97,15 +97,15 @@ def residual_mass(
 @triton.jit
 def draw_from_residual(
     x, y, begin, seed, position, index, draft, inverse,
-    p_shift, p_bound_logit, p_bound_token, p_item, q_shift, q_bound_logit, q_bound_token, q_item,
+    p_shift, p_bounds, p_item, q_shift, q_bounds, q_item,
     ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """→ a chunk's sum of max(p - q, 0), and the token drawn from it. x, y: its logits."""
+    """Returns a chunk's sum of max(p - q, 0) and the token drawn from it. x, y [BLOCK]: its logits."""
     offsets = begin + tl.arange(0, BLOCK)
     noise = gumbel_tile(seed, position, index, _RECOVERED, begin, BLOCK)
     log_p, log_q = _log_probs(
-        x, y, offsets, draft, inverse, p_shift, p_bound_logit, p_bound_token, p_item,
-        q_shift, q_bound_logit, q_bound_token, q_item, ONE_HOT, TRUNCATED,
+        x, y, offsets, draft, inverse, p_shift, p_bounds, p_item,
+        q_shift, q_bounds, q_item, ONE_HOT, TRUNCATED,
     )  # fmt: skip
     mass = tl.sum(_masses(log_p, log_q, ONE_HOT))
     _, at = tl.max(log_residual(log_p, log_q) + noise, 0, return_indices=True)

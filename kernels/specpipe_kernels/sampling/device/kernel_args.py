@@ -1,0 +1,107 @@
+"""Groups of kernel arguments. A kernel takes each group as one NamedTuple and reads its fields by name.
+
+R requests, K drafts at most, V vocabulary entries, N items, D rows of draft logits.
+
+- Triton specialises integers inside a tuple by value (1, multiples of 16) even if the tuple is listed in
+  `do_not_specialize`. Integers that must not be specialised are therefore separate arguments.
+- None inside a tuple is a compile-time constant: `args.field is not None` selects code. Compare fields only, because
+  triton 3.6 cannot compare a whole tuple with None.
+- Names such as `values` and `type` are attributes of Triton's own tuples and cannot be fields.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from specpipe_kernels.types import Bounds
+
+
+class NoBounds(NamedTuple):
+    """Stands for `Bounds` where nothing is truncated."""
+
+    logit: None = None
+    token: None = None
+
+
+NO_BOUNDS = NoBounds()
+
+
+class LogitsArgs(NamedTuple):
+    """Rows of logits, addressed by request and position, and the truncation bounds of their items."""
+
+    logits: Tensor | None
+    """bf16, fp16 or fp32, rows of V entries; None: one-hot proposals."""
+    row_map: Tensor | None
+    """[R] int: group of rows of each request; None: its own number."""
+    bounds: Bounds | NoBounds
+    """[N] each."""
+    stride_group: int | None
+    """Elements from one group of rows to the next."""
+    stride_row: int | None
+    """Elements from one row to the next."""
+    vocab: int | None
+    """V."""
+
+
+NO_LOGITS = LogitsArgs(None, None, NO_BOUNDS, None, None, None)
+
+
+class DraftArgs(NamedTuple):
+    """Drafts of R requests."""
+
+    tokens: Tensor | None
+    """[R, K] int64."""
+    counts: Tensor | None
+    """[R] int32."""
+    lse: Tensor | None = None
+    """[D, K] fp32: log-sum-exps of q; None: computed from its logits, or not needed."""
+
+
+class StreamArgs(NamedTuple):
+    """Temperatures and random streams of R requests."""
+
+    temperature: Tensor
+    """[R] fp32."""
+    seeds: Tensor
+    """[R] int64."""
+    positions: Tensor
+    """[R] int64: position of the first token that the round emits."""
+
+
+class VerdictArgs(NamedTuple):
+    """Results of R requests; see `RejectionOutput`."""
+
+    tokens: Tensor
+    """[R, K+1] int64."""
+    emitted: Tensor
+    """[R] int32."""
+    accepted: Tensor
+    """[R] int32."""
+    status: Tensor
+    """[R] int32."""
+
+
+class SpanStatistics(NamedTuple):
+    """Statistics of N items in S spans each."""
+
+    scores: Tensor | None
+    """[N, S] fp32: largest logit, best score or mass."""
+    references: Tensor | None
+    """[N, S] fp32: logit that the mass refers to."""
+    tokens: Tensor | None
+    """[N, S] int32: token of the largest logit or best score."""
+
+
+class ScanResults(NamedTuple):
+    """Results of scanning R requests, which later launches read; undefined where nothing was scanned."""
+
+    p_lse: Tensor
+    """[R, K+1] fp32: log-sum-exps of p."""
+    q_lse: Tensor
+    """[R, K+1] fp32: log-sum-exps of q; 0 with one-hot proposals."""
+    weight: Tensor | None
+    """[R, K+1] fp32: p_i of block verification."""
+    undecided: Tensor | None
+    """[R] int64: bit i - 1 is set if block verification needs S_i; 0 where the request is decided."""
