@@ -1,4 +1,4 @@
-"""An engine's kernels are compiled while its weights are loaded."""
+"""Compilation of an engine's kernels while its weights are loaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_an_outline_has_a_layer_of_every_kind_and_no_weights(kind: str, layers: 
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-def test_a_model_that_cannot_be_outlined_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_without_an_outline_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     def outlines() -> list[Any]:
         raise RuntimeError("no outline of this one")
 

@@ -1,4 +1,4 @@
-"""The same promises on a CUDA device, through the Triton kernels."""
+"""The engine on a CUDA device, with the Triton kernels."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_k_that_changes_with_occupancy(small_pair, rounds_behind: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-def test_no_step_waits_for_the_device_but_for_the_round_before(small_pair) -> None:
-    """A host that waits launches nothing meanwhile. Graphs are captured in the first pass, which may wait."""
+def test_a_step_waits_for_the_previous_round_alone(small_pair) -> None:
+    """A host that waits launches nothing meanwhile. The first pass captures graphs and may wait."""
     pair = on_cuda(small_pair("llama"))
     requests = make_requests(9, vocab_size=pair.vocab_size, max_new_tokens=90)
     engine = make_engine(pair.target, pair.draft, **TIGHT)
@@ -96,7 +96,7 @@ def test_every_method_in_bf16(small_pair, method: str) -> None:
 
 
 @pytest.mark.parametrize(("k", "proposer"), [(0, "none"), (3, "draft"), (3, "ngram")])
-def test_penalties_equal_generate_and_logprobs_transformers(small_pair, k: int, proposer: str) -> None:
+def test_penalties_and_logprobs_equal_transformers(small_pair, k: int, proposer: str) -> None:
     pair = on_cuda(small_pair("llama"))
     requests = make_requests(7, vocab_size=pair.vocab_size, repetition_penalty=1.3, logprobs=3)
 
@@ -104,8 +104,8 @@ def test_penalties_equal_generate_and_logprobs_transformers(small_pair, k: int, 
 
     assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests, repetition_penalty=1.3)
     for completion in completions:
-        told = completion.logprobs
-        assert told.own.tolist() == pytest.approx(told.top[:: told.n].tolist(), abs=1e-5)
+        logprobs = completion.logprobs
+        assert logprobs.own.tolist() == pytest.approx(logprobs.top[:: logprobs.n].tolist(), abs=1e-5)
     plain = make_requests(7, vocab_size=pair.vocab_size, temperature=0.8, logprobs=3)
     for completion in run(make_engine(pair.target, pair.draft, max_k=k, proposer=proposer), plain, k):
         start = len(completion.request.prompt_token_ids)
@@ -116,7 +116,7 @@ def test_penalties_equal_generate_and_logprobs_transformers(small_pair, k: int, 
         assert completion.logprobs.own.tolist() == pytest.approx(own.tolist(), abs=1e-3)
 
 
-def test_steps_account_for_their_seconds(small_pair) -> None:
+def test_steps_report_seconds_of_every_phase(small_pair) -> None:
     pair = on_cuda(small_pair("llama"))
     engine = make_engine(pair.target, pair.draft)
     assert run(engine, make_requests(5, vocab_size=pair.vocab_size), 3)
@@ -129,7 +129,7 @@ def test_steps_account_for_their_seconds(small_pair) -> None:
 
 
 @pytest.mark.parametrize(("k", "proposer"), [(0, "none"), (3, "draft"), (3, "ngram")])
-def test_preempted_rows_go_on_with_the_targets_tokens(small_pair, k: int, proposer: str) -> None:
+def test_preempted_rows_keep_the_targets_tokens(small_pair, k: int, proposer: str) -> None:
     pair = on_cuda(small_pair("llama"))
     requests = make_requests(9, vocab_size=pair.vocab_size, max_new_tokens=90)
     engine = make_engine(pair.target, pair.draft, max_k=k, proposer=proposer, **TIGHT)

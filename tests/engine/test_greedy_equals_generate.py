@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
 
 import pytest
-from support.engines import generate, make_engine, make_requests, perturbed, run, run_in_turn
+from support.engines import generate, make_engine, make_requests, perturbed, run, run_in_turn, slow
 
-KINDS = ["llama", "qwen3", "gpt2", "mistral", "gemma2", "gpt_oss"]
+PROPOSALS = [(0, "none"), (1, "draft"), (3, "draft"), (7, "draft"), (3, "ngram")]
+CASES = [
+    *(("llama", *proposal) for proposal in PROPOSALS),
+    *((kind, 3, "draft") for kind in ("qwen3", "gpt2", "mistral", "gemma2", "gpt_oss")),
+]
+SLOW_CASES = [
+    (kind, *proposal)
+    for kind in ("qwen3", "gpt2", "mistral", "gemma2", "gpt_oss")
+    for proposal in PROPOSALS
+    if proposal != (3, "draft")
+]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("k", "proposer"), [(0, "none"), (1, "draft"), (3, "draft"), (7, "draft"), (3, "ngram")])
-def test_every_architecture(small_pair, kind: str, k: int, proposer: str) -> None:
+@pytest.mark.parametrize(("kind", "k", "proposer"), [*CASES, *(slow(*case) for case in SLOW_CASES)])
+def test_every_architecture_equals_generate(small_pair, kind: str, k: int, proposer: str) -> None:
     pair = small_pair(kind)
     requests = make_requests(7, vocab_size=pair.vocab_size)
     engine = make_engine(pair.target, pair.draft, max_k=k, proposer=proposer)
@@ -27,10 +37,14 @@ def test_every_architecture(small_pair, kind: str, k: int, proposer: str) -> Non
         assert 0 < sum(c.accepted_tokens for c in completions) < drafted, "the draft must be right and wrong at times"
 
 
-@pytest.mark.parametrize("slots", [1, 2, 5])
-@pytest.mark.parametrize("rounds_behind", [0, 1, 2])
-@pytest.mark.parametrize("prefill_budget", [7, 64])
-def test_any_slots_lookahead_and_prefill_chunks(
+SIZES = [(1, 1, 7), (2, 2, 64), (5, 0, 7)]
+ALL_SIZES = itertools.product((1, 2, 5), (0, 1, 2), (7, 64))
+
+
+@pytest.mark.parametrize(
+    ("slots", "rounds_behind", "prefill_budget"), [*SIZES, *(slow(*size) for size in ALL_SIZES if size not in SIZES)]
+)
+def test_any_slots_rounds_behind_and_prefill_budget(
     small_pair, slots: int, rounds_behind: int, prefill_budget: int
 ) -> None:
     pair = small_pair("llama")
@@ -44,7 +58,7 @@ def test_any_slots_lookahead_and_prefill_chunks(
     assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests)
 
 
-@pytest.mark.parametrize("rounds_behind", [0, 1])
+@pytest.mark.parametrize("rounds_behind", [slow(0), 1])
 def test_k_that_changes_with_occupancy(small_pair, rounds_behind: int) -> None:
     """K=0 at full slots, then 3, 7 and 1 while they drain: the draft is caught up, nothing else changes."""
     pair = small_pair("llama")
@@ -60,8 +74,7 @@ def test_k_that_changes_with_occupancy(small_pair, rounds_behind: int) -> None:
     assert sum(c.accepted_tokens for c in completions) > 0
 
 
-@pytest.mark.parametrize("k", [0, 3])
-@pytest.mark.parametrize("rounds_behind", [0, 1])
+@pytest.mark.parametrize(("k", "rounds_behind"), [(3, 1), slow(0, 0), slow(0, 1), slow(3, 0)])
 def test_end_of_sequence_cuts_a_round(small_pair, k: int, rounds_behind: int) -> None:
     pair = small_pair("llama")
     requests = make_requests(6, vocab_size=pair.vocab_size, max_new_tokens=30)
@@ -75,7 +88,7 @@ def test_end_of_sequence_cuts_a_round(small_pair, k: int, rounds_behind: int) ->
     assert all(c.finish_reason == "stop" for c in completions)
 
 
-def test_a_draft_equal_to_the_target_is_accepted_whole(small_pair) -> None:
+def test_every_draft_of_an_equal_model_is_accepted(small_pair) -> None:
     pair = small_pair("llama")
     draft = perturbed(copy.deepcopy(pair.draft), pair.target, noise=0.0)
     requests = make_requests(5, vocab_size=pair.vocab_size, max_new_tokens=21)

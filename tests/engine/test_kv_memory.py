@@ -1,4 +1,4 @@
-"""How much KV memory an engine gets, and that finding out leaves no trace."""
+"""Size of an engine's KV memory, and its measurement, which changes no row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 import torch
-from support.engines import PlainDecoder, drain, make_engine, make_requests, plan, run
+from support.engines import PlainDecoder, drain, make_engine, make_requests, plan, run, slow
 
 from specpipe.core import EngineConfig
 from specpipe.engine import kv_memory
@@ -23,8 +23,8 @@ def runners(pair, device: str = "cpu") -> list[ModelRunner]:
     return [ModelRunner(model, vocab_size=pair.vocab_size, context_length=256, page_size=16) for model in models]
 
 
-@pytest.mark.parametrize("proposer", ["draft", "ngram"])
-def test_a_rehearsal_changes_nothing_that_rows_see(small_pair, proposer: str) -> None:
+@pytest.mark.parametrize("proposer", ["draft", slow("ngram")])
+def test_warm_up_changes_no_row(small_pair, proposer: str) -> None:
     pair = small_pair("llama")
     requests = make_requests(5, vocab_size=pair.vocab_size)
     plain = run(make_engine(pair.target, pair.draft, proposer=proposer), requests, 3)
@@ -38,7 +38,7 @@ def test_a_rehearsal_changes_nothing_that_rows_see(small_pair, proposer: str) ->
     assert [c.token_ids for c in drain(engine)] == [c.token_ids for c in plain]
 
 
-def test_all_that_slots_can_use_or_what_memory_holds(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_bounded_by_slots_and_memory(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = small_pair("llama")
     assert sized_engine(runners(pair), CONFIG, PlainDecoder(), ()).kv_pages == 5 * CONFIG.pages_per_row
     page_bytes = sum(runner.page_bytes for runner in runners(pair))
@@ -50,7 +50,7 @@ def test_all_that_slots_can_use_or_what_memory_holds(small_pair, monkeypatch: py
 
 
 @pytest.mark.gpu
-def test_a_gpu_s_budget_is_what_activations_leave(small_pair) -> None:
+def test_gpu_budget_is_what_activations_leave(small_pair) -> None:
     pair = small_pair("llama")
     engine = sized_engine(runners(pair, "cuda"), CONFIG, PlainDecoder(), ())
     assert engine.kv_pages == 5 * CONFIG.pages_per_row

@@ -37,8 +37,8 @@ def reference(device: str):
     return load_model(resolve("builtin:tiny", "target"), device, torch.float32, "sdpa")
 
 
-def told_by(model, request: Request, tokens: list[int]) -> torch.Tensor:
-    """fp32 logits that the model has for every one of `tokens`, given those before: [tokens, V] on the CPU."""
+def fp32_logits(model, request: Request, tokens: list[int]) -> torch.Tensor:
+    """Returns the model's fp32 logits for every one of `tokens`, given those before: [tokens, V] on the CPU."""
     ids = torch.tensor([[*request.prompt_token_ids, *tokens]], device=model.device)
     with torch.inference_mode():
         return model(ids).logits[0, len(request.prompt_token_ids) - 1 : -1].cpu()
@@ -46,7 +46,7 @@ def told_by(model, request: Request, tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("k", [0, 3])
 @pytest.mark.parametrize("device", DEVICES)
-def test_greedy_rows_are_those_of_transformers_in_fp32(device: DeviceName, k: int) -> None:
+def test_greedy_rows_equal_transformers_in_fp32(device: DeviceName, k: int) -> None:
     requests = greedy_requests(sample_prompts(12), 80)
     completions = run(tiny_engine(device, "float32"), requests, k)
     assert [list(c.token_ids) for c in completions] == generate(reference(device), requests)
@@ -54,14 +54,14 @@ def test_greedy_rows_are_those_of_transformers_in_fp32(device: DeviceName, k: in
 
 @pytest.mark.parametrize("k", [0, 3])
 @pytest.mark.parametrize("device", DEVICES)
-def test_bf16_takes_another_token_only_where_rounding_decides(device: DeviceName, k: int) -> None:
+def test_bf16_differs_only_where_rounding_decides(device: DeviceName, k: int) -> None:
     """Along the text that bf16 writes, every token is the fp32 model's best, up to rounding."""
     model, requests = reference(device), greedy_requests(sample_prompts(64), 100)
     completions = run(tiny_engine(device, "bfloat16"), requests, k)
     lost, leads = [], []
     for request, completion in zip(requests, completions, strict=True):
         tokens = list(completion.token_ids)
-        logits = told_by(model, request, tokens)
+        logits = fp32_logits(model, request, tokens)
         first, second = logits.topk(2).values.unbind(-1)
         allowed = torch.tensor([rounding_tolerance("bfloat16", logit) for logit in first.tolist()])
         lost.append((first - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]) / allowed)
@@ -78,9 +78,7 @@ def test_bf16_takes_another_token_only_where_rounding_decides(device: DeviceName
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("device", "rows"), DRAWS)
-def test_every_method_draws_from_the_targets_distribution_in_fp32(
-    device: DeviceName, rows: int, method: Method
-) -> None:
+def test_every_method_draws_the_targets_distribution_in_fp32(device: DeviceName, rows: int, method: Method) -> None:
     prompt, sampling = greedy_requests(sample_prompts(1), 1)[0].prompt_token_ids, {"temperature": 4.0, "top_k": 11}
     engine = tiny_engine(device, "float32", method=method, slots=256)
     pairs, completions = draw(engine, prompt, rows, 3, **sampling)

@@ -1,9 +1,11 @@
-"""Small engines over small models, driven to the end. What a test needs to say: model, proposer, K, rows."""
+"""Small engines over small models, run until all rows have ended. A test states model, proposer, K and rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import pytest
 import torch
 
 from specpipe.core import (
@@ -20,6 +22,11 @@ from specpipe.core import (
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.state.text_decoder import TextDecoder
+
+
+def slow(*values: object) -> Any:
+    """Returns a case of a parametrized test that runs with `-m slow` alone."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 class PlainDecoder:
@@ -44,7 +51,7 @@ class PlainMatcher:
 
 
 def perturbed(model: torch.nn.Module, like: torch.nn.Module, *, noise: float, seed: int = 7) -> torch.nn.Module:
-    """Loads `model` with the weights of `like` plus noise: a draft that is right most of the time, not always."""
+    """Returns `model` with the weights of `like` plus noise: a draft that is accepted often, not always."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for own, theirs in zip(model.parameters(), like.parameters(), strict=True):
@@ -98,7 +105,7 @@ def make_engine(
 def make_requests(
     count: int, *, vocab_size: int, seed: int = 0, max_new_tokens: int = 20, **sampling: object
 ) -> list[Request]:
-    """Random prompts of 1 to 40 tokens, odd lengths on purpose: one token, a page, a page and one."""
+    """Returns requests with random prompts of 1 to 40 tokens, among them one token, a page, and a page and one."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [1, 2, 16, 17, 33, 5, 40, 3, 24, 9]
     requests = []
@@ -123,7 +130,10 @@ def plan(*ks: int, proposer: ProposerName = "draft") -> SpeculationPlan:
 
 
 def drain(engine: Engine, limit: int = 5000) -> list[Completion]:
-    """Steps until nothing is left, checking the engine's integrity after every step; completions in row order."""
+    """Runs the engine until all rows have ended, checking its integrity after every step.
+
+    Returns the completions in row order.
+    """
     completions: list[Completion] = []
     for _ in range(limit):
         report = engine.step()
@@ -142,7 +152,7 @@ def run(engine: Engine, requests: Sequence[Request], *ks: int) -> list[Completio
 
 
 def steps_of(engine: Engine) -> list[StepReport]:
-    """All that are left."""
+    """Returns the reports of all steps until all rows have ended."""
     found = []
     while (step := engine.step()) is not None:
         engine.check_integrity()
@@ -151,16 +161,33 @@ def steps_of(engine: Engine) -> list[StepReport]:
 
 
 def run_in_turn(engine: Engine, requests: Sequence[Request], *ks: int) -> list[Completion]:
-    """Every row is a submission of its own: they start in this order, also where later ones may grow longer."""
+    """Submits every row on its own: they start in this order, also where later ones may grow longer."""
     for request in requests:
         engine.submit([request], plan(*ks))
     return drain(engine)
 
 
+_GENERATED: dict[object, list[list[int]]] = {}
+
+
 def generate(
     model: torch.nn.Module, requests: Sequence[Request], eos_ids: Sequence[int] = (), **options: object
 ) -> list[list[int]]:
-    """What transformers generates for each prompt alone, without padding."""
+    """Returns the tokens that transformers generates for each prompt alone, without padding; cached on a CPU.
+
+    Reference models are shared by all tests and never changed.
+    """
+    key = (model, tuple(requests), tuple(eos_ids), tuple(options.items()))
+    if model.device.type != "cpu":
+        return _generate(model, requests, eos_ids, **options)
+    if key not in _GENERATED:
+        _GENERATED[key] = _generate(model, requests, eos_ids, **options)
+    return _GENERATED[key]
+
+
+def _generate(
+    model: torch.nn.Module, requests: Sequence[Request], eos_ids: Sequence[int], **options: object
+) -> list[list[int]]:
     outputs = []
     for request in requests:
         prompt = torch.tensor([request.prompt_token_ids], device=model.device)

@@ -1,4 +1,4 @@
-"""Short prefills are padded and replayed: the same keys and values, the same tokens, nothing beyond."""
+"""Short prefills as graphs: padding changes neither keys and values nor tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.engines import drain, generate, make_engine, make_requests, plan, run, steps_of
+from support.engines import drain, generate, make_engine, make_requests, plan, run, slow, steps_of
 from support.fake_graph_capture import FakeGraphCapture
 
 from specpipe.engine.device.graph_capture import GraphCapture
@@ -25,7 +25,7 @@ from specpipe.engine.state.page_allocator import TRASH_PAGE
 
 
 def use_graphs(engine: Any) -> FakeGraphCapture:
-    """The engine prefills as it would on a GPU."""
+    """Makes the engine prefill as it does on a GPU."""
     capture = FakeGraphCapture()
     runners = [runner for runner in (engine.target, engine.draft) if runner is not None]
     engine._launcher.prefills = GraphedPrefills(engine._state, runners, capture, budget=engine.config.prefill_budget)
@@ -33,19 +33,19 @@ def use_graphs(engine: Any) -> FakeGraphCapture:
 
 
 def kv_of(engine: Any) -> torch.Tensor:
-    """All pages of the target but the trash page."""
+    """Returns all pages of the target but the trash page, [layers and k or v, pages, Hkv, page_size, D]."""
     pages = [x for module in engine.target._attention for x in (module.k_pages, module.v_pages)]
     return torch.stack([x[TRASH_PAGE + 1 :] for x in pages])
 
 
-def forget_kv(engine: Any) -> None:
+def clear_kv(engine: Any) -> None:
     for layer in engine.target._attention:
         layer.k_pages.fill_(float("nan"))
         layer.v_pages.fill_(float("nan"))
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2"])
-def test_keys_and_values_are_those_of_a_prefill_without_padding(small_pair, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["llama", slow("gemma2"), slow("gpt2")])
+def test_padding_changes_no_keys_and_values(small_pair, kind: str) -> None:
     pair = small_pair(kind)
     engine = make_engine(pair.target, max_k=0, proposer="none", slots=4)
     state = engine._state
@@ -53,11 +53,11 @@ def test_keys_and_values_are_those_of_a_prefill_without_padding(small_pair, kind
     state.tokens.copy_(torch.randint(0, pair.vocab_size, state.tokens.shape, generator=generator))
     state.block_table[:4, :3] = torch.randperm(12, generator=generator).view(4, 3).to(torch.int32) + 1
     before, chunks = [Chunk(0, 0, 9), Chunk(3, 0, 20)], [Chunk(2, 0, 17), Chunk(0, 9, 10), Chunk(3, 20, 33)]
-    forget_kv(engine)
+    clear_kv(engine)
     for some in (before, chunks):
         prefill(engine.target, state, some, page_size=16)
     expected = kv_of(engine)
-    forget_kv(engine)
+    clear_kv(engine)
     prefill(engine.target, state, before, page_size=16)
 
     prefill_packed(engine.target, state, state.upload(pack_chunks(chunks, 64, dummy=state.dummy)), 64)
@@ -66,8 +66,8 @@ def test_keys_and_values_are_those_of_a_prefill_without_padding(small_pair, kind
     assert expected.isnan().any()
 
 
-@pytest.mark.parametrize("k", [0, 3])
-def test_tokens_are_the_targets_own(small_pair, k: int) -> None:
+@pytest.mark.parametrize("k", [slow(0), 3])
+def test_replayed_prefills_keep_the_targets_tokens(small_pair, k: int) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft, max_k=k, prefill_budget=100)
     capture = use_graphs(engine)
@@ -79,8 +79,8 @@ def test_tokens_are_the_targets_own(small_pair, k: int) -> None:
     assert capture.replays > capture.captures > 0
 
 
-def test_rows_that_the_draft_catches_up_with(small_pair) -> None:
-    """Chunks that begin within a row, which plain rounds made."""
+def test_catch_up_chunks_are_replayed(small_pair) -> None:
+    """Chunks that begin behind the prompt, in tokens of plain rounds."""
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft, prefill_budget=40)
     capture = use_graphs(engine)
@@ -96,7 +96,7 @@ def test_rows_that_the_draft_catches_up_with(small_pair) -> None:
     assert capture.replays > before
 
 
-def test_preparing_captures_all_and_nothing_later(small_pair) -> None:
+def test_prepare_captures_every_size_once(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft, prefill_budget=70)
     capture = use_graphs(engine)
@@ -107,7 +107,7 @@ def test_preparing_captures_all_and_nothing_later(small_pair) -> None:
     assert capture.captures == 2 * len(graph_sizes(70))
 
 
-def test_no_time_captures_nothing(small_pair) -> None:
+def test_prepare_without_time_captures_nothing(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft)
     capture = use_graphs(engine)
@@ -115,7 +115,7 @@ def test_no_time_captures_nothing(small_pair) -> None:
     assert capture.captures == 0
 
 
-def test_what_does_not_fit_is_launched_as_it_is(small_pair) -> None:
+def test_prefills_too_large_for_a_graph_run_eagerly(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft, prefill_budget=5000, max_model_len=1100)
     capture = use_graphs(engine)
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_launched_as_it_is(small_pair) -> None:
     assert capture.replays == 1
 
 
-def test_sizes_reach_as_far_as_a_budget() -> None:
+def test_graph_sizes_cover_the_budget() -> None:
     assert graph_sizes(1) == GRAPH_SIZES[:1]
     assert graph_sizes(64) == GRAPH_SIZES[:1]
     assert graph_sizes(65) == GRAPH_SIZES[:2]

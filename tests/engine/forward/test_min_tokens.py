@@ -1,4 +1,4 @@
-"""Rows that may not end before min_tokens: the target's own output under the same ban, however it is drawn."""
+"""min_tokens: the target's own output with end-of-sequence and stop ids masked, for every proposer and method."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy.stats import chisquare
-from support.engines import generate, make_engine, make_requests, run
+from support.engines import generate, make_engine, make_requests, run, slow
 
 from specpipe.core import Request, SamplingParams
 from specpipe.engine.forward.logits_processors import mask_eos
 from specpipe.engine.state.slot_state import SlotState
 
+CASES = [(3, "draft", 1), (0, "none", 0)]
+ALL_CASES = [
+    (k, proposer, behind)
+    for k, proposer in ((0, "none"), (1, "draft"), (3, "draft"), (3, "ngram"))
+    for behind in (0, 1)
+]
 
-@pytest.mark.parametrize("rounds_behind", [0, 1])
-@pytest.mark.parametrize(("k", "proposer"), [(0, "none"), (1, "draft"), (3, "draft"), (3, "ngram")])
+
+@pytest.mark.parametrize(
+    ("k", "proposer", "rounds_behind"), [*CASES, *(slow(*case) for case in ALL_CASES if case not in CASES)]
+)
 def test_greedy_rows_equal_generate(small_pair, k: int, proposer: str, rounds_behind: int) -> None:
     pair = small_pair("llama")
     requests = make_requests(7, vocab_size=pair.vocab_size, max_new_tokens=30)
@@ -48,7 +56,7 @@ def test_a_row_that_ignores_eos_may_draw_it_early(small_pair) -> None:
     assert [c.token_ids for c in completions] == [c.token_ids for c in free]
 
 
-@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize("k", [slow(0), 3])
 def test_stop_strings_count_from_min_tokens_on(small_pair, k: int) -> None:
     """One completed early stands in the text; the next one ends the row."""
     pair = small_pair("llama")
@@ -70,7 +78,7 @@ def test_invariant_tokens_depend_on_neither_k_nor_draft(small_pair) -> None:
     requests = make_requests(7, vocab_size=pair.vocab_size, temperature=1.5, min_tokens=8)
     eos_ids = list(range(0, 320, 4))
     outputs = []
-    for proposer, k, slots in (("none", 0, 3), ("draft", 1, 3), ("draft", 7, 2), ("ngram", 3, 5)):
+    for proposer, k, slots in (("none", 0, 3), ("draft", 7, 2), ("ngram", 3, 5)):
         engine = make_engine(
             pair.target, pair.draft, eos_ids=eos_ids, method="invariant", proposer=proposer, max_k=k, slots=slots
         )
@@ -81,8 +89,8 @@ def test_invariant_tokens_depend_on_neither_k_nor_draft(small_pair) -> None:
     assert min(ends) >= 8 and min(ends) < 19, "no row ends early, and one does end"
 
 
-@pytest.mark.parametrize("method", ["standard", "block"])
-def test_the_second_token_follows_the_target_without_the_banned(small_pair, method: str) -> None:
+@pytest.mark.parametrize("method", ["standard", slow("block")])
+def test_the_second_token_follows_the_masked_target(small_pair, method: str) -> None:
     pair = small_pair("llama", vocab_size=16)
     eos, rows, prompt = [2, 5, 11], 3000, (3, 1, 4)
     sampling = SamplingParams(temperature=0.9, max_new_tokens=4, min_tokens=2)
@@ -113,8 +121,8 @@ def test_the_second_token_follows_the_target_without_the_banned(small_pair, meth
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_only_held_positions_lose_only_their_stop_ids(small_pair, device: str, dtype: torch.dtype) -> None:
-    """Ids beyond a narrower draft's vocabulary, and unused places of the table, ban nothing."""
+def test_mask_eos_masks_stop_ids_below_min_tokens(small_pair, device: str, dtype: torch.dtype) -> None:
+    """Ids beyond a draft's smaller vocabulary and unused entries of the table mask nothing."""
     pair = small_pair("llama")
     config = make_engine(pair.target, None, proposer="none").config
     state = SlotState(config, eos_ids=[3, 0, 99], device=torch.device(device))

@@ -1,4 +1,4 @@
-"""Penalties through rounds: the target's own output under the same penalties, whatever proposes and for any K."""
+"""Penalties in rounds: the target's own output under the same penalties, for every proposer and K."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy.stats import chisquare
-from support.engines import generate, make_engine, make_requests, run, run_in_turn
+from support.engines import generate, make_engine, make_requests, run, run_in_turn, slow
 
 from specpipe.core import Request, SamplingParams
 
-PROPOSALS = [(0, "none"), (1, "draft"), (3, "draft"), (3, "ngram")]
+PROPOSALS = [slow(0, "none"), slow(1, "draft"), (3, "draft"), slow(3, "ngram")]
 MIXED = (
     {},
     {"repetition_penalty": 1.4},
@@ -43,7 +43,7 @@ def plain_loop(model: torch.nn.Module, request: Request) -> list[int]:
     return output
 
 
-@pytest.mark.parametrize("rounds_behind", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds_behind", [0, slow(1)])
 @pytest.mark.parametrize(("k", "proposer"), PROPOSALS)
 def test_repetition_equals_generate(small_pair, k: int, proposer: str, rounds_behind: int) -> None:
     pair = small_pair("llama")
@@ -59,9 +59,9 @@ def test_repetition_equals_generate(small_pair, k: int, proposer: str, rounds_be
         assert 0 < sum(c.accepted_tokens for c in completions) < sum(c.draft_tokens for c in completions)
 
 
-@pytest.mark.parametrize(("k", "proposer"), PROPOSALS)
+@pytest.mark.parametrize(("k", "proposer"), [*PROPOSALS[:2], slow(3, "draft"), (3, "ngram")])
 def test_mixed_rows_equal_a_plain_loop(small_pair, k: int, proposer: str) -> None:
-    """Slots are used again, by rows with other penalties."""
+    """Slots are reused by rows with other penalties."""
     pair = small_pair("llama")
     requests = with_penalties(make_requests(8, vocab_size=pair.vocab_size, max_new_tokens=24), *MIXED)
     engine = make_engine(pair.target, pair.draft, max_k=k, proposer=proposer, slots=3, page_size=8)
@@ -86,16 +86,16 @@ def test_invariant_tokens_depend_on_neither_k_nor_draft(small_pair) -> None:
     pair = small_pair("llama")
     requests = with_penalties(make_requests(7, vocab_size=pair.vocab_size, temperature=0.9, top_p=0.9), *MIXED)
     outputs = []
-    for proposer, k, slots in (("none", 0, 3), ("draft", 1, 3), ("draft", 7, 2), ("ngram", 3, 5)):
+    for proposer, k, slots in (("none", 0, 3), ("draft", 7, 2), ("ngram", 3, 5)):
         engine = make_engine(pair.target, pair.draft, method="invariant", proposer=proposer, max_k=k, slots=slots)
         outputs.append([c.token_ids for c in run(engine, requests, k)])
 
     assert all(output == outputs[0] for output in outputs)
 
 
-@pytest.mark.parametrize("method", ["standard", "block", pytest.param("invariant", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("proposer", "k"), [("draft", 3), pytest.param("ngram", 2, marks=pytest.mark.slow)])
-def test_the_joint_of_two_tokens_is_the_penalised_targets(small_pair, method: str, proposer: str, k: int) -> None:
+@pytest.mark.parametrize("method", ["standard", slow("block"), slow("invariant")])
+@pytest.mark.parametrize(("proposer", "k"), [("draft", 3), slow("ngram", 2)])
+def test_two_tokens_follow_the_penalised_distribution(small_pair, method: str, proposer: str, k: int) -> None:
     pair = small_pair("llama", vocab_size=16)
     rows, prompt, temperature = 4000, (3, 1, 4, 3), 0.9
     sampling = SamplingParams(

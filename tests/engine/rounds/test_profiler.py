@@ -1,4 +1,4 @@
-"""Rounds timed before the first row: of dummy rows, without a trace."""
+"""Measurement of rounds and prefills before the first row; it leaves the engine's state as it was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specpipe.core import Profile, SamplingParams
 from specpipe.speculation.profiled_rounds import rounds_to_profile
 
 
-def test_the_profile_times_few_and_many_rows_with_and_without_drafts(small_pair) -> None:
+def test_rounds_of_every_shape_are_timed(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft, slots=5, proposer="auto")
     shapes = rounds_to_profile(5, 3, engine.proposers)
@@ -27,7 +27,7 @@ def test_the_profile_times_few_and_many_rows_with_and_without_drafts(small_pair)
     assert all(point.seconds > 0 and point.rounds > 0 and point.context == 40 for point in found.rounds)
 
 
-def test_the_profile_times_small_and_large_prefills_by_the_draft_model(small_pair) -> None:
+def test_draft_prefills_of_every_size_are_timed(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft, slots=2, prefill_budget=200)
     found = engine.profile(SamplingParams(), rounds_to_profile(2, 2, engine.proposers), context=40, within_s=60)
@@ -35,7 +35,7 @@ def test_the_profile_times_small_and_large_prefills_by_the_draft_model(small_pai
     assert all(prefill.seconds > 0 for prefill in found.draft_prefills)
 
 
-def test_it_leaves_no_trace(small_pair) -> None:
+def test_profiling_leaves_the_state_unchanged(small_pair) -> None:
     pair = small_pair("llama")
     requests = make_requests(4, vocab_size=pair.vocab_size, temperature=0.8)
     expected = [c.token_ids for c in run(make_engine(pair.target, pair.draft), requests, 2)]
@@ -52,7 +52,7 @@ def test_it_leaves_no_trace(small_pair) -> None:
     assert [c.token_ids for c in run(engine, requests, 2)] == expected
 
 
-def test_time_that_does_not_suffice_gives_fewer_points(small_pair) -> None:
+def test_without_time_the_profile_is_empty(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft)
     assert (

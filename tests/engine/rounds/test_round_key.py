@@ -1,4 +1,4 @@
-"""One key for all rounds that one graph can serve, and no promise that a row breaks."""
+"""Keys of rounds: one for all rounds that one graph can serve, valid for every row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from specpipe.engine.rounds.round_key import RoundKey, expected_keys
 from specpipe.engine.state.logprobs import NO_LOGPROBS
 
 
-def test_a_key_promises_what_holds_for_every_row() -> None:
+def test_a_key_is_valid_for_every_row() -> None:
     greedy, sampled = SamplingParams(logprobs=3), SamplingParams(temperature=0.5, top_p=0.9)
     key = RoundKey.of([greedy, sampled], "draft", 2, width=4)
     assert (key.all_greedy, key.truncated, key.penalised, key.logprobs) == (False, True, False, 5)
@@ -16,12 +16,12 @@ def test_a_key_promises_what_holds_for_every_row() -> None:
     assert RoundKey.of([sampled], "draft", 2, width=4).logprobs == NO_LOGPROBS
 
 
-def test_a_round_without_drafts_has_one_key_whoever_was_to_draft() -> None:
+def test_rounds_without_drafts_share_one_key() -> None:
     plain = {RoundKey.of([SamplingParams()], *choice, width=4) for choice in (("draft", 0), ("ngram", 0), ("none", 3))}
     assert [(key.proposer, key.k) for key in plain] == [("none", 0)]
 
 
-def test_expected_keys_a_job_come_in_the_order_of_its_choices_each_once() -> None:
+def test_expected_keys_are_distinct_and_in_order() -> None:
     choices = [("draft", 2), ("none", 0), ("draft", 0), ("ngram", 1)]
     keys = expected_keys(SamplingParams(), choices, width=4)
     assert [(key.proposer, key.k) for key in keys] == [("draft", 2), ("none", 0), ("ngram", 1)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.engines import make_engine, make_requests, plan
+from support.engines import make_engine, make_requests, plan, slow
 from support.no_sync import NoSync
 
 
@@ -17,10 +17,26 @@ def test_the_guard_sees_a_sync() -> None:
             syncing()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("method", ["standard", "block", "invariant", "synthetic"])
-@pytest.mark.parametrize(("proposer", "k"), [("draft", 3), ("ngram", 3), ("none", 0)])
-def test_round(small_pair, temperature: float, method: str, proposer: str, k: int) -> None:
+CASES = [
+    (0.8, "standard", "draft", 3),
+    (0.8, "block", "draft", 3),
+    (0.8, "invariant", "draft", 3),
+    (0.8, "synthetic", "draft", 3),
+    (0.0, "standard", "ngram", 3),
+    (0.8, "standard", "none", 0),
+]
+ALL_CASES = [
+    (temperature, method, proposer, k)
+    for temperature in (0.0, 0.8)
+    for method in ("standard", "block", "invariant", "synthetic")
+    for proposer, k in (("draft", 3), ("ngram", 3), ("none", 0))
+]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "method", "proposer", "k"), [*CASES, *(slow(*case) for case in ALL_CASES if case not in CASES)]
+)
+def test_a_round_never_waits(small_pair, temperature: float, method: str, proposer: str, k: int) -> None:
     pair = small_pair("llama")
     rates = (0.9, 0.6, 0.3) if method == "synthetic" else ()
     engine = make_engine(
@@ -46,11 +62,11 @@ def test_round(small_pair, temperature: float, method: str, proposer: str, k: in
         assert engine.step().running == 3
 
 
-def test_everything_else_in_a_step(small_pair) -> None:
-    """Admission, prefill, pages that change hands, preemption, rows that end: the next round is queued meanwhile."""
+def test_the_rest_of_a_step_never_waits(small_pair) -> None:
+    """Admission, prefill, page changes, preemption and ends of rows, while the next round is queued."""
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft, slots=6, pages=18, page_size=4, rounds_behind=1)
-    engine.submit(make_requests(8, vocab_size=pair.vocab_size, max_new_tokens=24), plan(3))
+    engine.submit(make_requests(8, vocab_size=pair.vocab_size, max_new_tokens=16), plan(3))
     guard, state = NoSync(), engine._state
     state.upload = guard.trust(state.upload)  # pinned memory: test_engine_gpu.py holds it to that
     tokens = preempted = 0
@@ -58,4 +74,4 @@ def test_everything_else_in_a_step(small_pair) -> None:
         while (step := engine.step()) is not None:
             tokens += sum(len(completion.token_ids) for completion in step.completions)
             preempted += sum(part.preemptions for part in step.shards.values())
-    assert tokens == 8 * 24 and preempted
+    assert tokens == 8 * 16 and preempted

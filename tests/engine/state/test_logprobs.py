@@ -1,4 +1,4 @@
-"""Log-probabilities of generated tokens are transformers' own for any proposer and K, and are cut as tokens are."""
+"""Log-probabilities equal those of transformers for every proposer and K, and end where the tokens end."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.engines import make_engine, make_requests, run
+from support.engines import make_engine, make_requests, run, slow
 
 from specpipe.core import Completion
 
 
 def tops(completion: Completion) -> list[list[tuple[int, float]]]:
-    """For each token the most likely ones, id and log-probability."""
-    told = completion.logprobs
-    assert told is not None
-    pairs = list(zip(told.top_ids, told.top, strict=True))
-    rows = [pairs[i * told.n : (i + 1) * told.n] for i in range(len(completion.token_ids))]
+    """Returns for each token its alternatives, id and log-probability."""
+    logprobs = completion.logprobs
+    assert logprobs is not None
+    pairs = list(zip(logprobs.top_ids, logprobs.top, strict=True))
+    rows = [pairs[i * logprobs.n : (i + 1) * logprobs.n] for i in range(len(completion.token_ids))]
     return [[pair for pair in row if pair[0] >= 0] for row in rows]
 
 
 def check(model: torch.nn.Module, completion: Completion) -> None:
-    """Against the log-softmax of one forward over prompt and output."""
+    """Compares with the log-softmax of one forward over prompt and output."""
     request = completion.request
     s, start = request.sampling, len(request.prompt_token_ids)
     ids = torch.tensor([[*request.prompt_token_ids, *completion.token_ids]], device=model.device)
@@ -36,24 +36,22 @@ def check(model: torch.nn.Module, completion: Completion) -> None:
     assert completion.logprobs is not None
     assert completion.logprobs.own.tolist() == pytest.approx(own.tolist(), abs=1e-4)
     wanted = min(s.logprobs, s.top_k) if s.temperature and s.top_k else s.logprobs
-    for told, row in zip(tops(completion), expected, strict=True):
-        assert len(told) == wanted
-        assert [p for _, p in told] == pytest.approx(row.topk(wanted).values.tolist(), abs=1e-4)
-        assert [p for _, p in told] == pytest.approx(row[[i for i, _ in told]].tolist(), abs=1e-4)
+    for top, row in zip(tops(completion), expected, strict=True):
+        assert len(top) == wanted
+        assert [p for _, p in top] == pytest.approx(row.topk(wanted).values.tolist(), abs=1e-4)
+        assert [p for _, p in top] == pytest.approx(row[[i for i, _ in top]].tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("rounds_behind", [1, pytest.param(0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("k", "proposer"), [(0, "none"), (3, "draft"), (3, "ngram")])
-@pytest.mark.parametrize(
-    "method", ["standard", *(pytest.param(m, marks=pytest.mark.slow) for m in ("block", "invariant"))]
-)
-def test_equal_transformers(small_pair, k: int, proposer: str, method: str, rounds_behind: int) -> None:
-    """Greedy and random rows that ask for different numbers, or for none, in one batch."""
+@pytest.mark.parametrize("rounds_behind", [1, slow(0)])
+@pytest.mark.parametrize(("k", "proposer"), [slow(0, "none"), (3, "draft"), slow(3, "ngram")])
+@pytest.mark.parametrize("method", ["standard", slow("block"), slow("invariant")])
+def test_logprobs_equal_transformers(small_pair, k: int, proposer: str, method: str, rounds_behind: int) -> None:
+    """Greedy and sampled rows that request different numbers of alternatives, or none, in one batch."""
     pair = small_pair("llama")
     requests = make_requests(9, vocab_size=pair.vocab_size, temperature=0.8, top_k=9)
-    asked = (0, 3, 20, None, 5)
+    requested = (0, 3, 20, None, 5)
     requests = [
-        replace(r, sampling=replace(r.sampling, logprobs=asked[r.row % 5], temperature=0.8 * (r.row % 2)))
+        replace(r, sampling=replace(r.sampling, logprobs=requested[r.row % 5], temperature=0.8 * (r.row % 2)))
         for r in requests
     ]
     engine = make_engine(
@@ -72,9 +70,8 @@ def test_equal_transformers(small_pair, k: int, proposer: str, method: str, roun
     assert [c.token_ids for c in run(again, silent, k)] == [c.token_ids for c in completions]
 
 
-@pytest.mark.parametrize("k", [0, 3])
-@pytest.mark.parametrize("rounds_behind", [0, 1])
-def test_what_ends_a_row_cuts_its_logprobs(small_pair, k: int, rounds_behind: int) -> None:
+@pytest.mark.parametrize(("k", "rounds_behind"), [slow(0, 0), slow(0, 1), slow(3, 0), (3, 1)])
+def test_logprobs_end_where_the_row_ends(small_pair, k: int, rounds_behind: int) -> None:
     pair = small_pair("llama")
     requests = make_requests(6, vocab_size=pair.vocab_size, max_new_tokens=17, logprobs=2)
     free = run(make_engine(pair.target, pair.draft), requests, 3)
@@ -89,7 +86,7 @@ def test_what_ends_a_row_cuts_its_logprobs(small_pair, k: int, rounds_behind: in
         check(pair.reference, completion)
 
 
-def test_penalised_rows_tell_the_penalised_distribution(small_pair) -> None:
+def test_penalised_rows_report_the_penalised_distribution(small_pair) -> None:
     pair = small_pair("llama")
     requests = make_requests(5, vocab_size=pair.vocab_size, logprobs=1, repetition_penalty=1.5, frequency_penalty=1.0)
 
@@ -98,4 +95,4 @@ def test_penalised_rows_tell_the_penalised_distribution(small_pair) -> None:
     for completion in completions:
         assert completion.logprobs is not None
         own = zip(completion.token_ids, completion.logprobs.own, strict=True)
-        assert [told for (told,) in tops(completion)] == list(own), "a greedy token is the most likely one"
+        assert [top for (top,) in tops(completion)] == list(own), "a greedy token is the most likely one"

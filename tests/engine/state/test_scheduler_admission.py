@@ -1,4 +1,4 @@
-"""How many rows are admitted at once: several where there are many slots, so that they share a prefill."""
+"""Number of rows admitted at once: several where there are many slots, so that they share a prefill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specpipe.engine.state.scheduler import Scheduler
 
 
 def full_scheduler(slots: int, waiting: int) -> Scheduler:
-    """All slots taken, and so many rows more that wait."""
+    """Returns a scheduler without a free slot and with so many rows waiting."""
     config = EngineConfig(slots=slots, max_model_len=96, page_size=16)
     scheduler = Scheduler(config, PageAllocator(8 * slots), PlainDecoder(), lookahead=8)
     scheduler.submit(make_requests(slots + waiting, vocab_size=320), plan(0))
@@ -20,13 +20,13 @@ def full_scheduler(slots: int, waiting: int) -> Scheduler:
 
 
 def end_row(scheduler: Scheduler) -> int:
-    """A row gives its slot back; → how many are admitted then."""
+    """Releases the oldest row and returns the number of rows admitted then."""
     scheduler.release(next(iter(scheduler.rows.values())))
     return len(scheduler.admit())
 
 
 @pytest.mark.parametrize(("slots", "together"), [(3, 1), (16, 1), (31, 1), (33, 2), (48, 3)])
-def test_slots_fill_by_a_sixteenth_of_them(slots: int, together: int) -> None:
+def test_rows_are_admitted_a_sixteenth_of_slots_at_once(slots: int, together: int) -> None:
     scheduler = full_scheduler(slots, waiting=12)
     assert [end_row(scheduler) for _ in range(2 * together)] == [*[0] * (together - 1), together] * 2
 
@@ -36,7 +36,7 @@ def test_the_last_rows_do_not_wait_for_more_slots() -> None:
     assert [end_row(scheduler) for _ in range(2)] == [0, 2]
 
 
-def test_an_empty_engine_admits_what_there_is() -> None:
+def test_an_empty_engine_admits_any_number_of_rows() -> None:
     scheduler = full_scheduler(48, waiting=1)
     for row in list(scheduler.rows.values()):
         scheduler.release(row)

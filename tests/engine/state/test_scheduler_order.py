@@ -1,4 +1,4 @@
-"""In which order rows get slots: nobody is overtaken by a later submission, and the longest of one come first."""
+"""Order in which rows get slots: by submission, and within one the longest first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.engines import PlainDecoder, generate, make_engine, make_requests, plan, run
+from support.engines import PlainDecoder, generate, make_engine, make_requests, plan, run, slow
 
 from specpipe.core import EngineConfig, Request
 from specpipe.engine.state.page_allocator import PageAllocator
@@ -20,7 +20,7 @@ def with_limits(requests: Sequence[Request], limits: Sequence[int]) -> list[Requ
 
 
 def admitted(scheduler: Scheduler) -> list[int]:
-    """Rows in the order in which they get the only slot."""
+    """Returns rows in the order in which they get the only slot."""
     order = []
     while admissions := scheduler.admit():
         order += [a.request.row for a in admissions]
@@ -30,7 +30,7 @@ def admitted(scheduler: Scheduler) -> list[int]:
     return order
 
 
-def test_the_longest_of_a_submission_start_first_and_no_later_one_overtakes() -> None:
+def test_longest_rows_of_a_submission_start_first() -> None:
     config = EngineConfig(slots=1, max_model_len=96, page_size=16)
     scheduler = Scheduler(config, PageAllocator(20), PlainDecoder(), lookahead=8)
     requests = with_limits(make_requests(9, vocab_size=320), LIMITS)
@@ -39,22 +39,22 @@ def test_the_longest_of_a_submission_start_first_and_no_later_one_overtakes() ->
     assert admitted(scheduler) == [1, 3, 2, 4, 0, 7, 5, 8, 6]
 
 
-def test_rows_of_one_limit_keep_their_order() -> None:
+def test_rows_of_equal_limit_keep_their_order() -> None:
     config = EngineConfig(slots=1, max_model_len=96, page_size=16)
     scheduler = Scheduler(config, PageAllocator(20), PlainDecoder(), lookahead=8)
     scheduler.submit(make_requests(9, vocab_size=320), plan(0))
     assert admitted(scheduler) == list(range(9))
 
 
-@pytest.mark.parametrize("k", [0, 3])
-def test_tokens_are_the_targets_own_whatever_the_order(small_pair, k: int) -> None:
+@pytest.mark.parametrize("k", [slow(0), 3])
+def test_the_order_of_rows_changes_no_token(small_pair, k: int) -> None:
     pair = small_pair("llama")
     requests = with_limits(make_requests(9, vocab_size=pair.vocab_size), LIMITS)
     completions = run(make_engine(pair.target, pair.draft, max_k=k), requests, k)
     assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests)
 
 
-def test_a_long_row_submitted_last_does_not_run_alone_at_the_end(small_pair) -> None:
+def test_a_long_row_submitted_last_starts_early(small_pair) -> None:
     """84 tokens over 3 slots need 28 rounds; in the given order the last row would begin when the others end."""
     pair = small_pair("llama")
     limits = (*[6] * 10, 24)
