@@ -1,4 +1,4 @@
-"""Rows of Python as input files: what each kind becomes, and that the same rows are the same file."""
+"""Tests of input files made from Python rows."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from specpipe.errors import DataError
 TURN = {"role": "user", "content": "Hello"}
 
 
-def test_every_kind_of_row(tmp_path: Path) -> None:
+def test_every_kind_of_row_is_written(tmp_path: Path) -> None:
     rows = ["one", {"prompt": "two", "id": "b"}, [TURN], (5, 6), "half \ud800 a pair"]
     lines = Path(write_input(iter(rows), str(tmp_path))).read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
@@ -23,12 +23,12 @@ def test_every_kind_of_row(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_table_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_table_is_written_unchanged(tmp_path: Path) -> None:
     table = pa.table({"messages": [[TURN], None], "n": [1, None]})
     assert pq.read_table(write_input(table, str(tmp_path))).equals(table)
 
 
-def test_the_same_rows_are_the_same_file_and_it_is_not_touched(tmp_path: Path) -> None:
+def test_same_rows_reuse_the_same_file(tmp_path: Path) -> None:
     path = Path(write_input(["a", "b"], str(tmp_path)))
     before = path.stat().st_mtime_ns
     assert write_input(("a", "b"), str(tmp_path)) == str(path)
@@ -50,7 +50,7 @@ def test_the_same_rows_are_the_same_file_and_it_is_not_touched(tmp_path: Path) -
         (pa.table({"prompt": pa.array([], pa.string())}), "data has no rows; expected at least one"),
     ],
 )
-def test_what_is_no_rows_is_refused_by_name(tmp_path: Path, data: Any, words: str) -> None:
+def test_data_without_rows_is_refused(tmp_path: Path, data: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         write_input(data, str(tmp_path))
     assert not list(tmp_path.iterdir())

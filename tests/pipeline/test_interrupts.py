@@ -1,4 +1,4 @@
-"""Ctrl-C while Ray starts: held until that is over, unless it comes twice."""
+"""Tests of interrupts while Ray starts."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import pytest
 from specpipe.pipeline.interrupts import hold_interrupts
 
 
-def test_an_interrupt_waits_for_the_block_to_end() -> None:
+def test_first_interrupt_waits_for_the_end_of_the_block() -> None:
     before = signal.getsignal(signal.SIGINT)
     reached = []
     with pytest.raises(KeyboardInterrupt), hold_interrupts():
@@ -17,14 +17,14 @@ def test_an_interrupt_waits_for_the_block_to_end() -> None:
     assert reached and signal.getsignal(signal.SIGINT) is before
 
 
-def test_the_second_interrupt_does_not_wait() -> None:
+def test_second_interrupt_raises_at_once() -> None:
     with pytest.raises(KeyboardInterrupt), hold_interrupts():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("two interrupts were held")
 
 
-def test_an_error_of_the_block_stays_what_it_is() -> None:
+def test_error_of_the_block_is_not_replaced() -> None:
     with pytest.raises(ConnectionError), hold_interrupts():
         os.kill(os.getpid(), signal.SIGINT)
         raise ConnectionError

@@ -1,4 +1,4 @@
-"""Log records: which fields they carry, and that no text of a row can forge one."""
+"""Tests of log records: their fields, and text that tries to forge one."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ def entry(message: str, formatter: JsonFormatter | None = None, **extra: object)
     return json.loads(line)
 
 
-def test_a_record_says_where_it_comes_from() -> None:
+def test_json_record_has_host_pid_and_fields() -> None:
     formatter = JsonFormatter(run="job-01234567", worker="worker-0")
     with log_fields(shard=3, attempt=1), log_fields(attempt=2):
         said = entry("fine", formatter, **with_fields(rows=7))
@@ -37,7 +37,7 @@ def test_a_record_says_where_it_comes_from() -> None:
     assert "shard" not in entry("later", formatter)
 
 
-def test_threads_of_one_worker_do_not_mix_up_their_shards() -> None:
+def test_log_fields_are_separate_per_thread() -> None:
     seen: dict[int, object] = {}
     together = threading.Barrier(2)
 
@@ -55,7 +55,7 @@ def test_threads_of_one_worker_do_not_mix_up_their_shards() -> None:
     assert seen == {1: 1, 2: 2}
 
 
-def test_no_text_breaks_out_of_its_record() -> None:
+def test_text_cannot_forge_a_record() -> None:
     assert entry(FORGED)["message"] == FORGED
     text = TextFormatter().format(record(FORGED))
     assert "\x1b" not in text and "\x9b" not in text and "\r" not in text
@@ -72,14 +72,14 @@ def test_long_messages_and_traces_are_cut() -> None:
     assert len(json.loads(JsonFormatter().format(failed))["exception"]) == 8000
 
 
-def test_line_breaks_and_tabs_stay_where_people_read() -> None:
+def test_line_breaks_and_tabs_stay_in_text_logs() -> None:
     assert printable("a\tb\nc\x07") == "a\tb\nc\\x07"
 
 
 @pytest.mark.parametrize(
     ("flag", "value", "expected"), [(True, "text", True), (False, "json", True), (False, None, False)]
 )
-def test_the_flag_or_the_environment_asks_for_json(
+def test_flag_or_environment_selects_json(
     monkeypatch: pytest.MonkeyPatch, flag: bool, value: str | None, expected: int
 ) -> None:
     monkeypatch.delenv("SPECPIPE_LOG", raising=False)
@@ -88,7 +88,7 @@ def test_the_flag_or_the_environment_asks_for_json(
     assert wants_json(flag) == bool(expected)
 
 
-def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_log_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECPIPE_LOG", "yaml")
     with pytest.raises(JobError, match="SPECPIPE_LOG is 'yaml'; expected json or text"):
         wants_json(False)

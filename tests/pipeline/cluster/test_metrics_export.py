@@ -1,4 +1,4 @@
-"""Metrics: every one is said, with the labels that it was declared with, and on Ray's own endpoint."""
+"""Tests of metrics export: every metric, with its declared labels, on Ray's endpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def _remember(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_remember")
-def test_every_metric_is_said_with_its_labels_and_agrees_with_the_summary(tmp_path: Path) -> None:
+def test_every_metric_is_exported_and_agrees_with_the_summary(tmp_path: Path) -> None:
     values, seen, summary = run(tmp_path)
     said = [*values, *run_values(seen[-1])]
     assert {value.name for value in said} == DECLARED.keys()
@@ -72,7 +72,7 @@ class Recorded:
         self.calls.append(("observe", value))
 
 
-def test_counters_are_told_what_they_grew_by_and_begin_anew_with_a_new_engine() -> None:
+def test_counters_export_increments_and_restart_with_a_new_engine() -> None:
     exporter = Exporter(run="r", worker="w")
     rounds, seconds = Recorded(), Recorded()
     exporter._instruments = {"specpipe_rounds": rounds, "specpipe_round_seconds": seconds}
@@ -82,11 +82,11 @@ def test_counters_are_told_what_they_grew_by_and_begin_anew_with_a_new_engine() 
     assert [s for _, s in seconds.calls] == [0.0005, 0.0005, 0.0015, 0.0015, 0.0015]
 
 
-def test_the_label_of_a_run_is_the_same_for_every_start() -> None:
+def test_run_label_is_the_same_for_every_start() -> None:
     assert run_label("sharegpt", "0123456789abcdef") == "sharegpt-01234567"
 
 
-def test_an_engine_that_did_nothing_says_so() -> None:
+def test_idle_engine_exports_zeros() -> None:
     idle = EngineGauges(
         queue_depth=0.0, running_rows=0, waiting_rows=0, slots=3, kv_pages_used=0, kv_pages=6, step_seconds=0.0
     )

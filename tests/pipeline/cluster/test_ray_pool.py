@@ -1,4 +1,4 @@
-"""What Ray says when a worker dies, without its own identifiers."""
+"""Tests of errors that Ray raises for dead workers."""
 
 from ray.exceptions import RayError
 
@@ -6,7 +6,7 @@ from specpipe.pipeline.cluster.ray_pool import _specpipe_error
 from specpipe.pipeline.failures import EngineError
 
 
-def test_a_death_is_told_by_its_cause() -> None:
+def test_worker_death_keeps_its_cause_without_ray_ids() -> None:
     error = _specpipe_error(
         RayError("The actor died.\n\tclass_name: ExportingWorker\n\tactor_id: 3c53\n\tpid: 7\nKilled by SIGKILL.")
     )
@@ -14,5 +14,5 @@ def test_a_death_is_told_by_its_cause() -> None:
     assert str(error) == "the worker's process died (RayError: The actor died. Killed by SIGKILL.)"
 
 
-def test_a_long_story_is_cut() -> None:
+def test_long_reason_of_a_death_is_cut() -> None:
     assert len(str(_specpipe_error(RayError("x" * 5000)))) < 450

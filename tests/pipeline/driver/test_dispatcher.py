@@ -1,4 +1,4 @@
-"""Which worker gets which shard, by a clock that stands still until it is moved."""
+"""Tests of dispatch with a simulated clock."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Hall:
         self.dispatcher.mark_available(member)
 
 
-def test_plans_of_a_moment_are_shared(clock: SimpleNamespace) -> None:
+def test_plans_within_a_window_are_shared(clock: SimpleNamespace) -> None:
     hall = Hall(1, TaskQueue(shards(3)))
     for _ in range(100):
         hall.dispatcher.plan(hall.members[0])
@@ -70,7 +70,7 @@ def test_plans_of_a_moment_are_shared(clock: SimpleNamespace) -> None:
     assert hall.policy.plans == 21, "a moment later it looks again"
 
 
-def test_a_suspect_empties_one_worker_and_the_others_go_on(clock: SimpleNamespace) -> None:
+def test_suspect_waits_for_one_worker_while_others_continue(clock: SimpleNamespace) -> None:
     hall = Hall(3, TaskQueue(shards(20)))
     hall.dispatch()
     first, second, third = hall.members
@@ -89,7 +89,7 @@ def test_a_suspect_empties_one_worker_and_the_others_go_on(clock: SimpleNamespac
     assert hall.dispatch() == [(first.name, suspect.shard.index)] and first.runs_suspect
 
 
-def test_a_backup_waits_for_as_long_as_a_shard_takes(clock: SimpleNamespace) -> None:
+def test_backup_waits_for_the_mean_shard_duration(clock: SimpleNamespace) -> None:
     hall = Hall(2, TaskQueue(shards(3)))
     slow, quick = hall.members
     assert hall.dispatch() == [(slow.name, 0), (slow.name, 1), (quick.name, 2)]

@@ -1,4 +1,4 @@
-"""What the driver does when shards fail and workers die."""
+"""Tests of the driver when shards fail and workers die."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def drive(pool: FakePool, count: int = 6, workers: int = 2, **config: object) ->
     return RecordingDriver(shards(count), pool, Off(), driver_config(workers=workers, **{"poll_s": 0.01, **config}))
 
 
-def test_a_failed_shard_is_retried_on_another_worker() -> None:
+def test_failed_shard_is_retried_on_another_worker() -> None:
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
         if order.shard.index == 2 and order.attempt == 1:
             raise ShardError("disk full")
@@ -34,7 +34,7 @@ def test_a_failed_shard_is_retried_on_another_worker() -> None:
     assert tried[0][0] != tried[1][0]
 
 
-def test_with_one_worker_the_same_one_tries_again() -> None:
+def test_single_worker_retries_its_own_failed_shard() -> None:
     failures = iter([ShardError("a"), ShardError("b")])
 
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
@@ -47,7 +47,7 @@ def test_with_one_worker_the_same_one_tries_again() -> None:
     assert driver.published == list(range(6))
 
 
-def test_a_shard_that_always_fails_is_reported_and_the_run_goes_on() -> None:
+def test_shard_that_always_fails_does_not_end_the_run() -> None:
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
         if order.shard.index == 1:
             raise ShardError(f"attempt {order.attempt} failed")
@@ -59,7 +59,7 @@ def test_a_shard_that_always_fails_is_reported_and_the_run_goes_on() -> None:
     assert driver.published == [0, 2, 3, 4, 5]
 
 
-def test_a_dead_worker_is_replaced_and_its_shards_run_elsewhere() -> None:
+def test_dead_worker_is_replaced_and_its_shards_rerun() -> None:
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
         if worker.name == "worker-0":
             raise EngineError("CUDA error")
@@ -73,7 +73,7 @@ def test_a_dead_worker_is_replaced_and_its_shards_run_elsewhere() -> None:
     assert all(worker.stopped for worker in pool.workers)
 
 
-def test_a_poison_shard_runs_alone_after_its_first_crash_and_fails_alone() -> None:
+def test_crashing_shard_is_retried_alone_on_a_worker() -> None:
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
         if order.shard.index == 3:
             raise EngineError("illegal memory access")
@@ -88,7 +88,7 @@ def test_a_poison_shard_runs_alone_after_its_first_crash_and_fails_alone() -> No
     assert company == [(3,), (3,)]
 
 
-def test_workers_that_only_die_end_the_run() -> None:
+def test_too_many_dead_workers_end_the_run() -> None:
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
         raise EngineError("CUDA out of memory")
 
@@ -98,7 +98,7 @@ def test_workers_that_only_die_end_the_run() -> None:
     assert all(worker.stopped for worker in pool.workers)
 
 
-def test_shards_that_only_fail_end_the_run() -> None:
+def test_too_many_failed_attempts_end_the_run() -> None:
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
         raise ShardError("no space left on device")
 
@@ -107,7 +107,7 @@ def test_shards_that_only_fail_end_the_run() -> None:
 
 
 @pytest.mark.parametrize("error", [ModelError("no such model"), MachineError("no GPU"), OutputError("no probe file")])
-def test_a_worker_that_refuses_the_job_ends_the_run_in_its_own_words(error: SpecpipeError) -> None:
+def test_error_of_the_only_workers_ends_the_run(error: SpecpipeError) -> None:
     def on_start(worker: FakeWorker) -> WorkerInfo:
         raise error
 
@@ -115,7 +115,7 @@ def test_a_worker_that_refuses_the_job_ends_the_run_in_its_own_words(error: Spec
         drive(FakePool(on_start=on_start)).run()
 
 
-def test_one_machine_that_refuses_costs_its_worker_alone() -> None:
+def test_worker_that_cannot_start_is_dropped() -> None:
     pool = FakePool(threads=2)
 
     def on_start(worker: FakeWorker) -> WorkerInfo:
@@ -130,7 +130,7 @@ def test_one_machine_that_refuses_costs_its_worker_alone() -> None:
     assert {worker.name for worker in pool.workers} == {"worker-0", "worker-1"}
 
 
-def test_a_lane_in_which_workers_only_die_is_given_up_while_others_work() -> None:
+def test_index_whose_workers_only_die_is_given_up() -> None:
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
         if worker.name.startswith("worker-0"):
             raise EngineError("CUDA error: uncorrectable ECC error")
@@ -145,7 +145,7 @@ def test_a_lane_in_which_workers_only_die_is_given_up_while_others_work() -> Non
     ]  # fmt: skip
 
 
-def test_a_newer_start_ends_the_older_one() -> None:
+def test_newer_start_ends_the_older_run() -> None:
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
         raise StaleRunError("a newer start owns the folder")
 
@@ -153,7 +153,7 @@ def test_a_newer_start_ends_the_older_one() -> None:
         drive(FakePool(behave)).run()
 
 
-def test_a_hung_worker_is_replaced() -> None:
+def test_hung_worker_is_replaced() -> None:
     pool = FakePool(threads=4)
 
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
@@ -173,7 +173,7 @@ def test_a_hung_worker_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_one_interrupt_lets_running_shards_publish(number: signal.Signals) -> None:
+def test_first_interrupt_lets_running_shards_publish(number: signal.Signals) -> None:
     pool = FakePool()
 
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
@@ -191,7 +191,7 @@ def test_one_interrupt_lets_running_shards_publish(number: signal.Signals) -> No
     assert len(pool.orders) < 5
 
 
-def test_two_interrupts_abort() -> None:
+def test_second_interrupt_aborts() -> None:
     pool = FakePool()
 
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
@@ -209,7 +209,7 @@ def test_two_interrupts_abort() -> None:
     pool.behave = lambda worker, order: report(order, worker.name)
 
 
-def test_handlers_are_put_back_and_threads_are_left_alone() -> None:
+def test_signal_handlers_are_restored_and_unset_in_threads() -> None:
     before = signal.getsignal(signal.SIGINT)
     with drain_on_interrupt(lambda: None):
         assert signal.getsignal(signal.SIGINT) is not before

@@ -1,4 +1,4 @@
-"""What the driver can carry: 100,000 shards, 1,000 workers."""
+"""Tests of the driver with 100,000 shards and 1,000 workers."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def measure(*arguments: object) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_shards_fit_into_a_gigabyte_and_two_thousand_a_second_go_out() -> None:
+def test_driver_of_100000_shards_limits_memory_and_cpu() -> None:
     small, medium, large = (measure("drive", count, "queue_threshold") for count in (1_000, 10_000, 100_000))
     assert large["peak_mib"] < 1000
     assert large["running_mib"] - medium["running_mib"] < 250
@@ -32,12 +32,12 @@ def test_a_hundred_thousand_shards_fit_into_a_gigabyte_and_two_thousand_a_second
 
 
 @pytest.mark.slow
-def test_plans_of_goodput_do_not_hold_up_a_thousand_workers() -> None:
+def test_goodput_plans_do_not_delay_a_thousand_workers() -> None:
     assert measure("drive", 10_000, "goodput")["per_cpu_s"] > 1000
 
 
 @pytest.mark.slow
-def test_the_ledger_of_a_hundred_thousand_parts_is_read_in_seconds(tmp_path: Path) -> None:
+def test_ledger_of_100000_parts_is_read_in_seconds(tmp_path: Path) -> None:
     _, medium, large = (measure("scan", count, tmp_path / str(count)) for count in (1_000, 10_000, 100_000))
     assert large["peak_mib"] < 1000
     assert large["cpu_s"] < 20

@@ -1,4 +1,4 @@
-"""Every kind of bad row in one run: its error says what and where, and the rows around it are untouched."""
+"""Tests of bad rows: each has an error with reason and position, and the rows around it are unchanged."""
 
 import json
 from pathlib import Path
@@ -98,7 +98,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, o
 
 
 @pytest.mark.parametrize("kind", BAD_LINES)
-def test_a_bad_row_says_what_and_where_and_costs_nothing_else(
+def test_bad_row_has_a_precise_error_and_neighbours_are_unchanged(
     rows: dict[str, list[dict[str, object]]], kind: str
 ) -> None:
     at = 1 + 2 * list(BAD_LINES).index(kind)
@@ -113,7 +113,7 @@ def test_a_bad_row_says_what_and_where_and_costs_nothing_else(
             assert there[column] == expected[column]
 
 
-def test_a_table_with_bad_cells(tmp_path: Path) -> None:
+def test_bad_cells_of_a_table_become_error_rows(tmp_path: Path) -> None:
     prompts = pa.array([b"hi", b"\xff\xfe", None, b"", b"hi"]).cast(pa.binary()).view(pa.binary())
     broken = pa.StringArray.from_buffers(5, *prompts.buffers()[1:], prompts.buffers()[0])
     temperature = pa.array([0.0, 0.0, 0.0, 0.0, float("nan")])
@@ -126,7 +126,7 @@ def test_a_table_with_bad_cells(tmp_path: Path) -> None:
         assert bool(error) == bool(expected)
 
 
-def test_equal_ids_and_ids_that_look_like_paths_are_names_and_nothing_more(tmp_path: Path) -> None:
+def test_request_ids_are_never_used_as_paths(tmp_path: Path) -> None:
     ids = ["same", "same", "../../escape", "/etc/passwd", "a\x00b", "s3://bucket/key", "." * 300, "part-00000.parquet"]
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": "hi", "id": name}) for name in ids))
     execute(make_job(tmp_path, f"data.path={tmp_path / 'rows.jsonl'}"), backend=InProcessBackend())

@@ -1,4 +1,4 @@
-"""Files beside the parts that are damaged: a start mends them or says what is wrong, and no part is lost."""
+"""Tests of damaged files beside the parts: a start replaces them or refuses them, and no part is lost."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ def start_again(job: JobSpec, out: Path) -> RunResult:
 
 @pytest.mark.parametrize("partly", [False, True])
 @pytest.mark.parametrize("damage", SOME)
-def test_a_start_passes_over_what_it_can_make_anew(finished: tuple[JobSpec, Path], damage: str, partly: bool) -> None:
+def test_start_replaces_damaged_telemetry_files(finished: tuple[JobSpec, Path], damage: str, partly: bool) -> None:
     job, folder = finished
     out = damaged(folder, MENDED, damage, partly=partly)
     for command in ("show", "verify"):
@@ -70,9 +70,7 @@ def test_a_start_passes_over_what_it_can_make_anew(finished: tuple[JobSpec, Path
 
 
 @pytest.mark.parametrize("damage", SOME)
-def test_a_damaged_manifest_is_refused_and_without_it_no_part_is_lost(
-    finished: tuple[JobSpec, Path], damage: str
-) -> None:
+def test_damaged_manifest_is_refused_and_deleted_one_loses_no_part(finished: tuple[JobSpec, Path], damage: str) -> None:
     job, folder = finished
     out = damaged(folder, ["manifest.json"], damage, partly=True)
     with pytest.raises(OutputError, match=r"manifest\.json is not the manifest.* delete it: the same job keeps"):
@@ -81,14 +79,14 @@ def test_a_damaged_manifest_is_refused_and_without_it_no_part_is_lost(
     assert start_again(job, out).state == "complete"
 
 
-def test_all_parts_are_kept_without_a_manifest(finished: tuple[JobSpec, Path]) -> None:
+def test_start_without_manifest_keeps_all_parts(finished: tuple[JobSpec, Path]) -> None:
     job, folder = finished
     out = damaged(folder, [], "empty", partly=False)
     (out / "manifest.json").unlink()
     assert start_again(job, out).state == "complete"
 
 
-def test_an_epoch_that_is_no_number_is_refused(finished: tuple[JobSpec, Path]) -> None:
+def test_epoch_file_without_a_number_is_refused(finished: tuple[JobSpec, Path]) -> None:
     job, folder = finished
     out = damaged(folder, [".specpipe/epoch"], "garbage", partly=True)
     with pytest.raises(OutputError, match=r"epoch holds b'.*expected the number of the latest start\. Delete it"):
@@ -97,7 +95,7 @@ def test_an_epoch_that_is_no_number_is_refused(finished: tuple[JobSpec, Path]) -
     assert start_again(job, out).state == "complete"
 
 
-def test_a_file_that_cannot_be_read_is_named(finished: tuple[JobSpec, Path]) -> None:
+def test_error_names_the_file_that_cannot_be_read(finished: tuple[JobSpec, Path]) -> None:
     _, folder = finished
     out = damaged(folder, [], "empty", partly=False)
     (out / "manifest.json").unlink()

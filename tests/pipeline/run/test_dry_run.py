@@ -1,4 +1,4 @@
-"""The plan shows how tokens will be drawn and what will end a row, before anything is started."""
+"""Tests of the dry run: sampling, stop conditions, dtype and memory."""
 
 import io
 import json
@@ -22,7 +22,7 @@ def plan(folder: Path, *overrides: str, generation: object = AUTHORS) -> RunPlan
     return plan_run(job)
 
 
-def test_what_the_authors_recommend_is_shown_and_not_taken(tmp_path: Path) -> None:
+def test_recommended_sampling_is_shown_but_not_used(tmp_path: Path) -> None:
     found = plan(tmp_path)
     assert found.sampling.greedy and found.eos_token_ids == (7, 9)
     assert describe_sampling(found) == (
@@ -32,7 +32,7 @@ def test_what_the_authors_recommend_is_shown_and_not_taken(tmp_path: Path) -> No
     assert describe_endings(found) == "token 7, 9"
 
 
-def test_the_job_takes_it_where_it_says_so_and_sets_nothing_itself(tmp_path: Path) -> None:
+def test_defaults_model_uses_recommended_sampling(tmp_path: Path) -> None:
     found = plan(tmp_path, "sampling.defaults=model", "sampling.top_k=0")
     assert describe_sampling(found) == (
         "temperature 0.6, top_k 0, top_p 0.9, min_p 0, up to 10 new tokens; "
@@ -46,7 +46,7 @@ def test_penalties_and_logprobs_are_shown(tmp_path: Path) -> None:
     assert describe_sampling(found) == "greedy, repetition_penalty 1.1, logprobs 2, up to 10 new tokens"
 
 
-def test_a_change_of_what_the_model_recommends_is_another_run(tmp_path: Path) -> None:
+def test_changed_recommendation_changes_the_identity(tmp_path: Path) -> None:
     plan(tmp_path)
     job = make_job(tmp_path, "sampling.defaults=model")
     before = prepare(job).identity
@@ -55,7 +55,7 @@ def test_a_change_of_what_the_model_recommends_is_another_run(tmp_path: Path) ->
     assert (before["sampling.temperature"], after["sampling.temperature"]) == (0.6, 0.7)
 
 
-def test_what_ends_a_row_can_be_replaced(tmp_path: Path) -> None:
+def test_stop_conditions_are_described(tmp_path: Path) -> None:
     assert describe_endings(plan(tmp_path, "sampling.stop_token_ids=3", "sampling.stop=END")) == "token 7, 9, 3; 'END'"
     replaced = plan(tmp_path, "sampling.ignore_eos=true", "sampling.stop_token_ids=[3]")
     assert describe_endings(replaced) == "token 3"
@@ -63,17 +63,34 @@ def test_what_ends_a_row_can_be_replaced(tmp_path: Path) -> None:
     assert describe_endings(plan(tmp_path, generation={})) == "the tokenizer's end of sequence"
 
 
-def test_recommendations_that_are_not_served_stop_only_a_job_that_asks_for_them(tmp_path: Path) -> None:
+def test_unsupported_recommendation_fails_only_with_defaults_model(tmp_path: Path) -> None:
     generation = {"do_sample": True, "no_repeat_ngram_size": 3}
     assert plan(tmp_path, generation=generation).recommended == {}
     with pytest.raises(ModelError, match="sets no_repeat_ngram_size to 3"):
         plan(tmp_path, "sampling.defaults=model", generation=generation)
 
 
-def test_samples_and_a_least_length_are_shown(tmp_path: Path) -> None:
+def test_samples_and_min_tokens_are_shown(tmp_path: Path) -> None:
     found = plan(tmp_path, "sampling.n=3", "sampling.min_tokens=2", "sampling.defaults=specpipe", generation={})
     assert (found.rows, found.samples) == (72, 3)
     assert describe_sampling(found) == "greedy, 2 to 10 new tokens"
     console = Console(width=80, file=io.StringIO())
     print_plan("job", found, console)
     assert "72, 3 samples of each prompt, in 1 file(s)" in console.file.getvalue()
+
+
+def test_dtype_and_memory_are_those_of_the_workers_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specpipe.pipeline.run.dry_run.visible_gpus", lambda: 0)
+    monkeypatch.setenv("RAY_ADDRESS", "cluster:6379")  # its machines may have GPUs, unlike this one
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "max_position_embeddings": 200}
+
+    def found(device: str) -> RunPlan:
+        job = make_job(tmp_path, f"model.device={device}", "workers.count=1", "sampling.defaults=specpipe")
+        for model in ("target", "draft"):
+            (tmp_path / model / "config.json").write_text(json.dumps({**sizes, "dtype": "float32"}))
+        return plan_run(job)
+
+    cpu, cuda = found("cpu"), found("cuda")
+    assert (cpu.device, cpu.dtype, cuda.device, cuda.dtype) == ("cpu", "float32", "cuda", "bfloat16")
+    assert cpu.kv_bytes == 2 * cuda.kv_bytes > 0
+    assert cpu.weight_bytes == 2 * cuda.weight_bytes > 0

@@ -1,4 +1,4 @@
-"""A run is followed by its folder alone, to the exit code that it ends with."""
+"""Tests of following a run by its folder."""
 
 import dataclasses
 import json
@@ -23,8 +23,9 @@ QUICK = 0.02
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "_SILENT_S", 0.3)
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "_SILENT_S", 0.05)
+    monkeypatch.setattr(follow, "__kwdefaults__", {"every_s": QUICK})
 
 
 def snapshot(done: int) -> Progress:
@@ -49,7 +50,7 @@ class Follower(threading.Thread):
         self.end = follow(str(self._folder), lambda now: self.done.append(now.done_rows), every_s=QUICK)
 
 
-def test_a_live_run_to_its_end(tmp_path: Path) -> None:
+def test_follower_of_a_live_run_returns_its_exit_code(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.parquet", 24, r5=None)
     followers: list[Follower] = []
 
@@ -57,7 +58,7 @@ def test_a_live_run_to_its_end(tmp_path: Path) -> None:
         if not followers:
             followers.append(Follower(tmp_path / "out"))
 
-    backend = InProcessBackend(build_parts=partial(fake_parts, step_s=0.05))
+    backend = InProcessBackend(build_parts=partial(fake_parts, step_s=0.02))
     result = execute(make_job(tmp_path), viewer=Viewer(progress=begin), backend=backend)
     followers[0].join(60)
     assert followers[0].end == following.FollowEnd(state="complete", exit_code=3)
@@ -65,18 +66,18 @@ def test_a_live_run_to_its_end(tmp_path: Path) -> None:
     assert followers[0].done
 
 
-def test_a_run_that_has_not_written_any_progress_yet_is_waited_for(tmp_path: Path) -> None:
+def test_follower_waits_for_the_first_progress_file(tmp_path: Path) -> None:
     folder = RunFolder.at(str(tmp_path))
     with folder.lock():
         follower = Follower(tmp_path)
-        follower.join(1.0)
+        follower.join(0.25)
         assert follower.is_alive()
         ProgressFile(folder, 1).end("interrupted", 130)
         follower.join(30)
     assert follower.end == following.FollowEnd(state="interrupted", exit_code=130)
 
 
-def test_a_finished_run_ends_it_at_once_with_the_same_code(tmp_path: Path) -> None:
+def test_follower_of_a_finished_run_returns_at_once(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.parquet", 24, r5=None)
     execute(make_job(tmp_path), backend=InProcessBackend())
     assert follow(str(tmp_path / "out"), pytest.fail).exit_code == 3
@@ -84,13 +85,13 @@ def test_a_finished_run_ends_it_at_once_with_the_same_code(tmp_path: Path) -> No
     assert follow(str(tmp_path / "out"), pytest.fail).exit_code == 3
 
 
-def test_a_driver_that_died_is_told_from_one_that_is_slow(tmp_path: Path) -> None:
+def test_follower_distinguishes_dead_from_slow_drivers(tmp_path: Path) -> None:
     folder = RunFolder.at(str(tmp_path / "out"))
     lock = folder.lock()
     lock.acquire()
     ProgressFile(folder, 1).add(snapshot(3))
     follower = Follower(tmp_path / "out")
-    follower.join(1.5)
+    follower.join(0.25)
     assert follower.is_alive()
     lock.release()
     follower.join(30)
@@ -98,7 +99,7 @@ def test_a_driver_that_died_is_told_from_one_that_is_slow(tmp_path: Path) -> Non
     assert follower.end == following.FollowEnd(state="died", exit_code=1)
 
 
-def test_a_driver_that_died_before_it_wrote_any_progress(tmp_path: Path) -> None:
+def test_follower_detects_driver_that_died_before_any_progress(tmp_path: Path) -> None:
     execute(make_job(tmp_path), backend=InProcessBackend())
     (tmp_path / "out/telemetry/progress.json").unlink()
     (tmp_path / "out/summary.json").unlink()
@@ -106,12 +107,12 @@ def test_a_driver_that_died_before_it_wrote_any_progress(tmp_path: Path) -> None
     assert follow(str(tmp_path / "out"), pytest.fail).state == "died"
 
 
-def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+def test_follower_refuses_a_folder_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"not a specpipe run: it has no manifest\.json"):
         follow(str(tmp_path), pytest.fail)
 
 
-def test_progress_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
+def test_progress_file_is_written_at_intervals_and_at_the_end(tmp_path: Path) -> None:
     folder = RunFolder.at(str(tmp_path))
     progress = ProgressFile(folder, 7, every_s=3600.0)
     assert read_beat(folder) is None
@@ -128,25 +129,25 @@ def test_progress_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"beat": 1}', '{"progress": {"k": 1}}'])
-def test_a_file_that_says_nothing_is_none(tmp_path: Path, text: str) -> None:
+def test_unreadable_progress_file_is_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / "telemetry").mkdir()
     (tmp_path / "telemetry/progress.json").write_text(text)
     assert read_beat(RunFolder.at(str(tmp_path))) is None
 
 
-def test_snapshots_survive_json_and_newer_versions() -> None:
+def test_snapshots_survive_json_and_unknown_fields() -> None:
     values = json.loads(json.dumps(snapshot(2).to_dict())) | {"of_the_future": 1}
     assert Progress.from_dict(values) == dataclasses.replace(snapshot(2))
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_show_follow_prints_progress_and_final_state(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.parquet", 24, r5=None)
     execute(make_job(tmp_path), backend=InProcessBackend())
     shown = CliRunner().invoke(main, ["show", str(tmp_path / "out"), "--follow"])
     assert (shown.exit_code, "24 of 24, 1 failed" in shown.stdout) == (3, True)
     with RunFolder.at(str(tmp_path / "out")).lock():  # Ray stops after the run has said how it ended
         ProgressFile(RunFolder.at(str(tmp_path / "out")), 1).end("complete", 3)
-        follower = threading.Timer(0.6, lambda: ProgressFile(RunFolder.at(str(tmp_path / "out")), 2).end("complete", 3))
+        follower = threading.Timer(0.2, lambda: ProgressFile(RunFolder.at(str(tmp_path / "out")), 2).end("complete", 3))
         follower.start()
         shown = CliRunner().invoke(main, ["show", str(tmp_path / "out"), "--follow"])
     assert (shown.exit_code, shown.stdout.split()[1]) == (3, "complete")
@@ -157,7 +158,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "The driver ended without recording a final state" in shown.stderr
 
 
-def test_the_report_of_the_command(tmp_path: Path) -> None:
+def test_show_html_writes_the_report(tmp_path: Path) -> None:
     execute(make_job(tmp_path), backend=InProcessBackend())
     shown = CliRunner().invoke(main, ["show", str(tmp_path / "out"), "--html", str(tmp_path / "page.html")])
     assert (shown.exit_code, shown.stdout) == (0, f"{tmp_path / 'page.html'}\n")

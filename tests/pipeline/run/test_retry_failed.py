@@ -1,4 +1,4 @@
-"""--retry-failed runs the rows that have an error, and nothing else."""
+"""Tests of --retry-failed: only rows with an error run again."""
 
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ def run(job: JobSpec, sick: set[str] = frozenset(), *, retry_failed: bool = Fals
     return execute(job, backend=InProcessBackend(build_parts=build_parts), retry_failed=retry_failed), seen
 
 
-def test_failed_rows_alone_run_again_and_the_outputs_are_those_of_a_sound_run(tmp_path: Path) -> None:
+def test_retry_runs_only_failed_rows_and_completes_the_output(tmp_path: Path) -> None:
     job = make_job(tmp_path, "output.keep_columns=[tag]")
     first, _ = run(job, SICK)
     assert (first.summary["failed"], first.exit_code) == (3, 3)
@@ -59,7 +59,7 @@ def test_failed_rows_alone_run_again_and_the_outputs_are_those_of_a_sound_run(tm
     assert verify(str(tmp_path / "out")).complete
 
 
-def test_rows_that_fail_again_keep_their_error_and_nothing_else_changes(tmp_path: Path) -> None:
+def test_rows_that_fail_again_keep_their_error(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.parquet", 24, r2=None)
     job = make_job(tmp_path)
     run(job, SICK)
@@ -74,7 +74,7 @@ def test_rows_that_fail_again_keep_their_error_and_nothing_else_changes(tmp_path
     assert verify(str(tmp_path / "out")).complete
 
 
-def test_without_the_option_and_without_failed_rows_nothing_is_run(tmp_path: Path) -> None:
+def test_nothing_runs_without_the_option_or_failed_rows(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     run(job, SICK)
     assert run(job)[0].state == "already complete"
@@ -83,7 +83,7 @@ def test_without_the_option_and_without_failed_rows_nothing_is_run(tmp_path: Pat
     assert (result.state, seen) == ("already complete", [])
 
 
-def test_shards_that_are_missing_run_whole_beside(tmp_path: Path) -> None:
+def test_missing_shards_run_beside_failed_rows(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     run(job, SICK)
     gone = tmp_path / "out/outputs/part-00000.parquet"
@@ -94,7 +94,7 @@ def test_shards_that_are_missing_run_whole_beside(tmp_path: Path) -> None:
     assert verify(str(tmp_path / "out")).complete
 
 
-def test_a_part_that_is_damaged_inside_runs_whole(tmp_path: Path) -> None:
+def test_damaged_part_runs_all_of_its_rows(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     run(job, {"0"})
     part = tmp_path / "out/outputs/part-00000.parquet"
@@ -107,7 +107,7 @@ def test_a_part_that_is_damaged_inside_runs_whole(tmp_path: Path) -> None:
     assert verify(str(tmp_path / "out")).complete
 
 
-def test_a_retry_whose_workers_only_die_loses_no_row(tmp_path: Path) -> None:
+def test_retry_with_dying_workers_loses_no_row(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     run(job, SICK)
     dying = InProcessBackend(build_parts=partial(fake_parts, fail_at_step=1))

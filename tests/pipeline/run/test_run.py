@@ -1,4 +1,4 @@
-"""Whole runs without Ray: the real driver, workers and folder; engines that need no model."""
+"""Tests of runs in this process: real driver, workers and folder, engines without a model."""
 
 import json
 import os
@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from support.fake_pool import driver_config
 from support.fake_workers import InProcessBackend, fake_parts, make_job, outputs, write_rows
 
 from specpipe.errors import OutputError
+from specpipe.pipeline.driver.config import DriverConfig
 from specpipe.pipeline.run.inspection import inspect_run
 from specpipe.pipeline.run.run import Viewer, execute
+from specpipe.pipeline.store.verify import verify
 from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 from specpipe.telemetry.shard_record import shard_schema
 from specpipe.telemetry.timeline_interval import timeline_schema
 
 
-def test_a_run_leaves_every_row_and_all_telemetry(tmp_path: Path) -> None:
+def test_run_publishes_every_row_and_all_telemetry(tmp_path: Path) -> None:
     result = execute(make_job(tmp_path, "output.keep_columns=[tag]"), backend=InProcessBackend(workers=2))
     assert (result.state, result.exit_code) == ("complete", 0)
     table = outputs(tmp_path / "out")
@@ -37,7 +40,7 @@ def test_a_run_leaves_every_row_and_all_telemetry(tmp_path: Path) -> None:
     assert summary["peak_output_throughput"] > 0
 
 
-def test_samples_of_a_prompt_stand_side_by_side_and_depend_on_nothing_else(tmp_path: Path) -> None:
+def test_samples_of_a_prompt_are_adjacent_and_reproducible(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.parquet", 11, r4=None)
     job = make_job(tmp_path, "sampling.n=3", "output.keep_columns=[tag]", "output.max_failed_rows=3")
     result = execute(job, backend=InProcessBackend())
@@ -54,7 +57,7 @@ def test_samples_of_a_prompt_stand_side_by_side_and_depend_on_nothing_else(tmp_p
     )
 
 
-def test_a_complete_run_says_so_and_starts_nothing(tmp_path: Path) -> None:
+def test_complete_run_starts_no_worker(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     execute(job, backend=InProcessBackend())
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.parquet")}
@@ -64,7 +67,7 @@ def test_a_complete_run_says_so_and_starts_nothing(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.parquet")} == before
 
 
-def test_what_is_missing_or_broken_is_run_again_and_nothing_else(tmp_path: Path) -> None:
+def test_only_missing_and_damaged_parts_run_again(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     execute(job, backend=InProcessBackend())
     whole = outputs(tmp_path / "out")
@@ -84,7 +87,7 @@ def test_what_is_missing_or_broken_is_run_again_and_nothing_else(tmp_path: Path)
     assert [i for i, epoch in enumerate(attempts) if epoch == 2] == [0, 2]
 
 
-def test_other_sampling_is_refused_by_name_and_nothing_is_touched(tmp_path: Path) -> None:
+def test_changed_sampling_is_refused_and_changes_no_file(tmp_path: Path) -> None:
     execute(make_job(tmp_path), backend=InProcessBackend())
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     with pytest.raises(OutputError, match=r"sampling\.temperature was 0\.0 and is 0\.7"):
@@ -95,7 +98,7 @@ def test_other_sampling_is_refused_by_name_and_nothing_is_touched(tmp_path: Path
     }
 
 
-def test_inputs_that_changed_are_refused_by_name(tmp_path: Path) -> None:
+def test_changed_input_is_refused_by_name(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     execute(job, backend=InProcessBackend())
     write_rows(tmp_path / "rows.parquet", 25)
@@ -103,7 +106,9 @@ def test_inputs_that_changed_are_refused_by_name(tmp_path: Path) -> None:
         execute(job, backend=InProcessBackend())
 
 
-def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_interrupted_run_resumes_without_losing_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = partial(driver_config, slots=3, poll_s=0.02)
+    monkeypatch.setattr(DriverConfig, "from_job", lambda job, workers: quick(workers=workers))
     job = make_job(tmp_path, rows=60)
     sent = []
 
@@ -112,7 +117,7 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
             sent.append(True)
             os.kill(os.getpid(), signal.SIGINT)
 
-    slow = InProcessBackend(build_parts=partial(fake_parts, step_s=0.03))
+    slow = InProcessBackend(build_parts=partial(fake_parts, step_s=0.01))
     result = execute(job, backend=slow, viewer=Viewer(progress=interrupt))
     assert (result.state, result.exit_code) == ("interrupted", 130)
     assert 0 < result.summary["published_shards"] < result.summary["total_shards"]
@@ -122,7 +127,7 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     assert outputs(tmp_path / "out")["request_id"].to_pylist() == [str(i) for i in range(60)]
 
 
-def test_a_worker_that_dies_costs_no_row(tmp_path: Path) -> None:
+def test_dead_worker_loses_no_row(tmp_path: Path) -> None:
     built: list[int] = []
 
     def build_parts(config: WorkerConfig) -> WorkerParts:
@@ -135,7 +140,7 @@ def test_a_worker_that_dies_costs_no_row(tmp_path: Path) -> None:
     assert outputs(tmp_path / "out")["request_id"].to_pylist() == [str(i) for i in range(24)]
 
 
-def test_a_shard_that_always_fails_ends_in_exit_code_3_and_is_tried_again_next_time(
+def test_failing_shard_gives_exit_code_3_and_is_retried_next_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = make_job(tmp_path)
@@ -154,7 +159,7 @@ def test_a_shard_that_always_fails_ends_in_exit_code_3_and_is_tried_again_next_t
 
 
 @pytest.mark.parametrize(("allowed", "code"), [(0, 3), (1, 3), (2, 0)])
-def test_failed_rows_decide_the_exit_code(tmp_path: Path, allowed: int, code: int) -> None:
+def test_max_failed_rows_decides_the_exit_code(tmp_path: Path, allowed: int, code: int) -> None:
     write_rows(tmp_path / "rows.parquet", 8, r2=None, r7="BAD")
     job = make_job(tmp_path, f"output.max_failed_rows={allowed}")
     result = execute(job, backend=InProcessBackend())
@@ -162,7 +167,7 @@ def test_failed_rows_decide_the_exit_code(tmp_path: Path, allowed: int, code: in
     assert execute(job, backend=InProcessBackend()).exit_code == code
 
 
-def test_synthetic_acceptance_is_stamped_everywhere(tmp_path: Path) -> None:
+def test_synthetic_runs_are_marked_in_every_file(tmp_path: Path) -> None:
     job = make_job(tmp_path, "speculation.method=synthetic", "speculation.synthetic_rates=[0.9, 0.5, 0.1]")
     result = execute(job, backend=InProcessBackend())
     assert result.summary["synthetic"] is True
@@ -170,12 +175,12 @@ def test_synthetic_acceptance_is_stamped_everywhere(tmp_path: Path) -> None:
     assert set(pq.read_table(tmp_path / "out/telemetry/shards.parquet")["synthetic"].to_pylist()) == {True}
 
 
-def test_warm_up_rows_are_in_no_figure(tmp_path: Path) -> None:
+def test_warm_up_rows_are_not_counted(tmp_path: Path) -> None:
     result = execute(make_job(tmp_path, "data.warmup_rows=3"), backend=InProcessBackend())
     assert (result.summary["completed"], result.summary["total_output_tokens"]) == (24, 240)
 
 
-def test_the_queue_threshold_switches_off_exactly_above_it(tmp_path: Path) -> None:
+def test_queue_threshold_disables_speculation_above_the_limit(tmp_path: Path) -> None:
     engines = []
 
     def build_parts(config: WorkerConfig) -> WorkerParts:
@@ -188,3 +193,22 @@ def test_the_queue_threshold_switches_off_exactly_above_it(tmp_path: Path) -> No
     seen = set(engines[0].seen_ks)
     assert {(running, k) for running, k in seen if running <= 2} <= {(1, 3), (2, 3)}
     assert {(running, k) for running, k in seen if running > 2} == {(3, 0)}
+
+
+def test_first_published_part_of_a_backed_up_shard_stays(tmp_path: Path) -> None:
+    built: list[int] = []
+
+    def build_parts(config: WorkerConfig) -> WorkerParts:
+        built.append(1)
+        return fake_parts(config, step_s=0.05 if len(built) == 1 else 0.001)
+
+    job = make_job(tmp_path, rows=8)
+    execute(make_job(tmp_path, f"output.path={tmp_path / 'calm'}"), backend=InProcessBackend())
+    backend = InProcessBackend(build_parts=build_parts, workers=2)
+    with pytest.MonkeyPatch.context() as patch:
+        quick = partial(driver_config, slots=3, backup_s=0.05, poll_s=0.02)
+        patch.setattr(DriverConfig, "from_job", lambda job, workers: quick(workers=workers))
+        result = execute(job, backend=backend)
+    assert result.state == "complete"
+    assert verify(str(tmp_path / "out")).complete  # the telemetry is that of the parts that are there
+    assert outputs(tmp_path / "out")["generated_token_ids"] == outputs(tmp_path / "calm")["generated_token_ids"]

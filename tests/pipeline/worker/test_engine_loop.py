@@ -35,7 +35,7 @@ def engine(slots: int = 3, **settings: object) -> FakeEngine:
     return FakeEngine(EngineConfig(slots=slots, max_model_len=100, max_k=4, proposer="draft"), **settings)
 
 
-def test_shards_that_share_the_engine_get_their_own_rows_back() -> None:
+def test_concurrent_shards_get_their_own_rows() -> None:
     loop = loop_of(engine(step_s=0.001))
     results: dict[int, list[tuple[int, ...]]] = {}
 
@@ -54,7 +54,7 @@ def test_shards_that_share_the_engine_get_their_own_rows_back() -> None:
         assert results[shard] == expected
 
 
-def test_seconds_of_all_shards_are_those_of_the_engine() -> None:
+def test_seconds_of_shards_sum_to_those_of_the_engine() -> None:
     fake = engine()
     reported: list[float] = []
     original = fake.step
@@ -89,7 +89,7 @@ def test_seconds_of_all_shards_are_those_of_the_engine() -> None:
     assert sum(busy) == pytest.approx(sum(reported))
 
 
-def test_an_engine_that_raises_fails_every_shard_that_waits_and_every_later_one() -> None:
+def test_engine_error_fails_waiting_and_later_shards() -> None:
     loop = loop_of(engine(fail_at_step=3))
     errors: list[BaseException] = []
 
@@ -110,14 +110,14 @@ def test_an_engine_that_raises_fails_every_shard_that_waits_and_every_later_one(
         loop.run(3, requests(3, 1), PLAN, Priors())
 
 
-def test_an_engine_that_loses_rows_is_an_error_and_not_a_hang() -> None:
+def test_engine_that_loses_rows_raises_instead_of_hanging() -> None:
     fake = engine()
     fake.step = lambda: None  # type: ignore[method-assign]
     with pytest.raises(EngineError, match=r"owes rows of shards \[1\]"):
         loop_of(fake).run(1, requests(1, 2), PLAN, Priors())
 
 
-def test_a_shard_without_rows_is_done_at_once() -> None:
+def test_shard_without_rows_returns_at_once() -> None:
     loop = loop_of(engine())
     completions, meter = loop.run(1, [], PLAN, Priors())
     assert completions == []
@@ -125,15 +125,15 @@ def test_a_shard_without_rows_is_done_at_once() -> None:
     assert meter is not None
 
 
-def test_closing_fails_what_is_in_flight() -> None:
+def test_close_fails_shards_in_flight() -> None:
     loop = loop_of(engine(step_s=0.01))
     threading.Timer(0.05, loop.close).start()
     with pytest.raises(EngineError, match="stopped"):
         loop.run(1, requests(1, 3, tokens=90), PLAN, Priors())
 
 
-def test_status_counts_and_shows_a_step_that_hangs() -> None:
-    fake = engine(step_s=0.4)
+def test_status_counts_rows_and_shows_a_hanging_step() -> None:
+    fake = engine(step_s=0.1)
     loop = loop_of(fake)
     thread = threading.Thread(target=loop.run, args=(1, requests(1, 2, tokens=3), PLAN, Priors()))
     thread.start()
@@ -145,7 +145,7 @@ def test_status_counts_and_shows_a_step_that_hangs() -> None:
     assert sum(sample.output_tokens for sample in status.samples) == 6
 
 
-def test_warm_up_is_in_no_figure() -> None:
+def test_warm_up_is_not_counted() -> None:
     loop = loop_of(engine())
     loop.run(WARM_UP_SHARD, requests(WARM_UP_SHARD, 4), PLAN, Priors())
     status = loop.status(after=0, final=True)

@@ -1,4 +1,4 @@
-"""A real device whose memory runs out, in a prefill and in a capture: speed is lost, no row is."""
+"""Tests of a GPU that runs out of memory during prefill and graph capture: no row is lost."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def before_rows(limit: Callable[[], None], _: pytest.MonkeyPatch) -> Callable[[W
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("when", [before_captures, before_rows])
-def test_a_gpu_whose_memory_runs_out_goes_on_with_fewer_rows(
+def test_gpu_out_of_memory_continues_with_fewer_rows(
     tmp_path: Path,
     no_room_left: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""One worker, with a real folder and an engine that needs no model."""
+"""Tests of one worker with a real folder and an engine without a model."""
 
 import os
 import pickle
@@ -33,7 +33,7 @@ def started(job, **changes) -> Worker:
     return worker
 
 
-def test_a_part_has_its_rows_in_order_and_its_telemetry_in_the_footer(tmp_path: Path) -> None:
+def test_part_has_ordered_rows_and_telemetry_in_its_footer(tmp_path: Path) -> None:
     worker = started(make_job(tmp_path, rows=9))
     report = worker.run_shard(order(tmp_path, 1, 2, 9, attempt=2))
     worker.close()
@@ -50,7 +50,7 @@ def test_a_part_has_its_rows_in_order_and_its_telemetry_in_the_footer(tmp_path: 
     assert record.ttft.count == 7
 
 
-def test_a_bad_row_becomes_an_error_row_wherever_it_is_found(tmp_path: Path) -> None:
+def test_bad_rows_become_error_rows(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.parquet", 6, r1=None, r4="BAD")
     worker = started(make_job(tmp_path))
     report = worker.run_shard(order(tmp_path, 0, 0, 6))
@@ -63,7 +63,7 @@ def test_a_bad_row_becomes_an_error_row_wherever_it_is_found(tmp_path: Path) -> 
     assert (report.rows, report.failed_rows, status.rows_done) == (6, 2, 6)
 
 
-def test_shards_in_flight_together_publish_what_they_would_alone(tmp_path: Path) -> None:
+def test_concurrent_shards_publish_the_same_parts_as_alone(tmp_path: Path) -> None:
     job = make_job(tmp_path, rows=12)
     worker = started(job)
     orders = [order(tmp_path, i, 4 * i, 4 * i + 4) for i in range(3)]
@@ -80,7 +80,7 @@ def test_shards_in_flight_together_publish_what_they_would_alone(tmp_path: Path)
     assert [part["generated_token_ids"] for part in together] == [part["generated_token_ids"] for part in alone]
 
 
-def test_kept_columns_stand_beside_their_rows(tmp_path: Path) -> None:
+def test_kept_columns_match_their_rows(tmp_path: Path) -> None:
     import pyarrow as pa
 
     write_rows(tmp_path / "rows.parquet", 5, r0=None)
@@ -91,7 +91,7 @@ def test_kept_columns_stand_beside_their_rows(tmp_path: Path) -> None:
     assert table["tag"].to_pylist() == [f"t{i}" for i in range(5)]
 
 
-def test_a_worker_of_an_older_start_publishes_nothing(tmp_path: Path) -> None:
+def test_worker_of_an_older_start_publishes_nothing(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     older = started(job)
     newer = started(job)
@@ -103,13 +103,13 @@ def test_a_worker_of_an_older_start_publishes_nothing(tmp_path: Path) -> None:
     newer.close()
 
 
-def test_a_worker_that_sees_another_folder_is_refused(tmp_path: Path) -> None:
+def test_worker_without_the_drivers_folder_is_refused(tmp_path: Path) -> None:
     worker = Worker("worker-0", worker_config(make_job(tmp_path), probe="what another machine would have"))
     with pytest.raises(OutputError, match="does not see the driver's output folder"):
         worker.start(None)
 
 
-def test_an_input_that_has_changed_fails_the_shard(tmp_path: Path) -> None:
+def test_changed_input_fails_the_shard(tmp_path: Path) -> None:
     worker = started(make_job(tmp_path))
     write_rows(tmp_path / "rows.parquet", 30)
     with pytest.raises(Exception, match="has changed since the run was planned"):
@@ -117,7 +117,7 @@ def test_an_input_that_has_changed_fails_the_shard(tmp_path: Path) -> None:
     worker.close()
 
 
-def test_a_folder_that_cannot_be_written_fails_the_shard(tmp_path: Path) -> None:
+def test_unwritable_folder_fails_the_shard(tmp_path: Path) -> None:
     worker = started(make_job(tmp_path))
     (tmp_path / "out/outputs").write_text("a file where the folder should be")
     with pytest.raises(ShardError, match=r"NotADirectoryError|FileExistsError"):
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_written_fails_the_shard(tmp_path: Path) -> None
     worker.close()
 
 
-def test_a_dead_engine_fails_all_its_shards_with_an_error_that_pickles(tmp_path: Path) -> None:
+def test_dead_engine_fails_its_shards_with_a_picklable_error(tmp_path: Path) -> None:
     worker = started(make_job(tmp_path), build_parts=partial(fake_parts, fail_at_step=2))
     for index in (0, 1):
         with pytest.raises(EngineError, match="illegal memory access") as caught:
@@ -135,7 +135,7 @@ def test_a_dead_engine_fails_all_its_shards_with_an_error_that_pickles(tmp_path:
     assert not (tmp_path / "out/outputs").exists()
 
 
-def test_warm_up_reads_no_more_rows_than_there_are_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_warm_up_is_limited_to_the_shard_and_not_counted(tmp_path: Path) -> None:
     job = make_job(tmp_path, "data.warmup_rows=100", rows=4)
     worker = Worker("worker-0", worker_config(job))
     info = worker.start(order(tmp_path, 0, 0, 4))

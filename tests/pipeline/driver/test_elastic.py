@@ -1,25 +1,18 @@
-"""Workers join and leave; the last shards have two chances."""
+"""Tests of workers that join and leave during a run, and of backup copies of slow shards."""
 
 import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 
 import pytest
 from support.fake_pool import IDLE, FakePool, FakeWorker, RecordingDriver, at_once, driver_config, report, shards
-from support.fake_workers import InProcessBackend, fake_parts, make_job, outputs
 
 from specpipe.core import ShardReport
-from specpipe.errors import MachineError
-from specpipe.pipeline.cluster.placement import place
-from specpipe.pipeline.driver.config import DriverConfig, Observers
+from specpipe.pipeline.driver.config import Observers
 from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.failures import EngineError, ShardError
 from specpipe.pipeline.messages import ShardOrder, WorkerInfo
-from specpipe.pipeline.run.run import execute
-from specpipe.pipeline.store.verify import verify
-from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 from specpipe.speculation.off import Off
 
 
@@ -31,7 +24,7 @@ def drive(pool: FakePool, count: int, *, observers: Observers | None = None, **c
 # workers that the cluster has no room for
 
 
-def test_a_worker_without_a_place_is_shown_as_waiting_and_joins_when_there_is_room(
+def test_unplaced_worker_is_reported_and_joins_later(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specpipe.pipeline.driver.driver._UNPLACED_WARNING_S", 0.05)
@@ -56,7 +49,7 @@ def test_a_worker_without_a_place_is_shown_as_waiting_and_joins_when_there_is_ro
     assert "no worker has found room in the cluster" in caplog.text
 
 
-def test_a_worker_that_joins_late_takes_its_share() -> None:
+def test_worker_that_joins_late_takes_its_share() -> None:
     pool, room = FakePool(threads=3), Future[None]()
 
     def on_start(worker: FakeWorker) -> WorkerInfo:
@@ -78,7 +71,7 @@ def test_a_worker_that_joins_late_takes_its_share() -> None:
     assert 5 < sum(name == "worker-1" for name, _, _ in pool.orders) < 40
 
 
-def test_workers_that_leave_again_and_again_cost_no_shard() -> None:
+def test_workers_that_leave_repeatedly_lose_no_shard() -> None:
     """A spot cluster: every tenth shard takes its worker with it."""
     gone: set[int] = set()
 
@@ -109,7 +102,7 @@ def slow_first_attempt(pool: FakePool, shard: int) -> Callable[[FakeWorker, Shar
     return behave
 
 
-def test_a_slow_last_shard_is_given_to_an_idle_worker_too_and_the_first_report_counts() -> None:
+def test_slow_last_shard_gets_a_backup_and_first_report_counts() -> None:
     pool = FakePool(threads=4)
     pool.behave = slow_first_attempt(pool, 3)
     driver = drive(pool, 4, backup_s=0.05)
@@ -125,7 +118,7 @@ def test_a_slow_last_shard_is_given_to_an_idle_worker_too_and_the_first_report_c
 
 
 @pytest.mark.parametrize("error", [ShardError("disk full"), EngineError("killed")])
-def test_a_copy_that_goes_on_makes_up_for_an_attempt_that_fails(error: Exception) -> None:
+def test_running_backup_replaces_a_failed_attempt(error: Exception) -> None:
     pool = FakePool(threads=4)
 
     def behave(worker: FakeWorker, order: ShardOrder) -> ShardReport:
@@ -142,7 +135,7 @@ def test_a_copy_that_goes_on_makes_up_for_an_attempt_that_fails(error: Exception
     assert [order.attempt for _, order, _ in pool.orders if order.shard.index == 1] == [1, 2]
 
 
-def test_there_is_one_copy_and_none_while_shards_are_left() -> None:
+def test_shard_gets_one_backup_after_the_queue_is_empty() -> None:
     pool = FakePool(threads=6)
     pool.behave = slow_first_attempt(pool, 0)
     driver = drive(pool, 30, workers=4, backup_s=0.05)
@@ -153,53 +146,7 @@ def test_there_is_one_copy_and_none_while_shards_are_left() -> None:
     assert tried.index(0) == 0 and tried[-1] == 0
 
 
-def test_the_first_whole_part_stays_whoever_was_slow(tmp_path: Path) -> None:
-    built: list[int] = []
-
-    def build_parts(config: WorkerConfig) -> WorkerParts:
-        built.append(1)
-        return fake_parts(config, step_s=0.2 if len(built) == 1 else 0.001)
-
-    job = make_job(tmp_path, rows=8)
-    execute(make_job(tmp_path, f"output.path={tmp_path / 'calm'}"), backend=InProcessBackend())
-    backend = InProcessBackend(build_parts=build_parts, workers=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            DriverConfig, "from_job", lambda job, workers: driver_config(workers=workers, slots=3, backup_s=0.1)
-        )
-        result = execute(job, backend=backend)
-    assert result.state == "complete"
-    assert verify(str(tmp_path / "out")).complete  # the telemetry is that of the parts that are there
-    assert outputs(tmp_path / "out")["generated_token_ids"] == outputs(tmp_path / "calm")["generated_token_ids"]
-
-
-# how many
-
-
-@pytest.mark.parametrize(
-    ("count", "cpus", "gpus", "elastic", "expected"),
-    [
-        ("{max: 8}", 64, 4, False, 4),
-        ("{min: 2, max: 3}", 64, 4, False, 3),
-        ("{min: 2, max: 8}", 64, 4, True, 8),
-        ("{min: 4, max: 8}", 64, 4, False, 4),
-        ("{max: 3}", 8, 0, False, 3),
-        ("{max: 30}", 8, 0, False, 8),
-    ],
-)
-def test_a_range_takes_what_there_is(tmp_path: Path, count, cpus, gpus, elastic, expected) -> None:
-    job = make_job(tmp_path, f"workers.count={count}")
-    assert place(job, cpus=cpus, gpus=gpus, elastic=elastic).workers == expected
-
-
-@pytest.mark.parametrize(("gpus", "elastic"), [(2, False), (2, True), (0, True)])
-def test_room_for_fewer_than_the_least_is_refused(tmp_path: Path, gpus: int, elastic: bool) -> None:
-    job = make_job(tmp_path, "workers.count={min: 3, max: 8}", "model.device=cuda")
-    with pytest.raises(MachineError, match=rf"workers\.count\.min is 3 and there is room for {gpus} GPU"):
-        place(job, cpus=64, gpus=gpus, elastic=elastic)
-
-
-def test_a_hung_workers_notes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_notes_of_a_hung_worker_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     import dataclasses
 
     pool = FakePool(threads=4)
