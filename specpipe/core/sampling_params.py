@@ -35,7 +35,7 @@ class SamplingParams:
     """Generated tokens before the row may end; max_new_tokens takes precedence. Until then end-of-sequence tokens and
     stop_token_ids are masked, in target and draft alike, and stop strings are ignored."""
     ignore_eos: bool = False
-    """Whether to generate past the model's end-of-sequence tokens, as throughput benchmarks do."""
+    """True to generate past the model's end-of-sequence tokens, as throughput benchmarks do."""
     stop: tuple[str, ...] = ()
     """Strings that end a row; the output ends before the string."""
     stop_token_ids: tuple[int, ...] = ()
@@ -75,15 +75,15 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the row takes the most likely token at each position."""
+        """True where the row takes the most likely token at each position."""
         return self.temperature == 0.0
 
     @property
     def truncates(self) -> bool:
-        """Whether top_k, top_p or min_p may remove tokens. They never remove a greedy row's argmax."""
+        """True where top_k, top_p or min_p may remove tokens. They never remove a greedy row's argmax."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
     def penalises(self) -> bool:
-        """Whether any of the three penalties changes logits."""
+        """True where any of the three penalties changes logits."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

@@ -19,13 +19,13 @@ class DataSection(JobSection):
     """A file, a folder or a glob (`data/*.parquet`), local or a URI (`s3://bucket/folder`). Relative to the working
     directory."""
     format: DataFormat = "auto"
-    """`auto` chooses by file extension. A ShareGPT file that is one JSON array (`sharegpt`) must be converted first; an
-    error message shows the command."""
+    """`auto` chooses by file extension. One JSON array (`sharegpt`) must be converted first; an error message
+    shows the command."""
     prompt: Text | None = None
     """Prompt column, unless it has one of the usual names (`prompt`, `messages`, `conversations`, `prompt_token_ids`,
     `body`)."""
     limit: Count | None = None
-    """Use the first rows of the dataset only, at most this many."""
+    """Use at most this many rows, from the first."""
     on_too_long: Literal["error", "truncate_left"] = "error"
     """Prompts that are too long: `error` makes error rows. `truncate_left` removes their first tokens, except a
     beginning-of-sequence token, until max_new_tokens fit into max_model_len or half of max_model_len is left."""

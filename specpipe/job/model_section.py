@@ -23,16 +23,15 @@ class ModelSection(JobSection):
     dtype: DtypeChoice = "auto"
     """dtype of weights and activations. `auto` is bfloat16 on CUDA and float32 on a CPU."""
     draft_dtype: Tuning[DraftDtypeChoice] = "auto"
-    """`fp8` stores the draft's weights in 8 bits. Acceptance stays about the same and outputs stay the target's, but on
-    an H200 it is slower than bf16. Requires compute capability 8.9. `auto` is the pair's dtype."""
+    """`fp8` stores the draft's weights in 8 bits, with about the same acceptance; slower than bf16 on an H200. Requires
+    compute capability 8.9. `auto` is the pair's dtype."""
     max_model_len: Annotated[Int, Field(ge=2)] | None = None
     """Maximum prompt + output, in tokens; by default the target's context length. Longer prompts become error rows.
     Outputs that reach it end with `finish_reason: length`."""
     trust_remote_code: bool = False
     """Run Python code that comes with a model. Only for sources that you trust."""
     allow_pickle: bool = False
-    """Read `pytorch_model*.bin` of a model without safetensors. These files are pickles: only from sources that you
-    trust."""
+    """Read pickles (`pytorch_model*.bin`) of a model without safetensors. Only for sources that you trust."""
     chat_template: Text | None = None
     """File with a Jinja chat template, in place of the tokenizer's own."""
     chat_template_kwargs: Keywords = ()

@@ -16,12 +16,12 @@ class OutputSection(JobSection):
 
     path: Tuning[Text]
     """Folder of the run, local or a URI, relative to the working directory. A second start of the same job resumes the
-    run in it. `{date}` stands for the local date of the start (2026-01-31) and `{name}` for the job's name: with
-    `runs/{name}-{date}` each day's start is a new run."""
+    run. `{date}` is the local date of the start (2026-01-31), `{name}` the job's name: `runs/{name}-{date}` makes a new
+    run each day."""
     keep_columns: Annotated[tuple[Text, ...], OneIsAList] = ()
     """Input columns to copy into the output."""
     max_failed_rows: Tuning[Annotated[Int, Field(ge=0)]] = 0
-    """With more failed rows the run ends with exit code 3. The other rows are written in any case."""
+    """With more failed rows the run exits with code 3. All other rows are written."""
 
     @model_validator(mode="after")
     def _check_columns(self) -> OutputSection:

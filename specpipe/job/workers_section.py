@@ -47,8 +47,8 @@ class WorkersSection(JobSection):
     max_attempts: Tuning[Count] = MAX_ATTEMPTS
     """Attempts at a shard before the run goes on without it."""
     stall_seconds: Tuning[Annotated[Number, Field(gt=0)]] = STALL_S
-    """Time limit of an engine step or a worker's reply. A worker beyond it counts as hung: its stack traces are logged
-    and it is replaced. Loading and warm-up are exempt."""
+    """Time limit of an engine step or a worker's reply. A worker beyond it is replaced, and its stack traces are
+    logged. Loading and warm-up are exempt."""
     prefill_budget: Tuning[Count] = default_of(EngineConfig, "prefill_budget")
     """Maximum prompt tokens of one engine step."""
 

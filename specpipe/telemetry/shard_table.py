@@ -41,16 +41,16 @@ def acceptance(table: pa.Table) -> AcceptanceCounts:
 
 def evidence(table: pa.Table) -> Evidence:
     """Returns the evidence in a shard table: acceptance and rows. It holds no costs."""
-    whole, ngram_rows = acceptance(table), total(table, "ngram_row_rounds")
+    verified_all, ngram_rows = acceptance(table), total(table, "ngram_row_rounds")
     ngram = AcceptanceCounts(
         drafts=total(table, "ngram_drafts"),
         reached_per_position=by_position(table, "ngram_reached_per_position"),
         accepted_per_position=by_position(table, "ngram_accepted_per_position"),
     )
     draft = AcceptanceCounts(
-        drafts=whole.drafts - ngram.drafts,
-        reached_per_position=_subtract(whole.reached_per_position, ngram.reached_per_position),
-        accepted_per_position=_subtract(whole.accepted_per_position, ngram.accepted_per_position),
+        drafts=verified_all.drafts - ngram.drafts,
+        reached_per_position=_subtract(verified_all.reached_per_position, ngram.reached_per_position),
+        accepted_per_position=_subtract(verified_all.accepted_per_position, ngram.accepted_per_position),
     )
     row_rounds: dict[ProposerName, int] = {
         "draft": sum(by_position(table, "k_histogram")[1:]) - ngram_rows,
@@ -68,9 +68,9 @@ def evidence(table: pa.Table) -> Evidence:
     )
 
 
-def _subtract(whole: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the difference by position; a missing position of `part` counts as 0."""
-    return tuple(count - (part[i] if i < len(part) else 0) for i, count in enumerate(whole))
+def _subtract(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the difference by position; a missing position of `right` counts as 0."""
+    return tuple(count - (right[i] if i < len(right) else 0) for i, count in enumerate(left))
 
 
 def histogram(table: pa.Table, name: str) -> LogHistogram:

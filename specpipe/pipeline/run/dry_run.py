@@ -20,7 +20,8 @@ from specpipe.pipeline.cluster.placement import place
 from specpipe.pipeline.prepare import PreparedJob, prepare
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.store.ledger import read_ledger
-from specpipe.pipeline.store.manifest import check_resumable, read_manifest
+from specpipe.pipeline.store.manifest import read_manifest
+from specpipe.pipeline.store.resume_check import check_resumable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ from specpipe.pipeline.run.report_page import write_report
 from specpipe.pipeline.run.versions import versions
 from specpipe.pipeline.store.folder import MANIFEST, RunFolder
 from specpipe.pipeline.store.ledger import read_ledger
-from specpipe.pipeline.store.manifest import Manifest, check_resumable, new_manifest, read_manifest
+from specpipe.pipeline.store.manifest import Manifest, new_manifest, read_manifest
 from specpipe.pipeline.store.progress_file import ProgressFile
 from specpipe.pipeline.store.results import (
     build_summary,
@@ -38,6 +38,7 @@ from specpipe.pipeline.store.results import (
     publish_costs,
     publish_results,
 )
+from specpipe.pipeline.store.resume_check import check_resumable
 from specpipe.pipeline.store.timeline_file import TimelineFile
 from specpipe.pipeline.tuning import job_cost_cache, job_estimates, job_policy
 from specpipe.pipeline.worker.config import WorkerConfig

@@ -50,7 +50,7 @@ class Verification:
     folder: str
     run_id: str
     fast: bool
-    """Whether inputs were compared by size and modification time only."""
+    """True where inputs were compared by size and modification time only."""
     shards: int
     rows: int
     """Output rows of the run."""
@@ -65,7 +65,7 @@ class Verification:
 
     @property
     def complete(self) -> bool:
-        """Whether there are no findings."""
+        """True without findings."""
         return not self.findings
 
     @property

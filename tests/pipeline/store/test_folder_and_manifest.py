@@ -18,7 +18,8 @@ from specpipe.pipeline.failures import StaleRunError
 from specpipe.pipeline.run.run import execute
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.store.lock import RunLock
-from specpipe.pipeline.store.manifest import Manifest, check_resumable, new_manifest, read_manifest
+from specpipe.pipeline.store.manifest import Manifest, new_manifest, read_manifest
+from specpipe.pipeline.store.resume_check import check_resumable
 
 SHARDS = (
     Shard(index=0, file="a", start=0, stop=5, first_row=0),
