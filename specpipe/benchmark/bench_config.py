@@ -34,7 +34,7 @@ class EngineBench:
     device: str = "cuda"
     dtype: str = "bfloat16"
     draft_fp8: bool = False
-    """Whether the draft's weights are stored in 8 bits."""
+    """True stores the draft's weights in 8 bits."""
     batches: tuple[int, ...] = (1, 16, 64, 256)
     ks: tuple[int, ...] = (0, 1, 2, 3)
     rates: tuple[float, ...] = (0.8718, 0.5663, 0.3188)
@@ -44,7 +44,7 @@ class EngineBench:
     max_model_len: int = 1024
     prefill_budget: int = 8192
     every_k: bool = False
-    """Whether rounds with every K from 0 to max(ks) may run, as they do under a policy."""
+    """True if rounds with every K from 0 to max(ks) may run, as under a policy."""
     profiled_rounds: int = 0
     """Additional rounds run under torch.profiler for each batch size and K; 0: none."""
 

@@ -57,11 +57,11 @@ class TransformersResult:
 
 def compare_with_transformers(bench: TransformersBench) -> TransformersResult:
     """Times all ways. Raises MachineError if two of them give different tokens: their speeds cannot be compared."""
-    prompts = sample_prompts(bench.prompts)
+    prompts, target = sample_prompts(bench.prompts), _load("target")
     ways: dict[str, Generate] = {
         f"specpipe, K={bench.k}": _specpipe(bench),
-        "transformers, assisted, one by one": _assisted(),
-        "transformers, plain, all at once": _batched(),
+        "transformers, assisted, one by one": _assisted(target, _load("draft")),
+        "transformers, plain, all at once": _batched(target),
     }
     for generate in ways.values():
         generate(prompts[:4], 16)  # warm-up
@@ -157,9 +157,7 @@ def _load(role: Any) -> Any:
     return model
 
 
-def _assisted() -> Generate:
-    target, draft = _load("target"), _load("draft")
-
+def _assisted(target: Any, draft: Any) -> Generate:
     def generate(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
         outputs = []
         for prompt in prompts:
@@ -174,9 +172,7 @@ def _assisted() -> Generate:
     return generate
 
 
-def _batched() -> Generate:
-    target = _load("target")
-
+def _batched(target: Any) -> Generate:
     def generate(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
         longest = max(len(prompt) for prompt in prompts)
         ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])

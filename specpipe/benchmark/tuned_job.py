@@ -103,7 +103,7 @@ class TunedEngine:
         return time.perf_counter() - began
 
     def _takes_more(self, totals: _JobTotals) -> bool:
-        """Whether the engine takes one more shard; the limits are those of a run's driver."""
+        """Returns whether the engine takes one more shard; the limits are those of a run's driver."""
         few_rows = sum(totals.open_rows.values()) < QUEUED_ROWS_PER_SLOT * self._engine.config.slots
         return len(totals.open_rows) < (MAX_SHARDS_IN_FLIGHT if few_rows else SHARDS_IN_FLIGHT)
 

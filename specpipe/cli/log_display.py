@@ -50,9 +50,11 @@ class LogDisplay:
         pass
 
     def announce(self, line: str) -> None:
+        """Logs one line of text."""
         log.info("%s", line)
 
     def show(self, progress: Progress) -> None:
+        """Logs a snapshot if the last one is some seconds old."""
         if (now := time.monotonic()) >= self._next:
             self._next = now + _INTERVAL_S
             log.info("progress", extra=with_fields(**dataclasses.asdict(progress)))

@@ -25,17 +25,19 @@ def bytes_text(count: int) -> str:
 def describe_sampling(plan: RunPlan) -> str:
     """Returns the sampling parameters in one line, and those that the model recommends if they differ."""
     sampling = plan.sampling
-    drawn = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
-    kept = [f"{name} {getattr(sampling, name):g}" for name in ("top_k", "top_p", "min_p")] if sampling.truncates else []
-    kept += [
+    method = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
+    parameters = (
+        [f"{name} {getattr(sampling, name):g}" for name in ("top_k", "top_p", "min_p")] if sampling.truncates else []
+    )
+    parameters += [
         f"{name} {value:g}"
         for name, off in (("repetition_penalty", 1), ("presence_penalty", 0), ("frequency_penalty", 0))
         if (value := getattr(sampling, name)) != off
     ]
     if sampling.logprobs is not None:
-        kept.append(f"logprobs {sampling.logprobs}")
+        parameters.append(f"logprobs {sampling.logprobs}")
     least = f"{sampling.min_tokens:,}" if sampling.min_tokens else "up"
-    text = ", ".join([drawn, *kept, f"{least} to {sampling.max_new_tokens:,} new tokens"])
+    text = ", ".join([method, *parameters, f"{least} to {sampling.max_new_tokens:,} new tokens"])
     if not plan.recommended:
         return text
     recommended = ", ".join(f"{name} {value:g}" for name, value in plan.recommended.items())

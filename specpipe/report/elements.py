@@ -23,7 +23,7 @@ class Table:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Whether every cell of a column is a number, by column."""
+        """By column: True if every cell is a number."""
         return tuple(all(_NUMBER.match(row[i]) for row in self.rows) for i in range(len(self.head)))
 
 

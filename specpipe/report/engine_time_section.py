@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from specpipe.arrays import Array
 from specpipe.report.elements import Figure, ReportSection, Table
 from specpipe.report.number_format import count, decimal, percent
 from specpipe.report.plots import bars_across, cumulative, plot
@@ -75,10 +74,10 @@ def _latency_figures(source: RunSource) -> Iterable[Figure]:
     )
 
 
-def _cumulative_shares(values: LogHistogram) -> tuple[list[float], Array]:
+def _cumulative_shares(values: LogHistogram) -> tuple[list[float], list[float]]:
     """Returns latencies in ms, and the share of values up to each of them, at 100 points."""
     shares = np.linspace(0.01, 1.0, 100)
-    return [1e3 * max(values.quantile(float(q)), 1e-6) for q in shares], shares
+    return [1e3 * max(values.quantile(float(q)), 1e-6) for q in shares], shares.tolist()
 
 
 def _ms(value_s: float) -> str:

@@ -35,7 +35,7 @@ def test_windows_around_a_switch_contain_its_pause() -> None:
 
 
 def test_speculation_is_switched_while_rows_wait(engine: Engine) -> None:
-    rows = random_requests([(5, 60)] * 20, 512)
+    rows = random_requests([(5, 60)] * 16, 512)
     switches = measure_switches(engine, rows, k=2, period_s=0.05, window_s=0.02)
     assert [switch.to for switch in switches][:2] == ["off", "on"]
     assert all(0 < switch.worst <= 1.01 * max(switch.before, switch.after) for switch in switches)

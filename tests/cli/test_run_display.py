@@ -1,3 +1,5 @@
+"""The live display of a run: lines on a pipe, a bar on a terminal."""
+
 import dataclasses
 import io
 import re
@@ -22,30 +24,30 @@ def shown(terminal: bool, *snapshots: Progress) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
 
 
-def test_a_pipe_gets_plain_lines_and_not_one_for_every_snapshot() -> None:
+def test_pipe_gets_at_most_one_line_per_interval() -> None:
     text = shown(False, BASE, BASE, BASE)
     assert text.count("\n") == 1
     assert "[1:01] 500/2000 rows · 1,832 tok/s · acceptance length 2.61 · K 2.5 · queue depth 812 · ETA 3:07" in text
 
 
-def test_a_terminal_gets_a_bar_within_its_width() -> None:
+def test_terminal_gets_a_bar_within_its_width() -> None:
     text = shown(True, BASE)
     assert "500/2,000 rows  25%" in text
     assert max(len(line) for line in text.replace("\r", "\n").splitlines()) <= 80
 
 
-def test_a_worker_that_has_just_been_asked_for_is_not_said_to_lack_room() -> None:
+def test_new_worker_is_shown_as_starting_until_placement_is_late() -> None:
     waiting = dataclasses.replace(BASE, workers=0, starting=1, unplaced=2, elapsed_s=0.0)
     assert "500/2000 rows · 3 starting\n" in shown(False, waiting)
     late = dataclasses.replace(waiting, elapsed_s=5.0)
     assert "500/2000 rows · 1 starting, 2 waiting for room in the cluster\n" in shown(False, late)
 
 
-def test_trouble_is_shown_only_when_there_is_some() -> None:
-    trouble = dataclasses.replace(
+def test_failures_and_draining_are_shown_when_present() -> None:
+    failing = dataclasses.replace(
         BASE, failed_rows=3, failed_shards=1, workers=4, starting=2, unplaced=3, draining=True
     )
-    text = shown(False, trouble)
+    text = shown(False, failing)
     for words in (
         "3 failed rows",
         "1 failed shard",
@@ -56,5 +58,5 @@ def test_trouble_is_shown_only_when_there_is_some() -> None:
     assert "failed" not in shown(False, BASE)
 
 
-def test_durations_read_like_a_clock() -> None:
+def test_durations_are_formatted_like_a_clock() -> None:
     assert [duration(s) for s in (0.4, 59, 61, 3723)] == ["0 s", "59 s", "1:01", "1:02:03"]

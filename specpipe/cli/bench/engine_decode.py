@@ -80,8 +80,8 @@ def decode(
 ) -> None:
     """Measure decode throughput by batch size and K, with random weights and synthetic acceptance.
 
-    Decode throughput = generated tokens / (seconds of the run - seconds of prefill). The first line says how long the
-    start took.
+    Decode throughput = generated tokens / (seconds of the run - seconds of prefill). The first line
+    is the start-up time.
 
     \b
       specpipe bench engine decode --batch 1 --batch 64 --k 0 --k 2
