@@ -1,5 +1,7 @@
-"""Log formats: one line of JSON per record, or plain text. Control characters are escaped, so that text from rows and
-models cannot forge records."""
+"""Log formats: one line of JSON per record, or plain text.
+
+Control characters are escaped, so that text from rows and models cannot forge records.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +51,7 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
+        """Returns the text of a record."""
         return printable(super().format(record)).replace("\n", "\n    ")
 
 
@@ -61,6 +64,7 @@ class JsonFormatter(logging.Formatter):
         self._own = {"host": socket.gethostname(), "pid": os.getpid(), **fields}
 
     def format(self, record: logging.LogRecord) -> str:
+        """Returns a record as one line of JSON."""
         message = record.getMessage()
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),

@@ -1,4 +1,4 @@
-"""An engine that keeps the contract of specpipe.engine without a model: tokens are a function of the row alone."""
+"""An engine without a model. Its tokens are a function of the row's seed and position."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from specpipe.core import (
 
 
 def token_at(seed: int, position: int) -> int:
-    """The token that a row has at a position, whatever K, shard or worker."""
+    """Returns the token of a row at a position, which does not depend on K, shard or worker."""
     return (seed * 6364136223846793005 + position * 1442695040888963407) % 2**64 % 997
 
 
 def accepted_of(seed: int, position: int, k: int) -> int:
-    """How many of k drafts are accepted: each with about two chances in three."""
+    """Returns how many of k draft tokens are accepted: each with a probability of about 2/3."""
     count = 0
     while count < k and token_at(seed + 1, position + count) % 3:
         count += 1

@@ -1,4 +1,4 @@
-"""Workers that live in this process: the driver's scale and fault tests need no cluster."""
+"""Fake workers in this process, for tests of the driver."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class FakePool:
         self.orders: list[tuple[str, ShardOrder, tuple[int, ...]]] = []
         self.warm_ups: list[ShardOrder | None] = []
         self.gate = threading.Event()
-        """For behaviours that wait."""
+        """Event for behaviours that wait."""
 
     def spawn(self, name: str) -> FakeWorker:
         self.workers.append(FakeWorker(name, self))
@@ -113,7 +113,7 @@ class FakePool:
 
 
 class RecordingDriver(Driver):
-    """A driver whose reports are kept."""
+    """A driver that keeps its reports."""
 
     def __init__(self, *args: Any, observers: Observers | None = None, **options: Any) -> None:
         self.reports: list[ShardReport] = []

@@ -1,4 +1,4 @@
-"""Whole runs in this process: the real worker, driver and folder, over engines that need no model and no Ray."""
+"""Runs in this process without Ray: real workers, driver and folder, engines without a model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def fake_parts(config: WorkerConfig, **engine: Any) -> WorkerParts:
 
 
 def worker_config(job: JobSpec, **changes: Any) -> WorkerConfig:
-    """What a start would tell its workers, in a fresh epoch of the job's output folder."""
+    """Returns a worker configuration in a new epoch of the job's output folder."""
     folder = RunFolder.at(job.output.path)
     prepared: dict[str, Any] = {
         "job": job,
@@ -117,7 +117,7 @@ class InProcessWorker:
 
 @dataclass
 class InProcessBackend:
-    """Runs workers here. `build_parts(config)` builds each one's parts; `workers` counts them."""
+    """Runs `workers` workers on threads. `build_parts(config)` builds the parts of each."""
 
     build_parts: Callable[[WorkerConfig], WorkerParts] = fake_parts
     workers: int = 1

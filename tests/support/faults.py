@@ -1,4 +1,4 @@
-"""Faults to order: an engine that dies, hangs or runs out of memory when a file tells it to. For real Ray workers."""
+"""Faults on request: an engine of a Ray worker that dies, hangs or runs out of memory when a file appears."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 
 
 class OutOfMemoryError(RuntimeError):
-    """By this name torch raises it."""
+    """Has the name of torch's error."""
 
 
 def strike(fault: str) -> None:
-    """Do to this process what the fault says."""
+    """Applies a fault to this process."""
     if fault == "kill":  # also what the kernel does when host memory runs out
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "stop":
@@ -37,7 +37,7 @@ def strike(fault: str) -> None:
 
 
 class FaultyEngine(FakeEngine):
-    """Looks for orders before each step; an order strikes one engine, once."""
+    """Looks for fault files before each step; each file applies to one engine, once."""
 
     def __init__(self, engine: FakeEngine, orders: Path, step_s: float) -> None:
         super().__init__(engine.config, step_s=step_s)
@@ -60,7 +60,7 @@ def faulty_parts(config: WorkerConfig, *, orders: str, step_s: float) -> WorkerP
 
 
 class FaultyBackend(RayWorkers):
-    """Ray's workers over faulty engines. `order("kill")` strikes whichever worker steps next."""
+    """Ray workers with faulty engines. `order("kill")` applies to the worker that steps next."""
 
     def __init__(self, folder: Path, *, step_s: float = 0.02) -> None:
         super().__init__(partial(faulty_parts, orders=str(folder / "orders"), step_s=step_s))
@@ -74,10 +74,10 @@ class FaultyBackend(RayWorkers):
 
     @property
     def struck(self) -> int:
-        """Orders that were carried out."""
+        """Number of faults that were applied."""
         return self._count - len(os.listdir(self._folder / "orders"))
 
     @property
     def pids(self) -> list[int]:
-        """Processes of all workers that were ever built."""
+        """Process ids of all workers that were ever built."""
         return [int(name) for name in os.listdir(self._folder / "pids")]

@@ -1,4 +1,4 @@
-"""Ray's workers, each put together by a test's own hand."""
+"""A backend of Ray workers whose parts a test builds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 
 class RayWorkers:
     def __init__(self, build_parts: Callable[[WorkerConfig], WorkerParts]) -> None:
-        """`build_parts` runs in the worker, so it can be pickled."""
+        """`build_parts` runs in the worker and must be picklable."""
         self._ray, self._build_parts = RayBackend(), build_parts
 
     def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:

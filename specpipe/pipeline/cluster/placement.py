@@ -43,26 +43,13 @@ def place(
 
     Raises MachineError when the cluster can never provide what the job requests.
     """
-    count = job.workers.count
-    wanted = count.max if isinstance(count, WorkerRange) else count
     if job.model.device == "cuda" and not gpus and not elastic:
         raise MachineError("model.device is cuda and Ray sees no GPU here; set model.device: cpu, or repair the driver")
     device = resolve_device(job.model.device, gpus=gpus)
     if device == "cuda":
-        workers = max(1, int(gpus)) if wanted == "auto" else wanted
-        if isinstance(count, WorkerRange):
-            workers = _within(count, int(gpus), "GPU(s)", elastic=elastic)
-        if workers > gpus and not elastic:
-            raise MachineError(
-                f"workers.count is {workers} and this machine has {int(gpus)} GPU(s); a worker needs one of its own. "
-                "Set workers.count: auto"
-            )
-        share = 1.0
+        workers, share = _workers_on_gpus(job, int(gpus), elastic=elastic), 1.0
     else:
-        workers = 1 if wanted == "auto" else wanted
-        if isinstance(count, WorkerRange):
-            each = 1.0 if job.workers.cpus_per_worker == "auto" else job.workers.cpus_per_worker
-            workers = _within(count, int(cpus / each), "worker(s) by its CPUs", elastic=elastic)
+        workers = _workers_on_cpus(job, cpus, elastic=elastic)
         share = _share(machines or [cpus], workers)
     per_worker = share if job.workers.cpus_per_worker == "auto" else job.workers.cpus_per_worker
     if not elastic and per_worker * workers > cpus:
@@ -71,6 +58,27 @@ def place(
             "workers.count or workers.cpus_per_worker"
         )
     return Placement(workers=workers, device=device, cpus=per_worker)
+
+
+def _workers_on_gpus(job: JobSpec, gpus: int, *, elastic: bool) -> int:
+    count = job.workers.count
+    if isinstance(count, WorkerRange):
+        return _within(count, gpus, "GPU(s)", elastic=elastic)
+    workers = max(1, gpus) if count == "auto" else count
+    if workers > gpus and not elastic:
+        raise MachineError(
+            f"workers.count is {workers} and this machine has {gpus} GPU(s); a worker needs one of its own. "
+            "Set workers.count: auto"
+        )
+    return workers
+
+
+def _workers_on_cpus(job: JobSpec, cpus: float, *, elastic: bool) -> int:
+    count = job.workers.count
+    if isinstance(count, WorkerRange):
+        each = 1.0 if job.workers.cpus_per_worker == "auto" else job.workers.cpus_per_worker
+        return _within(count, int(cpus / each), "worker(s) by its CPUs", elastic=elastic)
+    return 1 if count == "auto" else count
 
 
 def _share(machines: Sequence[float], workers: int) -> float:

@@ -154,19 +154,7 @@ class Run:
         """
         self._log_folder = placement.logs
         manifest = self._manifest = self._current_manifest(placement)
-        epoch = self._folder.begin_epoch()  # from here on workers of older starts cannot publish
-        self._folder.publish(MANIFEST, manifest.to_json().encode())
-        config = WorkerConfig(
-            prepared=self._prepared,
-            folder=self._folder,
-            run_id=manifest.run_id,
-            epoch=epoch,
-            probe=self._folder.write_probe(),
-            device=placement.device,
-            threads=placement.threads,
-            timeline_interval_s=max(1, placement.workers // _TIMELINE_WORKERS),
-        )
-        self._timeline_file, self._progress_file = TimelineFile(self._folder, epoch), ProgressFile(self._folder, epoch)
+        config = self._begin_epoch(manifest, placement)
         cache = job_cost_cache(self._prepared)
         self._estimates = job_estimates(self._job, self._published.table(), cache)
         driver = self._make_driver(manifest, config, placement, backend, watch)
@@ -187,6 +175,22 @@ class Run:
         result = self.close("interrupted" if self._result.interrupted else None)
         self._progress_file.end(result.state, result.exit_code)
         return result
+
+    def _begin_epoch(self, manifest: Manifest, placement: Placement) -> WorkerConfig:
+        """Makes this start the latest one, publishes the manifest and returns the configuration of the workers."""
+        folder, epoch = self._folder, self._folder.begin_epoch()  # workers of older starts can no longer publish
+        folder.publish(MANIFEST, manifest.to_json().encode())
+        self._timeline_file, self._progress_file = TimelineFile(folder, epoch), ProgressFile(folder, epoch)
+        return WorkerConfig(
+            prepared=self._prepared,
+            folder=folder,
+            run_id=manifest.run_id,
+            epoch=epoch,
+            probe=folder.write_probe(),
+            device=placement.device,
+            threads=placement.threads,
+            timeline_interval_s=max(1, placement.workers // _TIMELINE_WORKERS),
+        )
 
     def _current_manifest(self, placement: Placement) -> Manifest:
         """Returns the run's manifest with this start's tuning; for a new run, one with its shards."""

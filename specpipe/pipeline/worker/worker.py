@@ -29,6 +29,7 @@ from specpipe.pipeline.worker.engine_loop import WARM_UP_SHARD
 from specpipe.pipeline.worker.failed_rows import FailedRows
 from specpipe.pipeline.worker.shard_reader import ShardReader
 from specpipe.telemetry.engine_totals import EngineTotals
+from specpipe.telemetry.shard_meter import ShardMeter
 from specpipe.telemetry.shard_record import ShardRecord
 from specpipe.telemetry.timeline_sampler import TimelineSampler
 
@@ -104,18 +105,7 @@ class Worker:
         completions, meter = self._host.run(shard.index, requests, order.plan, order.priors)
         for completion in refused:
             meter.add_completion(completion)
-        record = meter.record(
-            run_id=self._config.run_id,
-            shard=shard.index,
-            attempt=order.attempt,
-            epoch=self._config.epoch,
-            worker=self._name,
-            plan=order.plan,
-            synthetic=self._config.job.speculation.method == "synthetic",
-            started_at=started_at,
-            finished_at=time.time(),
-            load_s=load_s,
-        )
+        record = self._record(order, meter, started_at, load_s)
         with self._lock:
             self._refused_rows += len(refused)
         if published is not None:
@@ -128,6 +118,21 @@ class Worker:
         part = folder.part_name(shard.index)
         publish_part(folder.file(part), table, shard_hash=shard_hash, telemetry=record.to_dict())
         return dataclasses.replace(_report(record, part), evidence=self._host.evidence())
+
+    def _record(self, order: ShardOrder, meter: ShardMeter, started_at: float, load_s: float) -> ShardRecord:
+        """Returns the telemetry of a shard that ends now. `started_at` in Unix seconds."""
+        return meter.record(
+            run_id=self._config.run_id,
+            shard=order.shard.index,
+            attempt=order.attempt,
+            epoch=self._config.epoch,
+            worker=self._name,
+            plan=order.plan,
+            synthetic=self._config.job.speculation.method == "synthetic",
+            started_at=started_at,
+            finished_at=time.time(),
+            load_s=load_s,
+        )
 
     def _published(self, shard: Shard) -> ShardReport | None:
         """Returns the report of a complete part, by an attempt whose report was lost or by a copy; None without one."""

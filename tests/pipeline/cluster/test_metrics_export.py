@@ -18,7 +18,7 @@ DECLARED = {metric.name: metric for metric in METRICS}
 
 
 def run(folder: Path) -> tuple[list[Value], list[Progress], dict[str, Any]]:
-    """What the only worker of a run and its driver said last."""
+    """Returns the last values of the only worker, all progress and the summary of a run."""
     write_rows(folder / "rows.parquet", 24, r5="BAD", r7=None)
     seen: list[Progress] = []
     backend = InProcessBackend()
@@ -28,8 +28,8 @@ def run(folder: Path) -> tuple[list[Value], list[Progress], dict[str, Any]]:
 
 
 @pytest.fixture
-def _remember(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that was stopped has no engine any more: keep what it had measured."""
+def _keep_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps the last measurements of a worker, which has no engine after it was stopped."""
     from specpipe.pipeline.worker.worker import Worker
 
     close = Worker.close
@@ -41,7 +41,7 @@ def _remember(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Worker, "close", closing)
 
 
-@pytest.mark.usefixtures("_remember")
+@pytest.mark.usefixtures("_keep_measurements")
 def test_every_metric_is_exported_and_agrees_with_the_summary(tmp_path: Path) -> None:
     values, seen, summary = run(tmp_path)
     said = [*values, *run_values(seen[-1])]

@@ -95,7 +95,7 @@ def test_worker_of_an_older_start_publishes_nothing(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     older = started(job)
     newer = started(job)
-    with pytest.raises(StaleRunError, match="start 2 of this run now, and this is start 1"):
+    with pytest.raises(StaleRunError, match="now belongs to start 2 of this run; start 1 stops here"):
         older.run_shard(order(tmp_path, 0, 0, 4))
     assert not (tmp_path / "out/outputs").exists()
     newer.run_shard(order(tmp_path, 0, 0, 4))
