@@ -36,49 +36,57 @@ from specpipe_kernels import (
 
 TOP_P = 0.95
 TEXT = 512
-"""Tokens that a penalised row contains."""
+"""Number of tokens that a penalised row contains."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpMeasured(Timed):
-    """One operation and shape."""
+    """Measurement of one operation and shape."""
 
     op: str
+    """Name of the operation, a key of `OPS`."""
 
     @property
     def label(self) -> str:
+        """The operation's name in a column of constant width."""
         return f"{self.op:<23}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
+class KernelShape:
+    """Shape of the inputs of an operation."""
+
     b: int
+    """Requests."""
     k: int
+    """Drafts of each request."""
     vocab: int
+    """Vocabulary entries."""
     dtype: torch.dtype
+    """Of the logits."""
 
 
-Prepare = Callable[[KernelBench, Shape, torch.Generator], tuple[Callable[[], object], int]]
-"""→ a call on inputs of its own, and the bytes that it must read."""
+Prepare = Callable[[KernelBench, KernelShape, torch.Generator], tuple[Callable[[], object], int]]
+"""Returns a call on inputs of its own, and the bytes that it must read."""
 
 
 def _bytes(*rows: Tensor) -> int:
     return sum(x.numel() * x.element_size() for x in rows)
 
 
-def _sample(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+def _sample(bench: KernelBench, shape: KernelShape, g: torch.Generator) -> tuple[Callable[[], object], int]:
     logits, s = random_logits(shape.b, shape.vocab, shape.dtype, g), sampling_of(bench, shape.b)
     return lambda: sample(logits, s, s.seed, purpose=Purpose.DRAFT), _bytes(logits)
 
 
-def _sample_truncated(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+def _sample_truncated(bench: KernelBench, shape: KernelShape, g: torch.Generator) -> tuple[Callable[[], object], int]:
     logits, s = random_logits(shape.b, shape.vocab, shape.dtype, g), sampling_of(bench, shape.b)
     s = s._replace(top_p=s.top_p * TOP_P, truncated=True)
     return lambda: sample(logits, s, s.seed, purpose=Purpose.DRAFT), _bytes(logits)
 
 
-def _apply_penalties(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
-    """On all K + 1 rows of a request. Only the logits of the text's tokens are read, so bytes are few."""
+def _apply_penalties(bench: KernelBench, shape: KernelShape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+    """Penalises all K + 1 rows of each request. Only the logits of the text's tokens are read."""
     logits = random_logits(shape.b * (shape.k + 1), shape.vocab, shape.dtype, g)
     text = torch.randint(0, shape.vocab, (shape.b, TEXT + shape.k + 1), generator=g, device=g.device)
     slots, ones = torch.arange(shape.b, device=g.device), torch.ones(shape.b, device=g.device)
@@ -88,36 +96,36 @@ def _apply_penalties(bench: KernelBench, shape: Shape, g: torch.Generator) -> tu
     return lambda: apply_penalties(logits, text, seen, slots, lengths, penalties, drafts), read
 
 
-def _token_logprobs(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
-    """Of a round in which every draft was accepted."""
+def _token_logprobs(bench: KernelBench, shape: KernelShape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+    """Computes log-probabilities of a round in which every draft was accepted."""
     logits, s = random_logits(shape.b * (shape.k + 1), shape.vocab, shape.dtype, g), sampling_of(bench, shape.b)
     tokens = torch.randint(0, shape.vocab, (shape.b, shape.k + 1), generator=g, device=g.device)
     emitted = torch.full((shape.b,), shape.k + 1, dtype=torch.int32, device=g.device)
     return lambda: token_logprobs(logits, tokens, emitted, s), _bytes(logits)
 
 
-def _probabilities(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Tensor, Tensor]:
-    """p and q [N, V] fp32, as that interface has them."""
+def _probabilities(bench: KernelBench, shape: KernelShape, g: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Returns p and q [N, V] fp32."""
     p, q = (random_logits(shape.b * shape.k, shape.vocab, torch.float32, g).softmax(-1) for _ in range(2))
     return p, q
 
 
-def _recovered(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
-    """The noise is a request's, as in vLLM's V1 sampler."""
+def _recovered(bench: KernelBench, shape: KernelShape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+    """Draws with one row of noise per request, as vLLM's V1 sampler does."""
     p, q = _probabilities(bench, shape, g)
     noise = 1 / torch.empty(shape.b, shape.vocab, device=g.device).exponential_(generator=g)
     rows = torch.arange(shape.b * shape.k, device=g.device) // shape.k
     return lambda: sample_recovered_tokens(p, q, inverse_noise=noise, noise_rows=rows), _bytes(p, q, noise)
 
 
-def _recovered_keyed(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+def _recovered_keyed(bench: KernelBench, shape: KernelShape, g: torch.Generator) -> tuple[Callable[[], object], int]:
     p, q = _probabilities(bench, shape, g)
     seeds = torch.arange(len(p), device=g.device)
     return lambda: sample_recovered_tokens(p, q, seeds=seeds, positions=seeds), _bytes(p, q)
 
 
-def _rejection_sampler(bench: KernelBench, shape: Shape, g: torch.Generator) -> tuple[Callable[[], object], int]:
-    """The classical interface, from logits of p and probabilities of q."""
+def _rejection_sampler(bench: KernelBench, shape: KernelShape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+    """Runs the classical interface, from logits of p and probabilities of q."""
     _, q = _probabilities(bench, shape, g)
     logits, ids = random_logits(len(q), shape.vocab, shape.dtype, g), q.multinomial(1, generator=g)[:, 0]
     drafts = SimpleNamespace(
@@ -143,11 +151,12 @@ OPS: dict[str, Prepare] = {
 }
 
 
-def measure_op(bench: KernelBench, bandwidth: float, op: str, shape: Shape, dtype: str) -> OpMeasured:
+def measure_op(bench: KernelBench, bandwidth: float, op: str, shape: KernelShape, dtype: str) -> OpMeasured:
+    """Measures one operation. bandwidth: bytes per second of a copy."""
     generator = torch.Generator(bench.device).manual_seed(0)
     call, size = OPS[op](bench, shape, generator)
-    wanted = LARGER_THAN_L2 / max(size, shape.b * shape.vocab) if bench.device == "cuda" else 1
-    more = [OPS[op](bench, shape, generator)[0] for _ in range(min(96, max(2, round(wanted))) - 1)]
+    num_calls = LARGER_THAN_L2 / max(size, shape.b * shape.vocab) if bench.device == "cuda" else 1
+    more = [OPS[op](bench, shape, generator)[0] for _ in range(min(96, max(2, round(num_calls))) - 1)]
     times = time_calls([call, *more], bench.replays, bench.device)
     return OpMeasured(
         op=op,
@@ -160,8 +169,8 @@ def measure_op(bench: KernelBench, bandwidth: float, op: str, shape: Shape, dtyp
 
 
 def sweep_ops(bench: KernelBench, ops: tuple[str, ...]) -> Iterator[OpMeasured]:
-    """Every combination of operations, shapes and dtypes; acceptance rates and methods do not matter here."""
+    """Measures every combination of operations, shapes and dtypes; acceptance rates and methods have no effect here."""
     bandwidth = copy_bandwidth(bench.device)
     for op, b, k, vocab, dtype in product(ops, bench.batches, bench.ks, bench.vocabs, bench.dtypes):
-        shape = Shape(b=b, k=k, vocab=vocab, dtype=getattr(torch, dtype))
+        shape = KernelShape(b=b, k=k, vocab=vocab, dtype=getattr(torch, dtype))
         yield measure_op(bench, bandwidth, op, shape, dtype)

@@ -27,7 +27,7 @@ _SPREAD_OF_LOGITS = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelBench:
-    """What is measured: every combination."""
+    """Shapes and settings to measure: every combination."""
 
     batches: tuple[int, ...] = (1, 16, 64, 256)
     ks: tuple[int, ...] = (3,)
@@ -36,7 +36,7 @@ class KernelBench:
     acceptances: tuple[float, ...] = (0.2, 0.7, 0.9)
     methods: tuple[Method, ...] = ("standard",)
     draft_lse: bool = True
-    """Give the log-sum-exps that sampling the drafts left."""
+    """Pass the log-sum-exps that drawing the drafts returned."""
     temperature: float = 0.8
     replays: int = 20
     device: str = "cuda"
@@ -44,7 +44,7 @@ class KernelBench:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timed(ABC):
-    """One shape of something. Times are microseconds a call."""
+    """Measurement of one shape. Times are microseconds per call."""
 
     batch: int
     k: int
@@ -54,26 +54,26 @@ class Timed(ABC):
     p10_us: float
     p90_us: float
     bytes: int
-    """Rows of the vocabulary that must be read, each once."""
+    """Bytes of the rows of logits that must be read once."""
     of_copy: float
-    """bytes / median, over the bandwidth of a copy (its reads and writes)."""
+    """bytes / median, as a fraction of the bandwidth of a copy (its reads and writes)."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """What was timed, in columns of one width."""
+        """The measured operation, in columns of constant width."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelMeasured(Timed):
-    """One combination of `rejection_sample`; bytes are those of target and draft rows."""
+    """Measurement of `rejection_sample`; bytes are those of target and draft rows."""
 
     method: Method
     draft_lse: bool
     acceptance: float
-    """Wanted, a position."""
+    """Intended acceptance rate per position."""
     acceptance_length: float
-    """Measured: tokens a call and request."""
+    """Measured tokens per call and request."""
 
     @property
     def label(self) -> str:
@@ -81,25 +81,32 @@ class KernelMeasured(Timed):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Inputs:
+class _VerificationInputs:
+    """Inputs of one call of `rejection_sample`."""
+
     target: Tensor
+    """[B * (K+1), V] logits of p."""
     draft: Tensor
+    """[B, K, V] logits of q."""
     tokens: Tensor
+    """[B, K] int64, drawn from q."""
     lse: Tensor | None
+    """[B, K] fp32."""
     positions: Tensor
+    """[B] int64."""
 
 
 def copy_bandwidth(device: str) -> float:
-    """Bytes a second that a large copy reads and writes."""
+    """Returns the bytes per second that a large copy reads and writes."""
     source = torch.ones(1 << (28 if device == "cuda" else 22), device=device)
     target = torch.empty_like(source)
-    # A multiplication: copies inside a graph may take a slower engine.
+    # A multiplication, because copies inside a graph may use a slower copy engine.
     times = time_calls([lambda: torch.mul(source, 1, out=target)] * 3, 9, device)
     return 8 * source.numel() / (1e-6 * median(times))
 
 
 def time_calls(calls: list[Callable[[], object]], replays: int, device: str) -> list[float]:
-    """Microseconds a call: the calls in turn, as one CUDA graph on a GPU; an entry a replay."""
+    """Returns microseconds per call, one entry per replay of all calls; on a GPU they are one CUDA graph."""
     for call in calls:
         call()
     if device != "cuda":
@@ -121,7 +128,7 @@ def time_calls(calls: list[Callable[[], object]], replays: int, device: str) -> 
 
 
 def figures(times: list[float], size: int, bandwidth: float) -> dict[str, Any]:
-    """The fields of `Timed` that follow from the microseconds of calls which read `size` bytes."""
+    """Returns fields of `Timed` for `times` in microseconds of calls that read `size` bytes. bandwidth: bytes/s."""
     deciles, middle = quantiles(times, n=10), median(times)
     of_copy = size / (1e-6 * middle) / bandwidth
     return {"median_us": middle, "p10_us": deciles[0], "p90_us": deciles[-1], "bytes": size, "of_copy": of_copy}
@@ -135,7 +142,7 @@ def _wall_us(calls: list[Callable[[], object]]) -> float:
 
 
 def disturbance(acceptance: float) -> float:
-    """s such that q ~ p exp(s N(0, 1)) overlaps p by `acceptance`, where both spread over many tokens.
+    """Returns s such that q ~ p exp(s N(0, 1)) overlaps p by `acceptance`, where both spread over many tokens.
 
     Then log q / p is normal under p, of mean -s²/2 and variance s², and E min(1, q / p) = 2 Phi(-s / 2).
     """
@@ -143,12 +150,14 @@ def disturbance(acceptance: float) -> float:
 
 
 def random_logits(rows: int, vocab: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """[rows, vocab] on the generator's device."""
+    """Returns random logits [rows, vocab] on the generator's device."""
     x = torch.randn(rows, vocab, generator=generator, device=generator.device)
     return x.mul_(_SPREAD_OF_LOGITS).to(dtype)
 
 
-def _inputs(bench: KernelBench, b: int, k: int, vocab: int, dtype: str, acceptance: float, seed: int) -> _Inputs:
+def _inputs(
+    bench: KernelBench, b: int, k: int, vocab: int, dtype: str, acceptance: float, seed: int
+) -> _VerificationInputs:
     g = torch.Generator(bench.device).manual_seed(seed)
     target = random_logits(b * (k + 1), vocab, torch.float32, g)
     noise = torch.randn(b, k, vocab, generator=g, device=bench.device)
@@ -158,7 +167,7 @@ def _inputs(bench: KernelBench, b: int, k: int, vocab: int, dtype: str, acceptan
     sampling = sampling_of(bench, b)
     purpose = Purpose.INVARIANT if "invariant" in bench.methods else Purpose.DRAFT
     drawn = [sample(draft[:, i], sampling, positions + i, purpose=purpose, index=i) for i in range(k)]
-    return _Inputs(
+    return _VerificationInputs(
         target=target.to(getattr(torch, dtype)),
         draft=draft,
         tokens=torch.stack([x.tokens for x in drawn], dim=1),
@@ -168,6 +177,7 @@ def _inputs(bench: KernelBench, b: int, k: int, vocab: int, dtype: str, acceptan
 
 
 def sampling_of(bench: KernelBench, b: int) -> SamplingTensors:
+    """Returns sampling parameters of b untruncated rows."""
     ones = torch.ones(b, device=bench.device)
     seeds = torch.arange(b, device=bench.device)
     return SamplingTensors(ones * bench.temperature, ones.int() * 0, ones, ones * 0, seeds, truncated=False)
@@ -176,17 +186,17 @@ def sampling_of(bench: KernelBench, b: int) -> SamplingTensors:
 def measure(
     bench: KernelBench, bandwidth: float, b: int, k: int, vocab: int, dtype: str, acceptance: float
 ) -> Iterator[KernelMeasured]:
-    """Every method on the same inputs."""
+    """Measures every method on the same inputs. bandwidth: bytes per second of a copy."""
     size = (2 * k + 1) * b * vocab * getattr(torch, dtype).itemsize
-    wanted = LARGER_THAN_L2 / size if bench.device == "cuda" else 1
-    inputs = [_inputs(bench, b, k, vocab, dtype, acceptance, i) for i in range(min(96, max(2, round(wanted))))]
+    num_calls = LARGER_THAN_L2 / size if bench.device == "cuda" else 1
+    inputs = [_inputs(bench, b, k, vocab, dtype, acceptance, i) for i in range(min(96, max(2, round(num_calls))))]
     sampling = sampling_of(bench, b)
     count = torch.full((b,), k, dtype=torch.int32, device=bench.device)
-    # Those of the acceptance rate itself, so that synthetic mode ends where standard mode does.
+    # The rates of standard verification, so that synthetic verification accepts equally many drafts.
     rates = torch.tensor([acceptance ** (i + 1) for i in range(k)], device=bench.device)
     for method in bench.methods:
 
-        def verify(x: _Inputs, method: Method = method) -> RejectionOutput:
+        def verify(x: _VerificationInputs, method: Method = method) -> RejectionOutput:
             return rejection_sample(
                 x.target,
                 x.tokens,
@@ -215,7 +225,7 @@ def measure(
 
 
 def sweep(bench: KernelBench) -> Iterator[KernelMeasured]:
-    """Every combination of shapes, dtypes and acceptance rates."""
+    """Measures every combination of shapes, dtypes, acceptance rates and methods."""
     bandwidth = copy_bandwidth(bench.device)
     for shape in product(bench.batches, bench.ks, bench.vocabs, bench.dtypes, bench.acceptances):
         yield from measure(bench, bandwidth, *shape)

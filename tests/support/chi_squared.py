@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def p_value(tokens: Tensor, probs: Tensor) -> float:
-    """Of independent draws `tokens` (any ids of the flattened `probs`); cells with fewer than 5 expected are pooled.
+    """Returns the p-value of independent draws `tokens` (ids of the flattened `probs`); rare cells are pooled.
 
     0.0 where a draw has probability 0.
     """

@@ -1,4 +1,4 @@
-"""Compile a small engine's kernels ahead for an H200, without a GPU, and print what happened as JSON.
+"""Compiles a small engine's kernels ahead for an H200, without a GPU, and prints a summary as JSON.
 
 `ahead`: how many kernels were compiled ahead; `later`: what the same rounds and prefills, and catching up of all
 lengths, compiled after that; `others`: what another thread's launch met meanwhile; `found`: how many kernels further
@@ -36,7 +36,7 @@ FAMILIES = ("gemma2", "gpt2", "gpt_oss", "mistral", "qwen3")
 
 
 def outline_engine(kind: str = "", *, draft_fp8: bool = False) -> Engine:
-    """Of the benchmark's smallest shape, or of a family's."""
+    """Returns an engine of the benchmark's smallest shape, or of a model family's."""
     config = EngineConfig(slots=5, max_model_len=290, max_k=1, prefill_budget=48, proposer="draft", page_size=16)
 
     def runner(*, fp8: bool) -> ModelRunner:
@@ -49,7 +49,7 @@ def outline_engine(kind: str = "", *, draft_fp8: bool = False) -> Engine:
 
 
 def found(engine: Engine, sampling: SamplingParams) -> int:
-    """How many kernels it would need, none of which is compiled."""
+    """Returns the number of kernels that the engine would compile."""
     names: set[str] = set()
 
     def note(*, fn: Any, key: str, **_: Any) -> bool:
@@ -63,7 +63,7 @@ def found(engine: Engine, sampling: SamplingParams) -> int:
 
 
 def catch_up(engine: Engine) -> None:
-    """The draft model reads what rows of all lengths have generated without it."""
+    """Lets the draft model process tokens that rows of all lengths generated without it."""
     assert engine.draft is not None
     for tokens, first in itertools.product((1, 3, 7, 15, 33), (0, 13, 100, 240, 256)):
         for rows in range(1, 1 + min(engine.config.slots, engine.config.prefill_budget // tokens)):

@@ -1,4 +1,4 @@
-"""Compile kernels for an H200, with or without a GPU, and print how often each was compiled.
+"""Compiles kernels for an H200, with or without a GPU, and prints how often each was compiled.
 
 The interpreter accepts code that the compiler refuses: types that differ between branches, names that a version lacks.
 
@@ -46,11 +46,11 @@ from specpipe_kernels.rounds.open_rows import open_rows
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 compiled: list[str] = []
 shared: dict[str, int] = {}
-"""Bytes of shared memory that a kernel launched last takes."""
+"""Bytes of shared memory of each kernel's last launch."""
 
 
 class NoDevice:
-    """As much of a driver as compiling needs."""
+    """The part of a Triton driver that compilation needs."""
 
     def get_current_device(self) -> int:
         return 0
@@ -89,7 +89,7 @@ def launch(
     given: bool = False,
     **hints: bool,
 ) -> None:
-    """One of each operation of a round that samples. given: with what drafting left, and a bonus token."""
+    """Launches each sampling operation once. given: with bounds and log-sum-exps of drafting, and a bonus token."""
     long, ones = torch.zeros(rows, dtype=torch.int64), torch.ones(rows)
     sampling = SamplingTensors(ones, ones.int(), ones, ones, long, **hints)
     logits = torch.zeros(rows * (k + 1), vocab, dtype=DTYPES[dtype])
@@ -120,7 +120,7 @@ def launch(
 
 
 def launch_layers() -> None:
-    """Every kernel that is not about sampling."""
+    """Launches every kernel except those of sampling."""
     between_forwards()
     for dtype in DTYPES.values():
         for rows in (1, 4, 33, 100, 200):
@@ -130,7 +130,7 @@ def launch_layers() -> None:
 
 
 def between_forwards() -> None:
-    """The launches of a round that are no forward."""
+    """Launches the kernels between the forward passes of a round."""
     long, ints, ones = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int32), torch.ones(2)
     table = torch.zeros(2, 4, dtype=torch.int32)
     text = torch.zeros(2, 64, dtype=torch.int64)
@@ -144,7 +144,7 @@ def between_forwards() -> None:
 
 
 def multiply(dtype: torch.dtype, rows: int) -> None:
-    """A decoder layer's products, narrow in 16 bits, and what stands around the wide ones."""
+    """Launches the products of a decoder layer, skinny in 16 bits, and the kernels around large ones."""
     hidden, inner, dim = 2048, 4096, 64
     x, by = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(hidden, dtype=dtype)
     weight, glu = torch.zeros(hidden, hidden, dtype=dtype), torch.zeros(2 * inner, hidden, dtype=dtype)

@@ -1,4 +1,4 @@
-"""A whole round of mixed rows (penalise, draft, penalise, verify, tell, count), each step against fp64 and Python.
+"""A round of mixed rows (penalise, draft, penalise, verify, log-probabilities, count), each step against fp64.
 
 Shapes: R requests, K drafts at most, V target and Vd draft vocabulary, D rows of draft logits.
 """
@@ -44,7 +44,7 @@ FEATURES: dict[str, tuple[Any, ...]] = {
     "penalties": ("off", "on"),
     "logprobs": (None, 0, 3),
     "counts": (False, True),
-    "unsound": ("none", "target", "draft"),
+    "invalid": ("none", "target", "draft"),
     "stride": (0, 5),
 }
 ROWS, VOCAB = 4, 61
@@ -52,14 +52,14 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 def possible(case: Case) -> bool:
-    """One-hot proposals have neither log-sum-exps nor bounds nor logits that could be unsound."""
-    given = "given" in (case["lse"], case["bounds"]) or case["unsound"] == "draft"
+    """Returns true unless one-hot proposals are combined with log-sum-exps, bounds or invalid draft logits."""
+    given = "given" in (case["lse"], case["bounds"]) or case["invalid"] == "draft"
     return case["proposals"] != "one-hot" or not given
 
 
 @dataclass
 class FeatureRound:
-    """Builds and checks one round. Where something is unsound it is the first row of request 0."""
+    """Builds and checks one round. Invalid logits are those of the first row of request 0."""
 
     case: Case
     backend: Backend
@@ -124,7 +124,7 @@ class FeatureRound:
         shared = min(width, self.vocab)
         logits[where, :, :shared] = self.base[:, :k, :shared] + 0.5 * logits[where, :, :shared]
         logits = logits.to(self.case["dtype"])
-        if self.case["unsound"] == "draft":
+        if self.case["invalid"] == "draft":
             logits[where[0], 0, 3] = torch.nan
         self.lse = torch.zeros(self.count + 2, k)
         if self.case["truncation"] != "off, promised" and self.case["rows"] != "greedy, promised":
@@ -166,7 +166,7 @@ class FeatureRound:
     def _target(self) -> Round:
         k, vocab = self.case["k"], self.vocab
         base = self.base.to(self.case["dtype"])
-        if self.case["unsound"] == "target":
+        if self.case["invalid"] == "target":
             base[0, 0, 5] = torch.nan
         used = torch.ones(self.count, k + 1, dtype=torch.bool)
         cu_rows = None
@@ -189,9 +189,9 @@ class FeatureRound:
         )  # fmt: skip
 
     def _sound(self, r: int) -> bool:
-        """The row behind the drafts is not read where the bonus token is given."""
+        """The bonus row is not read where the bonus token is given."""
         read = self.case["bonus"] == "drawn" or int(self.amounts[r]) > 0
-        return r > 0 or self.case["unsound"] != "target" or not read
+        return r > 0 or self.case["invalid"] != "target" or not read
 
     def _verify(self, target: Round) -> RejectionOutput:
         k = self.case["k"]
@@ -225,7 +225,7 @@ class FeatureRound:
         return out
 
     def _count(self, out: RejectionOutput) -> None:
-        """The account of the next round, where the row has penalties."""
+        """Checks the token counts for the next round, where the row has penalties."""
         history = self.history
         for r, slot in enumerate(history.slots.tolist()):
             at = int(history.lengths[r])

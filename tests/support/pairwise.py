@@ -1,4 +1,4 @@
-"""Cases in which every possible pair of values of any two features meets at least once."""
+"""Pairwise test cases: every possible pair of values of any two features occurs at least once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def all_pairs(features: Mapping[str, Sequence[Any]]) -> set[Pair]:
 def pairwise(
     features: Mapping[str, Sequence[Any]], possible: Callable[[Case], bool], *, seed: int = 0
 ) -> tuple[list[Case], set[Pair]]:
-    """→ cases, and the pairs that stand in no possible case: nothing is left out without a word.
+    """Returns cases, and the pairs that occur in no possible case.
 
     Greedy: each case is built around an uncovered pair and is the one of some random candidates that covers most.
     """

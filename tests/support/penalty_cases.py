@@ -1,4 +1,4 @@
-"""Random rounds of rows with penalties: histories in slots, drafts, and what the logits must become, in fp64."""
+"""Random rounds of rows with penalties: token histories in slots, drafts, and expected logits in fp64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class History:
     penalties: Penalties
 
     def seen(self) -> Tensor:
-        """As `specpipe_kernels.penalties` defines it; noise in slots that nobody has and behind every row's end."""
+        """`seen` as in `operations.penalties`; noise in unused slots and behind every row's end."""
         seen = torch.full(self.tokens.shape, 7, dtype=torch.int32)
         for slot, prompt, output in zip(self.slots.tolist(), self.prompts, self.outputs, strict=True):
             row = prompt + output
@@ -35,7 +35,7 @@ class History:
         return seen
 
     def expected(self, r: int, logits: Tensor, drafts: list[int]) -> Tensor:
-        """A row of fp64 logits of request r that follows `drafts`."""
+        """Returns a row of fp64 logits of request r that follows `drafts`."""
         repetition, presence, frequency = (float(p[r]) for p in self.penalties)
         output = self.outputs[r] + drafts
         x = logits.double().clone()
@@ -47,7 +47,7 @@ class History:
 
 
 def random_history(rows: int, *, vocab: int, longest: int, seed: int = 0, room: int = 9) -> History:
-    """Neutral rows, rows with one penalty and rows with all; a prompt of one token and empty outputs among them.
+    """Returns neutral rows, rows with one penalty and rows with all; with a prompt of one token and empty outputs.
 
     room: places behind the longest row.
     """
@@ -87,7 +87,7 @@ def penalised(
     first: int = 0,
     cu_rows: Tensor | None = None,
 ) -> Tensor:
-    """The logits that a backend makes of these; they are left alone."""
+    """Returns the penalised logits of a backend; the argument is not changed."""
     moved = _moved(backend, logits if 0 in logits.stride() else logits.clone(memory_format=torch.preserve_format))
     arguments = (_moved(backend, x) for x in (history.tokens, history.seen(), history.slots, history.lengths))
     penalties = Penalties(*(_moved(backend, p) for p in history.penalties))
@@ -100,7 +100,7 @@ def penalised(
 
 
 def counted(backend: Backend, history: History, new_tokens: Tensor) -> Tensor:
-    """`seen` after an emission that stands in history.tokens already."""
+    """Returns `seen` after an emission that history.tokens already contains."""
     seen = _moved(backend, history.seen())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, backend.name)

@@ -1,4 +1,4 @@
-"""Random rounds of mixed rows, and the means to run them on any backend and with the oracle."""
+"""Random rounds of mixed rows, run on any backend and by the oracle."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def on_backends(quick: int = 1, **values: Sequence[Any]) -> pytest.MarkDecorator
 
 
 def to(value: Any, device: str) -> Any:
-    """Move tensors, and tensors in named tuples; strides stay as they are."""
+    """Moves tensors, and tensors in named tuples, to a device; strides are kept."""
     if isinstance(value, Tensor):
         if value.device.type == device:
             return value
@@ -74,7 +74,7 @@ def to(value: Any, device: str) -> Any:
 
 
 def run(backend: Backend, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a public operation on a backend; the result's tensors come back on the CPU."""
+    """Calls a public operation on a backend; the result's tensors are moved to the CPU."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), np.errstate(all="ignore"):
         # The interpreter computes masked lanes and rows that hold NaN too.
         warnings.filterwarnings("ignore", message="All-NaN slice", category=RuntimeWarning)
@@ -105,7 +105,7 @@ def use_small_tiles(patch: pytest.MonkeyPatch, size: int, *, programs: int = 528
 
 
 def same_rows(count: int, seed: int = 0, **fields: Any) -> SamplingTensors:
-    """`count` rows that differ in their seed alone."""
+    """Returns `count` rows that differ in their seed only."""
     generator = torch.Generator().manual_seed(seed)
     row = sampling([oracle.Row(**fields)])
     repeated = SamplingTensors(*(x.repeat(count) for x in row[:5]))
@@ -150,12 +150,12 @@ class Round:
         return result
 
     def drafts_of(self, r: int) -> list[int]:
-        """The usable drafts of a row: before K_i and the first placeholder."""
+        """Returns the drafts of a row before K_i and the first placeholder."""
         drafts = self.draft_tokens[r, : int(self.num_draft_tokens[r])].tolist()
         return drafts[: drafts.index(-1)] if -1 in drafts else drafts
 
     def expected(self) -> list[tuple[list[int], int]]:
-        """The oracle's emitted tokens and accepted drafts, row by row."""
+        """Returns the oracle's emitted tokens and accepted drafts, row by row."""
         out = []
         for r, row in enumerate(self.rows):
             k = self.draft_tokens.shape[1]
@@ -172,7 +172,7 @@ class Round:
 
 
 def emitted(output: RejectionOutput) -> list[tuple[list[int], int]]:
-    """Emitted tokens and accepted drafts, row by row; checks that the padding is -1."""
+    """Returns emitted tokens and accepted drafts, row by row; checks that the padding is -1."""
     rows = []
     for tokens, count, accepted in zip(
         output.tokens.tolist(), output.num_emitted.tolist(), output.num_accepted.tolist(), strict=True
@@ -183,7 +183,7 @@ def emitted(output: RejectionOutput) -> list[tuple[list[int], int]]:
 
 
 def random_rows(count: int, generator: torch.Generator, *, truncated: bool) -> list[oracle.Row]:
-    """Greedy rows among random ones, each with its own truncation."""
+    """Returns greedy rows among random ones, each with its own truncation."""
 
     def pick(*choices: float) -> float:
         return choices[int(torch.randint(len(choices), (), generator=generator))]
@@ -213,7 +213,9 @@ def random_round(
     truncated: bool = True,
     seed: int = 0,
 ) -> Round:
-    """Drafts close to the target, drawn from the engine's own stream; placeholders and zero-draft rows among them.
+    """Returns a round whose drafts are close to the target and drawn from the engine's own stream.
+
+    Some rows have placeholders, some no drafts.
 
     draft_vocab None makes one-hot proposals. Draft rows are permuted, target rows have a stride of their own.
     """

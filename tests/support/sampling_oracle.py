@@ -1,4 +1,4 @@
-"""Sampling and verification written straight from the formulas, in fp64 and Python loops, one request at a time."""
+"""Sampling and verification directly from the formulas, in fp64 and Python loops, one request at a time."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def draw(p: Array, noise: Array) -> int:
 
 
 def draw_keyed(p: Array, seed: int, position: int, index: int, purpose: int) -> int:
-    """A chunk by its mass, then a token of it; INVARIANT takes the token at once."""
+    """Draws a chunk by its mass, then a token of it; INVARIANT draws the token directly."""
     noise = gumbel(seed, position, index, purpose, len(p))
     if purpose == INVARIANT:
         return draw(p, noise)
@@ -101,7 +101,7 @@ def draw_keyed(p: Array, seed: int, position: int, index: int, purpose: int) -> 
 
 
 def sample(logits: Array, row: Row, purpose: int, index: int) -> tuple[int, float, int]:
-    """Token, log-sum-exp of the kept logits over temperature (0 for greedy rows), status."""
+    """Returns token, log-sum-exp of the kept logits over temperature (0 for greedy rows), status."""
     status = status_of(logits)
     if status:
         return -1, float("nan"), status
@@ -117,7 +117,7 @@ def sample(logits: Array, row: Row, purpose: int, index: int) -> tuple[int, floa
 def verify(
     p_logits: Array, q_logits: Array | None, drafts: list[int], row: Row, method: str, rates: list[float] | None = None
 ) -> tuple[list[int], int]:
-    """Emitted tokens and how many drafts were accepted; all rows are sound. `drafts` are the usable ones."""
+    """Returns emitted tokens and number of accepted drafts; all rows are valid. `drafts` has no placeholder."""
     vocab, k = p_logits.shape[1], len(drafts)
     p = [distribution(x, row) for x in p_logits[: k + 1]]
     if method == "invariant":
@@ -141,7 +141,7 @@ def _at(p: Array, x: int) -> float:
 
 
 def _proposals(q_logits: Array | None, drafts: list[int], row: Row, vocab: int) -> list[Array]:
-    """q over the target's vocabulary, and in one last entry the mass beyond it."""
+    """Returns q over the target's vocabulary, and in a last entry the mass beyond it."""
     out = []
     for i, x in enumerate(drafts):
         q = np.zeros(vocab + 1)

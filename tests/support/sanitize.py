@@ -22,7 +22,7 @@ from specpipe_kernels.sampling.device import logit_rows as triton_rows
 PLAIN: Case = {
     "rows": "mixed", "dtype": torch.bfloat16, "k": 3, "drafts": "ragged", "layout": "cu_rows", "lse": "computed",
     "bounds": "computed", "bonus": "drawn", "truncation": "on", "penalties": "on", "logprobs": 3, "counts": True,
-    "unsound": "none", "stride": 5,
+    "invalid": "none", "stride": 5,
 }  # fmt: skip
 FAST = {"layout": "static", "truncation": "off, promised", "penalties": "off", "drafts": "all", "stride": 0}
 

@@ -9,45 +9,45 @@ from torch import Tensor
 
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
+from specpipe_kernels.sampling.device.kernel_args import VerdictArgs
 from specpipe_kernels.types import RejectionOutput, SlotTensors
 
 
 @triton.jit(do_not_specialize=["k", "stops", "stride_tokens"])
 def _commit_rows_kernel(
-    tokens, length, draft_valid, limit, active, stop_ids, slots, lengths,
-    verdict_tokens, verdict_emitted, verdict_accepted, verdict_status, proposed, packed, k, stops, stride_tokens,
+    state, slots, lengths, verdict, proposed, packed, k, stops, stride_tokens,
     DRAFTED: tl.constexpr, K_PAD: tl.constexpr, E_PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     wait_for_inputs(PDL)
     slot = tl.load(slots + row)
     before = tl.load(lengths + row)
-    was_active = tl.load(active + slot) != 0
-    accepted = tl.load(verdict_accepted + row).to(tl.int64)
-    status = tl.load(verdict_status + row).to(tl.int64)
+    was_active = tl.load(state.active + slot) != 0
+    accepted = tl.load(verdict.accepted + row).to(tl.int64)
+    status = tl.load(verdict.status + row).to(tl.int64)
     i = tl.arange(0, K_PAD)
     e = tl.arange(0, E_PAD)
-    token = tl.load(verdict_tokens + row * (k + 1) + i, mask=i <= k, other=-1)
-    stop = tl.load(stop_ids + slot * stops + e, mask=e < stops, other=-1)
-    emitted = tl.where(was_active, tl.load(verdict_emitted + row), 0)
+    token = tl.load(verdict.tokens + row * (k + 1) + i, mask=i <= k, other=-1)
+    stop = tl.load(state.stop_ids + slot * stops + e, mask=e < stops, other=-1)
+    emitted = tl.where(was_active, tl.load(verdict.emitted + row), 0)
     is_stop = (tl.max((token[:, None] == stop[None, :]).to(tl.int32), 1) > 0) & (i < emitted)
     first_stop = tl.min(tl.where(is_stop, i, k + 1))
     emitted = tl.minimum(emitted, first_stop + 1).to(tl.int64)
     token = tl.where(i < emitted, token, -1)
     # Columns past the emission land beyond the new length, where nothing is read.
-    tl.store(tokens + slot * stride_tokens + before + i, tl.maximum(token, 0), mask=i <= k)
+    tl.store(state.tokens + slot * stride_tokens + before + i, tl.maximum(token, 0), mask=i <= k)
     after = before + emitted
-    ended = (first_stop <= k) | (after >= tl.load(limit + slot)) | (status > 0)
+    ended = (first_stop <= k) | (after >= tl.load(state.limit + slot)) | (status > 0)
     valid = before
     if DRAFTED:
         # The draft model never processed its last draft, and its KV behind the first rejected draft is stale.
-        valid = tl.load(draft_valid + slot)
+        valid = tl.load(state.draft_valid + slot)
         valid = tl.where(was_active & (valid >= before - 2), before + tl.minimum(accepted, k - 1), valid)
     tl.debug_barrier()  # all threads have read the slot before any thread writes it
-    tl.store(length + slot, after)
-    tl.store(active + slot, (was_active & ~ended).to(tl.uint8))
+    tl.store(state.length + slot, after)
+    tl.store(state.active + slot, (was_active & ~ended).to(tl.uint8))
     if DRAFTED:
-        tl.store(draft_valid + slot, valid)
+        tl.store(state.draft_valid + slot, valid)
     out = packed + row * (k + 5)
     tl.store(out + i, token, mask=i <= k)
     tl.store(out + k + 1, emitted)
@@ -65,9 +65,8 @@ def commit_rows(
     packed = torch.empty(count, width + 4, dtype=torch.int64, device=slots.device)
     stops = state.stop_ids.shape[1]
     _commit_rows_kernel[(count,)](
-        state.tokens, state.length, state.draft_valid, state.limit, state.active.view(torch.uint8), state.stop_ids,
-        slots, lengths, *verdict[:4], proposed, packed, width - 1, stops, state.tokens.stride(0),
-        DRAFTED=drafted, K_PAD=power_of_2(width), E_PAD=power_of_2(stops), num_warps=1,
-        **launch_options(slots),
+        state._replace(active=state.active.view(torch.uint8)), slots, lengths, VerdictArgs(*verdict[:4]), proposed,
+        packed, width - 1, stops, state.tokens.stride(0),
+        DRAFTED=drafted, K_PAD=power_of_2(width), E_PAD=power_of_2(stops), num_warps=1, **launch_options(slots),
     )  # fmt: skip
     return packed

@@ -14,30 +14,25 @@ TABLE_BLOCK = 256  # block-table columns copied at a time
 
 
 @triton.jit(do_not_specialize=["k", "width", "stride_table"])
-def _open_rows_kernel(
-    length, draft_valid, limit, active, block_table, temperature, top_k, top_p, min_p, seed, slots,
-    out_length, out_max_drafts, out_max_model_drafts, out_table,
-    out_temperature, out_top_k, out_top_p, out_min_p, out_seed,
-    k, width, stride_table, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+def _open_rows_kernel(state, slots, out, k, width, stride_table, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0)
     wait_for_inputs(PDL)
     slot = tl.load(slots + row)
-    tokens = tl.load(length + slot)
-    fits = tl.minimum(tl.maximum(tl.load(limit + slot) - tokens - 1, 0), k)
-    max_drafts = tl.where(tl.load(active + slot) != 0, fits, 0).to(tl.int32)
-    tl.store(out_length + row, tokens)
-    tl.store(out_max_drafts + row, max_drafts)
-    tl.store(out_max_model_drafts + row, tl.where(tl.load(draft_valid + slot) >= tokens - 2, max_drafts, 0))
-    tl.store(out_temperature + row, tl.load(temperature + slot))
-    tl.store(out_top_k + row, tl.load(top_k + slot))
-    tl.store(out_top_p + row, tl.load(top_p + slot))
-    tl.store(out_min_p + row, tl.load(min_p + slot))
-    tl.store(out_seed + row, tl.load(seed + slot))
+    tokens = tl.load(state.length + slot)
+    fits = tl.minimum(tl.maximum(tl.load(state.limit + slot) - tokens - 1, 0), k)
+    max_drafts = tl.where(tl.load(state.active + slot) != 0, fits, 0).to(tl.int32)
+    tl.store(out.lengths + row, tokens)
+    tl.store(out.max_drafts + row, max_drafts)
+    tl.store(out.max_model_drafts + row, tl.where(tl.load(state.draft_valid + slot) >= tokens - 2, max_drafts, 0))
+    tl.store(out.temperature + row, tl.load(state.temperature + slot))
+    tl.store(out.top_k + row, tl.load(state.top_k + slot))
+    tl.store(out.top_p + row, tl.load(state.top_p + slot))
+    tl.store(out.min_p + row, tl.load(state.min_p + slot))
+    tl.store(out.seed + row, tl.load(state.seed + slot))
     for start in range(0, width, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        page = tl.load(block_table + slot * stride_table + column, mask=column < width, other=0)
-        tl.store(out_table + row.to(tl.int64) * width + column, page, mask=column < width)
+        page = tl.load(state.block_table + slot * stride_table + column, mask=column < width, other=0)
+        tl.store(out.block_tables + row.to(tl.int64) * width + column, page, mask=column < width)
     let_next_start(PDL)
 
 
@@ -60,8 +55,7 @@ def open_rows(state: SlotTensors, slots: Tensor, *, k: int, width: int) -> Opene
         seed=empty(count, dtype=torch.int64),
     )
     _open_rows_kernel[(count,)](
-        state.length, state.draft_valid, state.limit, state.active.view(torch.uint8), state.block_table,
-        state.temperature, state.top_k, state.top_p, state.min_p, state.seed, slots, *out,
-        k, width, state.block_table.stride(0), BLOCK=TABLE_BLOCK, num_warps=1, **launch_options(slots),
+        state._replace(active=state.active.view(torch.uint8)), slots, out, k, width, state.block_table.stride(0),
+        BLOCK=TABLE_BLOCK, num_warps=1, **launch_options(slots),
     )  # fmt: skip
     return out

@@ -136,7 +136,7 @@ def token_logprobs(
         bounds = truncation_bounds(rows, sampling)
     cut = row_tiling(like.device, rows.vocab, rows.items)
     top = max(2, power_of_2(top_n)) if top_n else 1
-    spans = SpanStatistics(*(floats(like, rows.items, cut.parts) for _ in range(2)), None)
+    spans = SpanStatistics(floats(like, rows.items, cut.parts), floats(like, rows.items, cut.parts), None)
     _token_logprobs_kernel[(rows.items * cut.parts,)](
         rows.args(bounds), DraftArgs(out_tokens, num_emitted), sampling.temperature, spans,
         int64s(like, rows.items, cut.parts, top), arrivals(like, rows.items), out,

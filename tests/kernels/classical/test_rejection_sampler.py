@@ -1,4 +1,4 @@
-"""RejectionSampler: the classical interface, on flat ragged rows."""
+"""`RejectionSampler`, the classical interface, on flat ragged rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def how(batch: int, **changes: Any) -> SimpleNamespace:
 
 
 def logits_for(rows: list[int]) -> Tensor:
-    """Rows whose argmax is given."""
+    """Returns rows of logits with the given argmax."""
     return torch.nn.functional.one_hot(torch.tensor(rows, dtype=torch.int64), V).float() * 9
 
 
@@ -83,8 +83,8 @@ def test_tokens_are_draws_from_the_target(one_hot: bool, fields: dict[str, float
     assert int((out[:, 1] >= 0).sum()) > 500
 
 
-def test_a_generator_serves_its_request_alone() -> None:
-    """The same seed gives the same tokens beside any other request; without drafts it is not advanced."""
+def test_generators_affect_only_their_own_request() -> None:
+    """A seed gives the same tokens in any batch; generators of requests without drafts do not advance."""
 
     def draw(drafts: list[list[int]], request: int) -> list[int]:
         generator = torch.Generator().manual_seed(7)

@@ -1,4 +1,4 @@
-"""The fused parts of a decoder layer against fp64, narrow and wide, and Triton against the reference."""
+"""Fused products and norms of a decoder layer against fp64, for few and many rows, and against the reference."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tensors(device: str, *shapes: tuple[int, ...], seed: int = 0) -> list[Tensor
 
 
 def open_norm(h: Tensor, weight: Tensor, parts: int) -> Normed:
-    """A norm as the narrow products leave it, its squares in `parts` parts."""
+    """Returns a pending norm as skinny products leave it, with its squares in `parts` parts."""
     chunks = [c.float().square().sum(-1) for c in h.chunk(parts, dim=-1)]
     return Normed((h * weight), torch.stack(chunks), EPS)
 
@@ -56,7 +56,7 @@ def open_norm(h: Tensor, weight: Tensor, parts: int) -> Normed:
 @pytest.mark.parametrize("rows", [1, 17, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 16, 61))])
 @pytest.mark.parametrize(("n", "k", "splits"), [(96, 200, 1), (40, 512, 4), (33, 72, 2)])
 @pytest.mark.parametrize("by_descriptor", [False, True])
-def test_narrow_linear(device: str, rows: int, n: int, k: int, splits: int, by_descriptor: bool) -> None:
+def test_skinny_gemm_with_bias(device: str, rows: int, n: int, k: int, splits: int, by_descriptor: bool) -> None:
     x, weight, bias = tensors(device, (rows, k), (n, k), (n,))
     tiles = GemmTiling(32, 64, splits, 3, 4, by_descriptor)
     out = skinny_gemm(x, weight, PLAIN, bias=bias, tiles=tiles)[0]
@@ -64,7 +64,7 @@ def test_narrow_linear(device: str, rows: int, n: int, k: int, splits: int, by_d
 
 
 @on_each_device
-def test_a_split_product_is_the_same_every_time(device: str) -> None:
+def test_split_products_are_deterministic(device: str) -> None:
     x, weight = tensors(device, (5, 768), (64, 768))
     tiles = GemmTiling(32, 64, 4, 3, 4, False)
     runs = [skinny_gemm(x, weight, PLAIN, tiles=tiles)[0] for _ in range(4)]
@@ -82,8 +82,8 @@ def test_a_split_product_is_the_same_every_time(device: str) -> None:
         (40, 155),
     ],
 )
-def test_narrow_glu_behind_an_open_norm(device: str, rows: int, k: int) -> None:
-    """k = 155: rows that no tensor descriptor takes."""
+def test_skinny_glu_after_a_pending_norm(device: str, rows: int, k: int) -> None:
+    """k = 155: rows whose alignment tensor descriptors do not support."""
     h, by, weight = tensors(device, (rows, k), (k,), (2 * 48, k))
     normed = open_norm(h, by, parts=5)
     gate, up = (norm64(h, by) @ weight.double().T).chunk(2, dim=-1)
@@ -93,7 +93,7 @@ def test_narrow_glu_behind_an_open_norm(device: str, rows: int, k: int) -> None:
 
 @on_each_device
 @pytest.mark.parametrize("rows", [65, pytest.param(100, marks=pytest.mark.slow), 128])
-def test_glu_reads_its_weights_once_for_more_rows_than_other_products(device: str, rows: int) -> None:
+def test_glu_uses_the_skinny_kernel_up_to_128_rows(device: str, rows: int) -> None:
     x, weight = tensors(device, (rows, 96), (2 * 72, 96))
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
     out = triton_linear.linear_glu(Normed(x, None, EPS), weight)
@@ -111,7 +111,7 @@ def test_glu_reads_its_weights_once_for_more_rows_than_other_products(device: st
         pytest.param(128, marks=pytest.mark.slow),
     ],
 )
-def test_the_head_reads_its_weights_once_as_well(device: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lm_head_uses_the_skinny_kernel_up_to_128_rows(device: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (triton_linear, gemm_tiling_module):
         monkeypatch.setattr(module, "LARGE", 300)
     monkeypatch.setattr(triton_linear.functional, "linear", None)
@@ -121,7 +121,7 @@ def test_the_head_reads_its_weights_once_as_well(device: str, rows: int, monkeyp
 
 @on_each_device
 @pytest.mark.parametrize("rows", [5, 200], ids=["narrow", "wide"])
-def test_a_product_goes_where_it_is_told(device: str, rows: int) -> None:
+def test_linear_writes_to_out(device: str, rows: int) -> None:
     x, weight, room = tensors(device, (rows, 96), (333, 96), (2, rows, 333))
     for function in (linear, reference.linear):
         out = room[1].fill_(torch.nan)
@@ -132,7 +132,7 @@ def test_a_product_goes_where_it_is_told(device: str, rows: int) -> None:
 
 
 @on_each_device
-def test_no_rows_have_no_logits(device: str) -> None:
+def test_linear_of_no_rows_is_empty(device: str) -> None:
     (weight,) = tensors(device, (333, 96))
     room = weight.new_empty(0, 333)
     assert triton_linear.linear(weight[:0], weight).shape == room.shape
@@ -146,7 +146,7 @@ SHAPES = {"8b": (4096, 14336, 32, 8, 128), "1b": (2048, 8192, 32, 8, 64), "0.5b"
 @pytest.mark.parametrize(
     ("rows", "fp8"), [(1, True), (16, False), (17, False), (32, True), (33, False), (64, False), (128, False)]
 )
-def test_tiles_in_flight_fit_into_a_multiprocessor(shape: tuple[int, ...], rows: int, fp8: bool) -> None:
+def test_tiles_in_flight_fit_into_shared_memory(shape: tuple[int, ...], rows: int, fp8: bool) -> None:
     hidden, inner, heads, kv_heads, dim = shape
     limit = MAX_FP8_ROWS if fp8 else MAX_ROWS
     products = [
@@ -178,10 +178,10 @@ def test_tiles_in_flight_fit_into_a_multiprocessor(shape: tuple[int, ...], rows:
         pytest.param(50, False, marks=pytest.mark.slow),
     ],
 )
-def test_narrow_residual_leaves_a_norm_that_the_next_product_closes(
+def test_skinny_residual_leaves_a_norm_for_the_next_product(
     device: str, rows: int, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """early: what the epilogues read is loaded before the products."""
+    """early: inputs of the epilogues are loaded before the products."""
     monkeypatch.setattr(skinny_gemm_module, "_PREFETCH_VALUES", 48 if early else 0)
     x, weight, residual, by, following = tensors(device, (rows, 96), (200, 96), (rows, 200), (200,), (64, 200))
     h, normed = triton_linear.linear_residual(x, weight, residual, by, EPS)
@@ -192,7 +192,7 @@ def test_narrow_residual_leaves_a_norm_that_the_next_product_closes(
 
 
 @on_each_device
-def test_wide_products_complete_their_norms(device: str) -> None:
+def test_large_products_complete_their_norms(device: str) -> None:
     rows = MAX_GLU_ROWS + 3
     x, weight, residual, by = tensors(device, (rows, 64), (96, 64), (rows, 96), (96,))
     h, normed = triton_linear.linear_residual(x, weight, residual, by, EPS)
@@ -252,7 +252,7 @@ def test_rope_store_kv_equals_the_reference(device: str, normed: bool, q_heads: 
     ("q_heads", "kv_heads", "dim"),
     [(4, 2, 32), pytest.param(3, 1, 24, marks=pytest.mark.slow), pytest.param(4, 4, 64, marks=pytest.mark.slow)],
 )
-def test_rotation_in_the_projections_epilogue(
+def test_rope_epilogue_of_the_skinny_gemm(
     device: str,
     splits: int,
     biased: bool,
@@ -305,7 +305,7 @@ def test_fp8_weights_are_rounded_once(dtype: torch.dtype) -> None:
 @on_each_device
 @pytest.mark.parametrize(("rows", "splits"), [(1, 1), (19, 4)])
 @pytest.mark.parametrize("epilogue", [PLAIN, GLU])
-def test_narrow_products_of_fp8_weights(device: str, rows: int, splits: int, epilogue: int) -> None:
+def test_skinny_gemm_of_fp8_weights(device: str, rows: int, splits: int, epilogue: int) -> None:
     h, by, given, bias = tensors(device, (rows, 200), (200,), (2 * 40, 200), (80,))
     weight = quantize_fp8(given * torch.logspace(-1, 1, 80, device=device)[:, None].to(given.dtype))
     tiles = GemmTiling(32, 64, splits if epilogue == PLAIN else 1, 3, 4, False)
@@ -340,7 +340,7 @@ def test_fp8_rotation_and_residual(device: str) -> None:
 
 
 @on_each_device
-def test_wide_products_take_the_full_weights(device: str) -> None:
+def test_large_products_use_dequantised_weights(device: str) -> None:
     for rows in (MAX_FP8_ROWS + 1, MAX_ROWS + 1):
         x, given = tensors(device, (rows, 64), (96, 64))
         weight = quantize_fp8(given)

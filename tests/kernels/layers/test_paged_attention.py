@@ -1,4 +1,4 @@
-"""paged_attention, reference and Triton, against a dense fp64 oracle that knows nothing of pages."""
+"""`paged_attention`, reference and Triton, against a dense fp64 oracle without pages."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Case:
     softcap: float | None = None
     sinks: bool = False
     spare_tokens: int = 0
-    """Tokens at the end that belong to no row."""
+    """Number of tokens at the end that belong to no row."""
     value_dim: int | None = None
-    """Where values have another head size than keys."""
+    """Head size of values, if it differs from that of keys."""
     page_size: int = PAGE
 
 
@@ -69,7 +69,7 @@ class Inputs:
 
 
 def build(case: Case, *, stale: float = float("nan"), seed: int = 0) -> Inputs:
-    """Pages in shuffled order, every position that no row owns filled with `stale`."""
+    """Returns pages in shuffled order; positions that no row owns hold `stale`."""
     torch.manual_seed(seed)
     lengths = [start + count for start, count in case.rows]
     value_dim = case.value_dim or case.head_dim
@@ -171,7 +171,7 @@ def test_matches_the_oracle_over_shuffled_pages_and_stale_nan(kernel: Callable[.
 )
 @pytest.mark.parametrize("sinks", [False, True])
 def test_any_number_of_splits_gives_the_same(monkeypatch: pytest.MonkeyPatch, processors: int, sinks: bool) -> None:
-    """1 (small blocks), 1, 2 and 8 splits a row; some of them find nothing to do."""
+    """1 (small blocks), 1, 2 and 8 splits per row; some of them have no work."""
     case = Case(rows=((-1, 2), (3, 4), (0, 0), (188, 3)), kv_heads=1, window=100, sinks=sinks, spare_tokens=2)
     monkeypatch.setattr(triton_module, "_processors", lambda device: processors)
     inputs = build(case)
@@ -202,7 +202,7 @@ def test_strides_of_a_fused_projection_are_honoured(kernel: Callable[..., Tensor
     check(inputs.call(kernel, case), inputs, case)
 
 
-def test_padding_rows_in_the_trash_page_disturb_nobody(kernel: Callable[..., Tensor]) -> None:
+def test_padding_rows_do_not_change_other_rows(kernel: Callable[..., Tensor]) -> None:
     rows = ((5, 2), (130, 2))
     inputs = build(Case(rows=rows))
     alone = inputs.call(kernel, Case(rows=rows))
@@ -219,7 +219,7 @@ def test_padding_rows_in_the_trash_page_disturb_nobody(kernel: Callable[..., Ten
     assert torch.isfinite(out).all()
 
 
-def test_a_table_narrowed_to_what_is_in_use_gives_the_same(kernel: Callable[..., Tensor]) -> None:
+def test_narrower_block_tables_give_the_same_result(kernel: Callable[..., Tensor]) -> None:
     case = Case(rows=VERIFY, window=90)
     inputs = build(case)
     used = inputs.block_tables.shape[1] - 1
@@ -229,8 +229,8 @@ def test_a_table_narrowed_to_what_is_in_use_gives_the_same(kernel: Callable[...,
     check(inputs.call(kernel, case), inputs, case)
 
 
-def test_a_query_past_its_table_is_finite_and_disturbs_nobody(kernel: Callable[..., Tensor]) -> None:
-    """Drafts beyond a row's end: nobody uses what they give, but NaN would spread through the batch's statistics."""
+def test_queries_beyond_their_table_are_finite_and_isolated(kernel: Callable[..., Tensor]) -> None:
+    """Results of drafts beyond a row's end are unused, but NaN would spread through the batch's statistics."""
     case = Case(rows=((5, 2), (60, 4)))
     inputs = build(case)
     full = torch.nan_to_num(inputs.k_pages), torch.nan_to_num(inputs.v_pages)
@@ -243,8 +243,8 @@ def test_a_query_past_its_table_is_finite_and_disturbs_nobody(kernel: Callable[.
     torch.testing.assert_close(out[:2], expected[:2], rtol=1e-6, atol=1e-6)
 
 
-def test_a_nan_among_the_keys_that_a_row_sees_stays_visible(kernel: Callable[..., Tensor]) -> None:
-    """What is masked must not leak, what is not must not be hidden: sampling reports such rows."""
+def test_nan_among_visible_keys_reaches_the_output(kernel: Callable[..., Tensor]) -> None:
+    """Masked NaN must not leak; visible NaN must not be hidden, because sampling reports such rows."""
     case = Case(rows=((5, 2), (9, 2)))
     inputs = build(case)
     inputs.v_pages[inputs.block_tables[1, 0], :, 3] = float("nan")
@@ -252,14 +252,14 @@ def test_a_nan_among_the_keys_that_a_row_sees_stays_visible(kernel: Callable[...
     assert torch.isfinite(out[:2]).all() and torch.isnan(out[2:]).all()
 
 
-def test_a_long_ragged_prefill_is_cut_into_tiles_and_groups() -> None:
+def test_long_ragged_prefill_uses_tiles_and_groups() -> None:
     case = Case(rows=((0, 700), (650, 1), (0, 3), (100, 333)), q_heads=2, kv_heads=1)
     inputs = build(case)
     check(inputs.call(reference, case), inputs, case)
 
 
 class _NoSync(TorchDispatchMode):
-    """Refuses operations whose shape or value would have to come back from a GPU."""
+    """Refuses operations whose shape or value would have to be copied back from a GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -270,7 +270,7 @@ class _NoSync(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("rows", [VERIFY, MIXED], ids=["verify", "mixed"])
-def test_the_reference_never_waits_for_the_device(rows: tuple[tuple[int, int], ...]) -> None:
+def test_reference_never_synchronises_with_the_device(rows: tuple[tuple[int, int], ...]) -> None:
     case = Case(rows=rows, window=20, softcap=4.0, sinks=True)
     inputs = build(case)
     with _NoSync():
@@ -300,7 +300,7 @@ def test_matches_the_oracle_on_a_gpu(kernel: Callable[..., Tensor], name: str) -
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("implementation", ["reference", "triton"])
-def test_one_captured_graph_serves_any_lengths(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_captured_graph_serves_all_lengths(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from specpipe_kernels import paged_attention
 
     shapes = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": torch.bfloat16}

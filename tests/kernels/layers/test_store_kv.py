@@ -1,4 +1,4 @@
-"""store_kv and write_index: every token at its place, everything else untouched, padding in the trash page."""
+"""`store_kv` and `write_index`: every token at its place, all other memory unchanged, padding in the trash page."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_write_index_takes_a_narrowed_table(write_index: Callable[..., Tensor], 
 
 
 def strided(tokens: int, heads: int, dim: int, dtype: torch.dtype, device: str) -> Tensor:
-    """A view of a fused projection, heads outermost, as models hand it over."""
+    """Returns a view of a fused projection, heads outermost, as models pass it."""
     return torch.randn(heads, tokens, 2 * dim, device=device).to(dtype)[:, :, dim:].transpose(0, 1)
 
 

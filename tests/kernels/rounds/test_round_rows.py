@@ -1,4 +1,4 @@
-"""What stands between the forwards of a round: Triton against the reference, and the reference against the rules."""
+"""`open_rows`, `feed_rows` and `commit_rows`: Triton against the reference, the reference against the rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAPACITY, PAGES, STOPS = 40, 7, 3
 
 
 def make_state(slots: int, device: str, seed: int = 0) -> SlotTensors:
-    """Slots of random content; the last one is a dummy as the engine has it."""
+    """Returns slots of random content; the last one is the inactive dummy slot of the engine."""
     g = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -47,7 +47,7 @@ def make_state(slots: int, device: str, seed: int = 0) -> SlotTensors:
 
 
 def batch(slots: int, device: str) -> Tensor:
-    """Every slot but one in another order, and two rows of padding."""
+    """Returns all slots but one in another order, and two rows of padding."""
     order = torch.randperm(slots - 1, generator=torch.Generator().manual_seed(1))[: max(1, slots - 2)]
     return torch.cat([order, torch.tensor([slots - 1] * 2)]).to(device)
 
@@ -70,7 +70,7 @@ def assert_same(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
 
 @on_each_device
 @pytest.mark.parametrize(("slots", "k", "width"), [(2, 0, 1), (5, 3, PAGES), (9, 7, 4)])
-def test_opening_gathers_rows_and_their_room(device: str, slots: int, k: int, width: int) -> None:
+def test_open_rows_gathers_state_and_draft_limits(device: str, slots: int, k: int, width: int) -> None:
     state, rows = make_state(slots, device), batch(slots, device)
     want = reference_open_rows(state, rows, k=k, width=width)
     assert_same(open_rows(state, rows, k=k, width=width), want)
@@ -82,7 +82,7 @@ def test_opening_gathers_rows_and_their_room(device: str, slots: int, k: int, wi
 
 @on_each_device
 @pytest.mark.parametrize(("shift", "width"), [(-2, 2), (-1, 1), (-1, 5), (0, 1), (2, 1)])
-def test_feeding_takes_committed_tokens_then_drafts(device: str, shift: int, width: int) -> None:
+def test_feed_rows_takes_committed_tokens_then_drafts(device: str, shift: int, width: int) -> None:
     state, rows = make_state(6, device), batch(6, device)
     lengths = state.length[rows]
     drafts = torch.tensor([[3, 4, 5, 6], [7, -1, 8, 2]] * 8, device=device)[: len(rows)]
@@ -100,7 +100,7 @@ def test_feeding_takes_committed_tokens_then_drafts(device: str, shift: int, wid
 
 
 @on_each_device
-def test_feeding_without_drafts(device: str) -> None:
+def test_feed_rows_without_drafts(device: str) -> None:
     state, rows = make_state(4, device), batch(4, device)
     lengths = state.length[rows]
     want = reference_feed_rows(state, rows, lengths, None, shift=-1, width=1, last=99)
@@ -111,7 +111,7 @@ def test_feeding_without_drafts(device: str) -> None:
 @on_each_device
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("slots", "k"), [(2, 0), (7, 1), (12, 4)])
-def test_committing_cuts_at_stop_ids_and_moves_the_slots(device: str, slots: int, k: int, seed: int) -> None:
+def test_commit_rows_stops_at_stop_ids_and_updates_slots(device: str, slots: int, k: int, seed: int) -> None:
     ours, theirs = make_state(slots, device, seed), make_state(slots, device, seed)
     rows = batch(slots, device)
     verdict, lengths = verdict_of(len(rows), k, device, seed), ours.length[rows]
@@ -133,7 +133,7 @@ def test_committing_cuts_at_stop_ids_and_moves_the_slots(device: str, slots: int
 
 
 @on_each_device
-def test_a_draw_goes_to_its_column(device: str) -> None:
+def test_sample_writes_to_a_column_of_drafts(device: str) -> None:
     rows = 3
     ones, keys = torch.ones(rows, device=device), torch.arange(rows, device=device)
     sampling = SamplingTensors(ones, ones.int() * 0, ones, ones * 0, keys)

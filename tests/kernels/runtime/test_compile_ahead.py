@@ -1,4 +1,4 @@
-"""Kernels compiled ahead are those that rounds and prefills launch."""
+"""`CompileAhead` compiles exactly the kernels that rounds and prefills launch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "support" / "compile_ahead.py"
 
 
 @pytest.mark.slow
-def test_nothing_is_left_to_compile_and_other_threads_launch(tmp_path: Path) -> None:
+def test_no_kernel_is_left_to_compile_after_compile_ahead(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     result = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=False)

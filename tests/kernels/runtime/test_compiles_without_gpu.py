@@ -1,4 +1,4 @@
-"""Every kernel compiles for a GPU, and values that vary per call compile nothing new.
+"""Every kernel compiles for a GPU, and values that vary between calls compile no further variants.
 
 The interpreter runs Python, so it accepts much that the compiler refuses; compiling needs no GPU.
 """
@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parents[2] / "support" / "compile_kernels.py"
 
 
 def compile_in_turn(cases: list[dict[str, Any]], cache: Path) -> list[list[str]]:
-    """Which kernels each case had to compile, given those before it."""
+    """Returns the kernels that each case compiled beyond those of earlier cases."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache)
     result = subprocess.run(
@@ -31,7 +31,7 @@ def compile_in_turn(cases: list[dict[str, Any]], cache: Path) -> list[list[str]]
     return report
 
 
-def test_traps_17_and_25_calls_that_differ_in_values_compile_once(tmp_path: Path) -> None:
+def test_calls_that_differ_in_values_compile_once(tmp_path: Path) -> None:
     cases = [{}, {"rows": 1}, {"rows": 16, "index": 1}, {"k": 2, "rows": 5}]
     first, *rest = compile_in_turn([{"truncated": False, "top_n": 0} | case for case in cases], tmp_path)
     assert {"_sample_kernel", "_verify_kernel", "_draw_kernel"} <= set(first)
@@ -47,7 +47,7 @@ def test_more_rows_compile_another_form_of_verification_alone(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_trap_25_verification_and_draws_have_two_forms_for_few_rows_and_for_many(tmp_path: Path) -> None:
+def test_verification_and_draws_have_two_forms_by_batch_size(tmp_path: Path) -> None:
     cases = [{"vocab": 128256, "truncated": False, "rows": rows} for rows in (1, 64, 2, 100)]
     assert compile_in_turn(cases, tmp_path)[1:] == [["_draw_kernel", "_verify_kernel"], [], []]
 
@@ -73,7 +73,7 @@ def test_every_variant_compiles(method: str, dtype: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_rounds_compile_with_all_that_may_be_given_and_with_32_drafts(method: str, tmp_path: Path) -> None:
+def test_rounds_compile_with_all_options_and_with_32_drafts(method: str, tmp_path: Path) -> None:
     report = compile_in_turn([{"method": method, "given": True}, {"method": method, "k": 32}], tmp_path)
     assert all("_verify_kernel" in compiled for compiled in report)
 

@@ -23,14 +23,14 @@ any_round = given(
 
 
 def examples(count: int) -> Callable[[Any], Any]:
-    """The same ones in every run: a draw that is a tie up to rounding would be no failure."""
+    """Returns settings with the same examples in every run, because draws that tie up to rounding may differ."""
     known = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture]
     return settings(max_examples=count, derandomize=True, deadline=None, database=None, suppress_health_check=known)
 
 
 @examples(12)
 @any_round
-def test_some_rounds_of_the_reference(case: Case, vocab: int, count: int, seed: int) -> None:
+def test_random_rounds_of_the_reference(case: Case, vocab: int, count: int, seed: int) -> None:
     FeatureRound(case, Backend("reference", "cpu"), seed=seed, vocab=vocab, count=count).check()
 
 

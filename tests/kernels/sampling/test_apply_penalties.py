@@ -1,4 +1,4 @@
-"""apply_penalties and count_tokens, reference and Triton, against penalties counted in Python and in fp64."""
+"""`apply_penalties` and `count_tokens`, reference and Triton, against penalties in Python and fp64."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_equals_penalties_in_fp64(backend: Backend, dtype: torch.dtype, vocab: i
         for i in range(k + 1):
             own = drafts[r, :i].tolist()
             if -1 in own:
-                continue  # nobody's row
+                continue  # undefined: behind a placeholder
             expected = history.expected(r, logits[r * (k + 1) + i], own)
             torch.testing.assert_close(got[r, i].double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     neutral = (torch.arange(rows) % 5 == 0)[:, None, None]
@@ -50,7 +50,7 @@ def test_equals_penalties_in_fp64(backend: Backend, dtype: torch.dtype, vocab: i
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_ragged_rows_and_single_steps_are_rows_of_the_whole(backend: Backend) -> None:
+def test_ragged_rows_and_single_steps_equal_whole_rounds(backend: Backend) -> None:
     rows, k, vocab = 5, 3, 50
     history = random_history(rows, vocab=vocab, longest=30, seed=3)
     drafts = some_drafts(rows, k, vocab, history).clamp(min=0)
@@ -68,7 +68,7 @@ def test_ragged_rows_and_single_steps_are_rows_of_the_whole(backend: Backend) ->
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_repetition_has_the_bits_of_transformers(backend: Backend) -> None:
+def test_repetition_penalty_equals_transformers_bitwise(backend: Backend) -> None:
     prompt = [3, 9, 9, 4, 20, 3, 7]
     history = History(
         tokens=torch.tensor([prompt + [0] * 5]),
@@ -86,7 +86,7 @@ def test_repetition_has_the_bits_of_transformers(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_banned_tokens_stay_banned_and_unsound_rows_unsound(backend: Backend) -> None:
+def test_banned_tokens_and_invalid_rows_stay_so(backend: Backend) -> None:
     history = random_history(5, vocab=16, longest=60, seed=1)
     logits = torch.full((5, 16), -torch.inf)
     logits[3] = torch.nan
@@ -97,7 +97,7 @@ def test_banned_tokens_stay_banned_and_unsound_rows_unsound(backend: Backend) ->
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_narrower_vocabulary_leaves_the_other_tokens_alone(backend: Backend) -> None:
+def test_tokens_beyond_a_narrower_vocabulary_are_ignored(backend: Backend) -> None:
     history = random_history(5, vocab=40, longest=60, seed=2)
     logits = torch.randn(5, 23)
     drafts = torch.full((5, 1), 39)
@@ -110,8 +110,8 @@ def test_a_narrower_vocabulary_leaves_the_other_tokens_alone(backend: Backend) -
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("width", [1, 4, 5])
-def test_emissions_are_entered_once(backend: Backend, width: int) -> None:
-    """Tokens of the prompt, of the output, new ones and repeated new ones; rows that emit nothing are left alone."""
+def test_emitted_tokens_are_counted_once(backend: Backend, width: int) -> None:
+    """Tokens of prompt and output, new and repeated new tokens; rows that emit nothing are unchanged."""
     rows, vocab = 10, 12
     history = random_history(rows, vocab=vocab, longest=30, seed=width)
     new = torch.randint(0, vocab, (rows, width), generator=torch.Generator().manual_seed(width))

@@ -1,4 +1,4 @@
-"""What comes out is distributed as the target's own draws: marginals, joints, and joints over many rounds.
+"""Emitted tokens are distributed as the target's own draws: marginals, joints, and joints over many rounds.
 
 Drafts come from the engine's own stream, V is 16 and p and q are opposed: a wrong residual, a reused noise or a biased
 acceptance cannot hide. Seeds are fixed, so a p-value is what it is: below 1e-4 in a few dozen tests means a bug.
@@ -27,13 +27,13 @@ SIZES = [pytest.param(20_000, id="20k"), pytest.param(200_000, id="200k", marks=
 
 @pytest.fixture(params=DEVICES, autouse=True)
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Where tensors are made: plain torch draws and verifies on a CPU, Triton on a GPU."""
+    """Returns the device of the tensors: plain torch draws and verifies on a CPU, Triton on a GPU."""
     with torch.device(request.param) as chosen:
         yield chosen
 
 
 def opposed(positions: int, seed: int = 0, vocab: int = V) -> tuple[Tensor, Tensor]:
-    """Logits of p [positions, V] and q: q prefers what p does not, and yet they overlap."""
+    """Returns logits of p [positions, V] and q, which overlap although q prefers tokens that p does not."""
     g = torch.Generator("cpu").manual_seed(seed)
     p, other = (torch.randn(positions, vocab, generator=g, device="cpu") for _ in range(2))
     p, q = p * 1.2, -0.48 * p + other * 0.6
@@ -47,7 +47,7 @@ def probs(logits: Tensor, **fields: float) -> Tensor:
 
 
 def draft(q: Callable[[int, Tensor], Tensor], s: SamplingTensors, positions: Tensor, method: str, k: int) -> Tensor:
-    """[R, k] drawn as an engine draws them; q gives the logits of draft i, given those before it."""
+    """Returns drafts [R, k], drawn as an engine draws them; q returns the logits of draft i after earlier ones."""
     purpose = Purpose.INVARIANT if method == "invariant" else Purpose.DRAFT
     drafts = torch.empty(len(positions), 0, dtype=torch.int64)
     for i in range(k):
@@ -167,7 +167,7 @@ def markov_run(p: Tensor, q: Tensor, s: SamplingTensors, *, length: int, k: int,
 @pytest.mark.parametrize("rows", SIZES)
 @pytest.mark.parametrize("method", EXACT)
 @pytest.mark.parametrize("ragged", [False, True], ids=["k_fixed", "k_varies"])
-def test_trap_4_joint_over_many_rounds(method: str, rows: int, ragged: bool) -> None:
+def test_joint_distribution_over_many_rounds(method: str, rows: int, ragged: bool) -> None:
     """Four tokens of a chain of three states, jointly: block verification inspects positions that later rounds draw
     again, and a stream keyed by position alone would make the two draws agree."""
     p, q = opposed(3, seed=2, vocab=3)
@@ -184,7 +184,7 @@ def test_trap_4_joint_over_many_rounds(method: str, rows: int, ragged: bool) -> 
 
 
 @pytest.mark.parametrize("method", ["standard", "invariant"])
-def test_plain_decoding_is_the_same_call_without_drafts(method: str) -> None:
+def test_rejection_sample_without_drafts_is_plain_decoding(method: str) -> None:
     p, _ = opposed(1)
     rows = 30_000
     none = torch.empty(rows, 0, dtype=torch.int64)

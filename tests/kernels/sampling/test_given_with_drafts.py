@@ -1,4 +1,4 @@
-"""What a caller may hand to verification: where drafting truncated, so that it is not found again; the bonus token."""
+"""Optional inputs of verification: truncation bounds of the drafts, and the bonus token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def verify(backend: Backend, r: Round, *, truncated: bool = True, **given: Any) 
 
 
 def draft_bounds(backend: Backend, r: Round) -> Bounds:
-    """As drafting would leave them: a call for each position, rows by slot."""
+    """Returns the bounds that drafting returns, one call per position, with rows by slot."""
     assert r.draft_logits is not None and r.draft_rows is not None
     slots, k, _ = r.draft_logits.shape
     bounds = Bounds(torch.zeros(slots, k), torch.zeros(slots, k, dtype=torch.int32))
@@ -60,7 +60,7 @@ def test_bounds_of_the_drafts_change_nothing(backend: Backend, method: str) -> N
 
 
 @INTERPRETED
-def test_given_bounds_save_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_draft_bounds_save_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     r = random_round(vocab=40, draft_vocab=36, k=1, rows=1, dtype=torch.bfloat16, seed=22)
     bounds = draft_bounds(INTERPRETER, r)
     found: list[int] = []
@@ -78,21 +78,21 @@ def test_given_bounds_save_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @on_backends(2, method=METHODS, k=[2, 0])
-def test_a_given_bonus_token_follows_where_all_drafts_are_accepted(backend: Backend, method: str, k: int) -> None:
-    """Its row of logits is not read: it may be unsound."""
+def test_given_bonus_token_follows_accepted_drafts(backend: Backend, method: str, k: int) -> None:
+    """The bonus row of logits is not read and may be invalid."""
     r = random_round(vocab=40, draft_vocab=40 if k else None, k=k, rows=5, method=method, truncated=False, seed=23)
     bonus = torch.arange(100, 105)
     target = r.target_logits.clone().view(5, k + 1, 40)
-    unsound = target.clone()
+    invalid = target.clone()
     for row in range(5):
-        unsound[row, len(r.drafts_of(row))] = torch.nan
+        invalid[row, len(r.drafts_of(row))] = torch.nan
     expected = []
     for row, (tokens, accepted) in enumerate(r.expected()):
         if accepted == len(r.drafts_of(row)):
             tokens[-1] = int(bonus[row])
         expected.append((tokens, accepted))
     ended = [accepted == len(r.drafts_of(row)) for row, (_, accepted) in enumerate(expected)]
-    for logits in (target, unsound):
+    for logits in (target, invalid):
         counts = to(torch.zeros(4, k + 1, dtype=torch.int64), backend.device)
         r = r.with_(target_logits=logits.view(-1, 40))
         out = verify(backend, r, truncated=False, bonus_tokens=bonus, counts=counts)
@@ -104,7 +104,7 @@ def wrong(shape: tuple[int, ...]) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_arguments_that_do_not_fit_are_named() -> None:
     r = random_round(vocab=16, draft_vocab=16, k=2, rows=2)
     call = (r.target_logits, r.draft_tokens, r.num_draft_tokens, r.positions, sampling(r.rows))
     with pytest.raises(ValueError, match=r"draft_bounds\.logit \[2, 2\]"):

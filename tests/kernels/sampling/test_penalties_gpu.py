@@ -1,4 +1,4 @@
-"""Penalties and log-probabilities where only a GPU can show them: real vocabularies, graphs, 2**31 elements."""
+"""Penalties and log-probabilities on a GPU: real vocabularies, graphs, 2**31 elements."""
 
 from __future__ import annotations
 
@@ -62,21 +62,21 @@ def test_equals_the_reference(dtype: torch.dtype, vocab: int, monkeypatch: pytes
         logits, drafts, torch.full((rows,), k, device=DEVICE), torch.arange(rows, device=DEVICE), mixed(rows)
     )
     edited: list[Tensor] = []
-    told: list[TokenLogprobs] = []
+    logprobs: list[TokenLogprobs] = []
     seen: list[Tensor] = []
     for backend in ("triton", "reference"):
         monkeypatch.setenv("SPECPIPE_KERNELS", backend)
         slots = Slots(rows, k, vocab=vocab)
         seen.append(slots.seen)
         edited.append(slots.penalise(logits, drafts))
-        told.append(token_logprobs(logits, out.tokens, out.num_emitted, mixed(rows), top_n=min(20, vocab)))
+        logprobs.append(token_logprobs(logits, out.tokens, out.num_emitted, mixed(rows), top_n=min(20, vocab)))
     assert torch.equal(*seen)
     torch.testing.assert_close(*edited, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-5)
-    torch.testing.assert_close(told[0].logprobs, told[1].logprobs, rtol=0, atol=1e-4, equal_nan=True)
-    assert float((told[0].top_tokens == told[1].top_tokens).float().mean()) > 0.999  # equal up to rounding
+    torch.testing.assert_close(logprobs[0].logprobs, logprobs[1].logprobs, rtol=0, atol=1e-4, equal_nan=True)
+    assert float((logprobs[0].top_tokens == logprobs[1].top_tokens).float().mean()) > 0.999  # equal up to rounding
 
 
-def test_trap_16_a_captured_graph_reads_its_inputs_at_every_replay() -> None:
+def test_a_captured_graph_reads_its_inputs_at_every_replay() -> None:
     rows, k, vocab = 8, 3, 32000
     slots, s = Slots(rows, k, vocab=vocab), mixed(rows)
     base = torch.randn(rows * (k + 1), vocab, device=DEVICE)
@@ -107,7 +107,7 @@ def test_trap_16_a_captured_graph_reads_its_inputs_at_every_replay() -> None:
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-def test_trap_9_rows_beyond_two_to_the_31_elements() -> None:
+def test_rows_beyond_two_to_the_31_elements() -> None:
     rows, k = 7200, 1
     logits = torch.empty(rows * (k + 1), VOCAB, dtype=torch.bfloat16, device=DEVICE).normal_()
     assert logits.numel() > 2**31

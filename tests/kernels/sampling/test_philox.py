@@ -1,4 +1,4 @@
-"""The random streams: Random123's known answers, open intervals, and the same bits from torch and Triton."""
+"""Random streams: Random123's known answers, open intervals, and the same bits from torch and Triton."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_known_answers(counter: tuple[int, ...], key: tuple[int, int], words: tu
     assert oracle.philox(counter, key) == words
 
 
-def test_the_streams_counter() -> None:
+def test_counter_layout_of_the_streams() -> None:
     """(vocabulary index // 4, position, index in the round, purpose), keyed by the seed's two halves."""
     seed, position = 0x7A0938225EF31D05, 2**31 + 77
     for index, purpose, vocab in ((0, 1, 16), (3, 4, 101)):
@@ -100,7 +100,7 @@ def test_triton_has_the_same_uniforms(backend: Backend) -> None:
     assert torch.equal(out.cpu(), reference.uniform_of(words))
 
 
-def test_trap_5_uniforms_lie_in_the_open_interval() -> None:
+def test_uniforms_lie_in_the_open_interval() -> None:
     u = reference.uniform_of(torch.tensor(WORDS))
     assert float(u.min()) == 2.0**-33
     assert float(u.max()) == 1 - 2.0**-24
@@ -108,7 +108,7 @@ def test_trap_5_uniforms_lie_in_the_open_interval() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_trap_6_small_exponentials_keep_their_precision(backend: Backend) -> None:
+def test_small_exponentials_keep_their_precision(backend: Backend) -> None:
     """log(1 - u) would be 0 below 2**-25 and have an error of some per cent at 2**-20."""
     u = torch.cat([2.0 ** torch.arange(-33.0, -1.0), reference.uniform_of(torch.tensor(WORDS)), torch.rand(20)])
     expected = -torch.log1p(-u.double())
@@ -132,8 +132,8 @@ def test_triton_has_the_same_noise(backend: Backend) -> None:
     torch.testing.assert_close(out.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_trap_7_gumbel_noise_reaches_beyond_24_bits() -> None:
-    """Tokens of probability 1e-9 must be able to win: the largest noise belongs to u near 0, not to u near 1."""
+def test_gumbel_noise_reaches_beyond_24_bits() -> None:
+    """Tokens of probability 1e-9 must be drawable: the largest noise belongs to u near 0, not to u near 1."""
     smallest = reference.uniform_of(torch.tensor([0]))
     assert float(-reference.exponential_of(smallest).log()) == pytest.approx(33 * np.log(2), rel=1e-6)
     noise = reference.gumbel(torch.arange(2000), torch.zeros(2000, dtype=torch.int64), 0, 1, 4096).flatten().double()

@@ -1,4 +1,4 @@
-"""rejection_sample, reference and Triton, against the fp64 oracle: every method, layout, dtype and odd shape."""
+"""`rejection_sample`, reference and Triton, against the fp64 oracle: every method, layout, dtype and odd shape."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_greedy_hint_changes_nothing(backend: Backend, method: str) -> None:
 
 @pytest.mark.parametrize("backend", HEAVY)
 @pytest.mark.parametrize("method", METHODS)
-def test_as_many_drafts_as_there_may_be(backend: Backend, method: str) -> None:
+def test_largest_number_of_drafts(backend: Backend, method: str) -> None:
     check(backend, random_round(vocab=40, draft_vocab=40, k=32, rows=3, method=method, ragged=True, seed=8))
 
 

@@ -1,4 +1,4 @@
-"""What a caller may add to a round: saved log-sum-exps of the drafts, and counters of all rounds."""
+"""Options of `rejection_sample`: saved log-sum-exps of the drafts, and counters of all rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specpipe_kernels.sampling.device import logit_rows as triton_rows
 
 
 def logits_lse(logits: Tensor, s: SamplingTensors, owners: Tensor) -> Tensor:
-    """[D, K] of untruncated draft logits, in the row order of draft_logits."""
+    """Returns log-sum-exps [D, K] of untruncated draft logits."""
     temperature = torch.ones(logits.shape[0])
     temperature[owners] = torch.where(s.temperature > 0, s.temperature, 1.0)
     return (logits.double() / temperature[:, None, None]).logsumexp(-1).float()
@@ -37,7 +37,7 @@ def test_saved_log_sum_exps_change_nothing(backend: Backend, method: str, monkey
 
 
 @on_backends(bad=[float("nan"), float("inf"), float("-inf")])
-def test_a_saved_log_sum_exp_tells_an_unsound_draft_row(backend: Backend, bad: float) -> None:
+def test_saved_log_sum_exp_reports_an_invalid_draft_row(backend: Backend, bad: float) -> None:
     r = random_round(vocab=16, draft_vocab=16, k=1, rows=1, truncated=False)
     s = sampling(r.rows)._replace(temperature=torch.ones(1))
     out = run(backend, rejection_sample, r.target_logits, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1).int(),
@@ -46,11 +46,11 @@ def test_a_saved_log_sum_exp_tells_an_unsound_draft_row(backend: Backend, bad: f
 
 
 @on_backends(method=METHODS, one_hot=[False, True])
-def test_trap_19_counts_add_up_by_position(backend: Backend, method: str, one_hot: bool) -> None:
+def test_counts_add_up_by_position(backend: Backend, method: str, one_hot: bool) -> None:
     k, rows = 3, 7
     r = random_round(vocab=40, draft_vocab=None if one_hot else 40, k=k, rows=rows, method=method, truncated=False)
     target = r.target_logits.clone()
-    target[: k + 1, 0] = torch.nan  # an unsound request counts nowhere
+    target[: k + 1, 0] = torch.nan  # an invalid request counts nowhere
     r = r.with_(target_logits=target)
     counts = to(torch.ones(4, k + 1, dtype=torch.int64), backend.device)
     out = run(backend, rejection_sample, target, r.draft_tokens, r.num_draft_tokens, r.positions,
@@ -78,9 +78,7 @@ def test_plain_decoding_counts_bonus_tokens(backend: Backend) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("one_hot", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_rows_scanned_one_position_at_a_time_give_the_same_round(
-    backend: Backend, one_hot: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_staged_scans_give_the_same_round(backend: Backend, one_hot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     r = random_round(
         vocab=50, draft_vocab=None if one_hot else 50, k=4, rows=6, method="invariant", truncated=False, ragged=True
     )
@@ -90,8 +88,8 @@ def test_rows_scanned_one_position_at_a_time_give_the_same_round(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_logits_that_rise_by_thousands_within_a_row_keep_their_mass(backend: Backend) -> None:
-    """The first tile's largest logit is the scale of the sum; far larger ones later must not overflow it."""
+def test_logits_rising_by_thousands_keep_their_mass(backend: Backend) -> None:
+    """The first tile's largest logit is the reference of the sum; far larger logits later must not overflow it."""
     logits = torch.zeros(2, 5000)
     logits[:, 4500:4502] = 4000.0
     s = sampling([])._replace(

@@ -1,4 +1,4 @@
-"""sample, reference and Triton, against the fp64 oracle."""
+"""`sample`, reference and Triton, against the fp64 oracle."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_greedy_ties_take_the_lowest_index(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_vocabulary_is_cut(backend: Backend) -> None:
+def test_vocab_size_limits_the_draw(backend: Backend) -> None:
     """A draft's vocabulary may be padded beyond the target's; its padding must not be drawn."""
     logits = torch.zeros(3, 64)
     logits[:, 50:] = 30.0
@@ -83,7 +83,7 @@ def test_vocabulary_is_cut(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_do_not_disturb_each_other(backend: Backend) -> None:
+def test_rows_are_independent(backend: Backend) -> None:
     g = torch.Generator().manual_seed(9)
     rows = random_rows(3, g, truncated=False)
     logits = torch.randn(3, 40, generator=g)

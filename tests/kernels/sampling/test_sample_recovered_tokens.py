@@ -1,4 +1,4 @@
-"""sample_recovered_tokens, reference and Triton, against fp64 arithmetic."""
+"""`sample_recovered_tokens`, reference and Triton, against fp64 arithmetic."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def residuals(p: Tensor, q: Tensor | None, ids: Tensor | None) -> np.ndarray:
 @pytest.mark.parametrize("one_hot", [True, False])
 @pytest.mark.parametrize("vocab", [16, 100, 8193])
 def test_given_noise(backend: Backend, one_hot: bool, vocab: int) -> None:
-    """Row r takes the noise of its request, as rows of one request may share theirs."""
+    """Rows of one request share its noise."""
     p, q = random_probs(5, vocab, 1), None if one_hot else random_probs(5, vocab, 2)
     ids = torch.arange(5)
     inverse = -1 / torch.rand(2, vocab, generator=torch.Generator().manual_seed(3)).log()
@@ -56,7 +56,7 @@ def test_keyed_noise_is_the_recovered_stream(backend: Backend, one_hot: bool) ->
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_left_draws_p_and_unsound_rows_draw_nothing(backend: Backend) -> None:
+def test_empty_residual_draws_p_and_invalid_rows_draw_nothing(backend: Backend) -> None:
     p = random_probs(4, 40, 6)
     q = p.clone()
     p[1, 3] = torch.nan

@@ -1,4 +1,4 @@
-"""What only a GPU can show: rows beyond 2**31 elements, graph capture and replay, real vocabularies."""
+"""Sampling on a GPU: rows beyond 2**31 elements, graph capture and replay, real vocabularies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_equals_the_reference(method: str, vocab: int, dtype: torch.dtype, monke
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("k", [0, 3])
-def test_trap_16_a_captured_graph_replays_with_new_seeds(method: str, k: int) -> None:
+def test_a_captured_graph_replays_with_new_seeds(method: str, k: int) -> None:
     rows, vocab = 8, 32000
     p = torch.randn(rows * (k + 1), vocab, device="cuda")
     q = torch.randn(rows, k, vocab, device="cuda") if k else None
@@ -92,7 +92,7 @@ def test_trap_16_a_captured_graph_replays_with_new_seeds(method: str, k: int) ->
 
 
 @pytest.mark.parametrize("method", ["standard", "block"])
-def test_trap_9_rows_beyond_two_to_the_31_elements(method: str) -> None:
+def test_rows_beyond_two_to_the_31_elements(method: str) -> None:
     rows, k = 7200, 1
     p = torch.empty(rows * (k + 1), VOCAB, dtype=torch.bfloat16, device="cuda")
     assert p.numel() > 2**31
@@ -123,7 +123,7 @@ def _rows(s, rows: Tensor):
     return s._replace(**{name: getattr(s, name)[rows] for name in ("temperature", "top_k", "top_p", "min_p", "seed")})
 
 
-def test_trap_9_sample_beyond_two_to_the_31_elements() -> None:
+def test_sample_beyond_two_to_the_31_elements() -> None:
     rows = 14200
     logits = torch.empty(rows, VOCAB, dtype=torch.bfloat16, device="cuda").normal_()
     s, at = to(same_rows(rows), "cuda"), torch.arange(rows, device="cuda")
@@ -144,8 +144,8 @@ def test_ragged_rounds_equal_the_oracle(method: str) -> None:
         assert [t[t != -1].tolist() for t in out.tokens] == [e[0] for e in expected]
 
 
-def test_the_interpreter_is_off() -> None:
-    """Else the tests above would have compiled nothing."""
+def test_interpreter_is_off_on_a_gpu() -> None:
+    """With the interpreter, the tests above would compile nothing."""
     import triton
 
     assert not triton.knobs.runtime.interpret

@@ -1,4 +1,4 @@
-"""No kernel of sampling touches memory that is not its own, and none races: compute-sanitizer says so."""
+"""Sampling kernels pass compute-sanitizer: no invalid memory access and no race."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDED = "all rounds are as expected"
 
 
 def run(command: list[str], seconds: float, **environment: str) -> tuple[int, str]:
-    """→ exit status and output; after that time it and its children are killed."""
+    """Returns exit status and output; kills the process group after `seconds`."""
     paths = os.pathsep.join([str(TESTS), *sys.path])
     process = subprocess.Popen(
         command, env=os.environ | {"PYTHONPATH": paths} | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -34,7 +34,7 @@ def run(command: list[str], seconds: float, **environment: str) -> tuple[int, st
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_rounds_themselves() -> None:
+def test_sanitizer_rounds_pass_on_the_interpreter() -> None:
     status, output = run([*ROUNDS, "cpu"], 390, TRITON_INTERPRET="1")
     assert status == 0 and ENDED in output, output[-3000:]
 

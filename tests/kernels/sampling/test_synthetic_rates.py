@@ -1,4 +1,4 @@
-"""synthetic_rates: an acceptance length as rates per position."""
+"""`synthetic_rates`: an acceptance length as rates per position."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from specpipe_kernels import synthetic_rates
         (0, 1.0, ()),
     ],
 )
-def test_as_many_ones_as_fit_then_the_fraction(k: int, length: float, rates: tuple[float, ...]) -> None:
+def test_rates_are_ones_then_the_fraction_then_zeros(k: int, length: float, rates: tuple[float, ...]) -> None:
     assert synthetic_rates(k, length) == pytest.approx(rates)
     assert sum(synthetic_rates(k, length)) == pytest.approx(length - 1)
 
 
 @pytest.mark.parametrize("length", [0.9, 4.1, float("nan")])
-def test_lengths_that_k_drafts_cannot_give(length: float) -> None:
+def test_impossible_acceptance_lengths_are_refused(length: float) -> None:
     with pytest.raises(ValueError, match=r"expected 1 to K \+ 1 = 4"):
         synthetic_rates(3, length)

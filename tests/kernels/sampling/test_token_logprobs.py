@@ -1,4 +1,4 @@
-"""token_logprobs, reference and Triton, against the fp64 oracle: mixed rows, truncation, ragged layouts, odd shapes."""
+"""`token_logprobs`, reference and Triton, against the fp64 oracle: mixed rows, truncation, ragged layouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specpipe_kernels.sampling.device import logit_rows as triton_rows
 
 
 def log_probs(case: Round, r: int, i: int) -> np.ndarray:
-    """Of position i of a request, over the vocabulary."""
+    """Returns log p over the vocabulary at position i of a request."""
     start = r * (case.draft_tokens.shape[1] + 1) if case.cu_rows is None else int(case.cu_rows[r])
     logits = case.target_logits[start + i].double()
     if case.rows[r].temperature == 0:
@@ -24,7 +24,7 @@ def log_probs(case: Round, r: int, i: int) -> np.ndarray:
         return np.log(oracle.distribution(logits.numpy(), case.rows[r]))
 
 
-def told(
+def logprobs(
     backend: Backend, case: Round, out: RejectionOutput, top_n: int, *, bounds: Bounds | None = None, **hints: bool
 ) -> TokenLogprobs:
     result: TokenLogprobs = run(
@@ -36,7 +36,7 @@ def told(
 
 def check(backend: Backend, case: Round, top_n: int, **hints: bool) -> None:
     out = case.verify(Backend("reference", "cpu"))
-    got = told(backend, case, out, top_n, **hints)
+    got = logprobs(backend, case, out, top_n, **hints)
     for r, emitted in enumerate(out.num_emitted.tolist()):
         assert got.logprobs[r, emitted:].isnan().all() and (got.top_tokens[r, emitted:] == -1).all()
         for i in range(emitted):
@@ -66,12 +66,12 @@ def test_equals_the_oracle(backend: Backend, method: str, ragged: bool) -> None:
 
 @pytest.mark.parametrize("backend", HEAVY)
 @pytest.mark.parametrize(("k", "ragged"), [(0, False), (2, True)])
-def test_bounds_that_verification_found_change_nothing(backend: Backend, k: int, ragged: bool) -> None:
+def test_bounds_of_verification_change_nothing(backend: Backend, k: int, ragged: bool) -> None:
     case = random_round(vocab=61, draft_vocab=None, k=k, rows=3, ragged=ragged, seed=5)
     out = case.verify(backend)
     assert out.bounds is not None and out.bounds.logit.shape == (3, k + 1)
-    found = told(backend, case, out, 4)
-    for a, b in zip(told(backend, case, out, 4, bounds=out.bounds), found, strict=True):
+    found = logprobs(backend, case, out, 4)
+    for a, b in zip(logprobs(backend, case, out, 4, bounds=out.bounds), found, strict=True):
         assert torch.equal(a.nan_to_num(9.0), b.nan_to_num(9.0))
 
 
@@ -100,8 +100,8 @@ def test_large_vocabularies(backend: Backend, dtype: torch.dtype, vocab: int) ->
 
 
 @on_backends(dtype=[torch.bfloat16, torch.float32])
-def test_ties_are_told_from_the_lowest_id(backend: Backend, dtype: torch.dtype, monkeypatch) -> None:
-    """Equal logits in different tiles, both zeros, and fewer tokens with a probability than were asked for."""
+def test_ties_rank_from_the_lowest_id(backend: Backend, dtype: torch.dtype, monkeypatch) -> None:
+    """Equal logits in different tiles, both zeros, and fewer possible tokens than top_n."""
     monkeypatch.setattr(triton_rows, "MAX_TILE", 16)
     logits = torch.full((3, 40), -torch.inf, dtype=dtype)
     logits[0, [38, 3, 20, 21]] = torch.tensor([2.0, 2.0, 2.0, -5.0], dtype=dtype)

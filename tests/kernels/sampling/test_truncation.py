@@ -1,4 +1,4 @@
-"""What temperature, top-k, top-p and min-p keep of a row: reference and Triton against fp64 and transformers' own."""
+"""Truncation by top-k, top-p and min-p: reference and Triton against fp64 and transformers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FILTERS = [
 
 
 def kept(backend: Backend, logits: Tensor, rows: list[oracle.Row]) -> Tensor:
-    """[N, V] bool."""
+    """Returns [N, V] bool: the kept tokens."""
     if backend.name == "reference":
         return kept_logits(logits, sampling(rows)) > -torch.inf
     logits = to(logits, backend.device)
@@ -88,8 +88,8 @@ def test_ties_are_kept_from_the_lowest_index(backend: Backend, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_flat_rows(backend: Backend) -> None:
-    """All logits alike, as an untrained model gives them."""
+def test_rows_of_equal_logits(backend: Backend) -> None:
+    """All logits are equal, as those of an untrained model."""
     rows = [oracle.Row(top_k=4), oracle.Row(top_p=0.5)]
     assert kept(backend, torch.zeros(2, 20), rows).sum(-1).tolist() == [4, 10]
 

@@ -1,4 +1,4 @@
-"""Draws that take a chunk of the vocabulary first: the oracle's tokens however rows are cut, and the right shares."""
+"""Two-level draws: the oracle's tokens for any split of rows into programs, and the right frequencies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def random_residual(rows: int, seed: int) -> tuple[Tensor, Tensor]:
     return p, q
 
 
-def test_the_chunk_is_part_of_the_streams() -> None:
+def test_chunk_size_is_fixed() -> None:
     assert types.CHUNK == oracle.CHUNK == 2048
 
 
@@ -85,8 +85,10 @@ def test_an_empty_residual_draws_p(backend: Backend, programs: int, monkeypatch:
 
 
 @on_backends(programs=CUTS)
-def test_masses_that_need_another_scale(backend: Backend, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk's mass is over the first one's largest logit: far larger ones overflow it, and -inf is no scale."""
+def test_masses_that_overflow_with_the_first_reference(
+    backend: Backend, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masses refer to the first chunk's largest logit: far larger logits overflow, and -inf is no reference."""
     use_small_tiles(monkeypatch, 16, programs=programs)
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
     logits[0, :16] -= 4000
@@ -97,7 +99,7 @@ def test_masses_that_need_another_scale(backend: Backend, programs: int, monkeyp
 
 
 @on_backends(programs=CUTS)
-def test_unsound_rows(backend: Backend, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_rows(backend: Backend, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_tiles(monkeypatch, 16, programs=programs)
     logits = torch.zeros(4, VOCAB)
     logits[0, 70] = torch.nan
@@ -111,7 +113,7 @@ def test_unsound_rows(backend: Backend, programs: int, monkeypatch: pytest.Monke
 
 @on_backends(one_hot=[False, True])
 def test_recovered_from_probabilities(backend: Backend, one_hot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last two rows leave nothing, or nothing at all."""
+    """The last two rows have an empty residual and no mass at all."""
     use_small_tiles(monkeypatch, 16)
     p, q = random_residual(5, 2)
     ids = torch.tensor([0, 17, 74, 3, 9])

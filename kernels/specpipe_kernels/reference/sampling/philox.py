@@ -2,7 +2,7 @@
 
 The key is a row's 64-bit seed, the counter (vocabulary index // 4, position, index in the round, purpose), and the word
 vocabulary index % 4: one call serves four vocabulary entries. Chunks of the vocabulary have counters of their own, from
-2**30 on. Stateless, so a draw depends on nothing but its name.
+2**30 on. The generator is stateless: a draw depends on key and counter only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
-    """Four 32-bit words per counter, as int64 in [0, 2**32); counters and keys are given so too, and broadcast."""
+    """Returns four 32-bit words per counter, as int64 in [0, 2**32), as are counters and keys, which broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -36,12 +36,12 @@ def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
 
 
 def uniform_of(words: Tensor) -> Tensor:
-    """32-bit words to fp32 in the open interval (0, 1): 2**-33 at the least, full relative precision near 0."""
+    """Maps 32-bit words to fp32 in the open interval (0, 1): at least 2**-33, with full relative precision near 0."""
     return words.float().add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
 
 
 def exponential_of(uniform: Tensor) -> Tensor:
-    """-log1p(-u) of fp32 u in (0, 1): small u give small exponentials at full precision, so the tail can win."""
+    """Returns -log1p(-u) of fp32 u in (0, 1): small u give small exponentials at full precision."""
     series = uniform / 6
     for term in (5, 4, 3, 2, 1):
         series.add_(1 / term).mul_(uniform)
@@ -56,7 +56,7 @@ def _words(chunks: Tensor, seed: Tensor, position: Tensor, index: Tensor | int, 
 
 
 def uniform(seed: Tensor, position: Tensor, index: Tensor | int, purpose: Tensor | int) -> Tensor:
-    """One fp32 uniform in (0, 1) for every element of the int64 tensors, which broadcast."""
+    """Returns one fp32 uniform in (0, 1) for every element of the int64 tensors, which broadcast."""
     return uniform_of(_words(torch.zeros_like(position), seed, position, index, purpose)[0])
 
 
@@ -69,9 +69,9 @@ def exponential(
     *,
     first: Tensor | int = 0,
 ) -> Tensor:
-    """[N, vocab] fp32 unit exponentials; seed and position (index, purpose, first) are [N] int64.
+    """Returns [N, vocab] fp32 unit exponentials; seed and position (index, purpose, first) are [N] int64.
 
-    first: the token id of the first one, a multiple of 4.
+    first: the token id of the first entry, a multiple of 4.
     """
     index, purpose, first = (x[:, None] if isinstance(x, Tensor) else x for x in (index, purpose, first))
     counters = first // 4 + torch.arange(-(-vocab // 4), device=seed.device)
@@ -89,12 +89,12 @@ def gumbel(
     *,
     first: Tensor | int = 0,
 ) -> Tensor:
-    """[N, vocab] fp32 standard Gumbel noise: argmax(log p + noise) is a draw from p."""
+    """Returns [N, vocab] fp32 standard Gumbel noise: argmax(log p + noise) is a draw from p."""
     return exponential(seed, position, index, purpose, vocab, first=first).log_().neg_()
 
 
 def chunk_gumbel(seed: Tensor, position: Tensor, index: Tensor | int, purpose: Tensor | int, chunks: int) -> Tensor:
-    """[N, chunks] fp32 standard Gumbel noise of the vocabulary's chunks; seed and position (index, purpose) are [N]."""
+    """Returns [N, chunks] fp32 standard Gumbel noise of vocabulary chunks; seed, position (index, purpose) are [N]."""
     counters = _CHUNK_COUNTERS + torch.arange(chunks, device=seed.device)
     index, purpose = (x[:, None] if isinstance(x, Tensor) else x for x in (index, purpose))
     words = _words(counters, seed[:, None], position[:, None], index, purpose)

@@ -1,4 +1,4 @@
-"""Verify drafts against the target's logits, in plain torch and without a host sync.
+"""Verification of drafts against the target's logits, in plain torch and without host synchronisation.
 
 R rows (requests), K drafts at most, N rows of target logits, V vocabulary entries, D rows of draft logits.
 Position i of a row follows i drafts: it verifies draft i, and the last one draws the bonus token.
@@ -21,22 +21,24 @@ from specpipe_kernels.types import Bounds, Method, Purpose, RejectionOutput, Sam
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Round:
-    """The arguments, in a layout of R rows."""
+    """The arguments of a round, in a layout of R rows."""
 
     target_logits: Tensor
     """[N, V]"""
     rows: Tensor
-    """[R, K+1]: which row of target_logits serves a position."""
+    """[R, K+1] row of target_logits of each position."""
     owners: Tensor
-    """[N]: which request a row of target_logits belongs to."""
+    """[N] request of each row of target_logits."""
     bounds: Bounds | None
-    """[N]"""
+    """[N] each."""
     drafts: Tensor
     """[R, K], never negative."""
     counts: Tensor
-    """[R]: drafts before the first placeholder."""
+    """[R] number of drafts before the first placeholder."""
     positions: Tensor
+    """[R] position of the first token that the round emits."""
     sampling: SamplingTensors
+    """Parameters of R rows."""
     draft_logits: Tensor | None
     """[R, K, Vd]"""
     draft_lse: Tensor | None
@@ -48,6 +50,7 @@ class _Round:
 
     @property
     def num_drafts(self) -> int:
+        """K."""
         return self.drafts.shape[1]
 
 
@@ -92,7 +95,7 @@ def _decide(r: _Round, method: Method, synthetic_rates: Tensor | None) -> Reject
     target_logits, sampling = r.target_logits, r.sampling
     best = target_logits.argmax(-1, keepdim=True)
     status = status_of(target_logits.gather(-1, best)[:, 0])[r.rows]
-    if r.bonus_tokens is not None:  # the row behind the drafts is not read
+    if r.bonus_tokens is not None:  # the bonus row is not read
         status = status.masked_fill(torch.arange(r.num_drafts + 1, device=status.device) == r.counts[:, None], 0)
     best = best[:, 0][r.rows]
     matches = r.drafts == best[:, :-1]
@@ -153,22 +156,22 @@ def _arrange(
 
 
 def _add_counts(r: _Round, out: RejectionOutput, counts: Tensor) -> None:
-    """Reached, accepted, recovered, bonus by position."""
+    """Adds drafts reached, accepted, recovered and bonus tokens by position to counts [4, K+1]."""
     index = torch.arange(r.num_drafts + 1, device=counts.device)
-    sound, accepted, drafts = (out.status == 0)[:, None], out.num_accepted[:, None], r.counts[:, None]
+    valid, accepted, drafts = (out.status == 0)[:, None], out.num_accepted[:, None], r.counts[:, None]
     last = index == accepted
     rows = ((index <= accepted) & (index < drafts), index < accepted, last & (index < drafts), last & (index == drafts))
-    counts += torch.stack([(x & sound).sum(0) for x in rows])
+    counts += torch.stack([(x & valid).sum(0) for x in rows])
 
 
 def _allowed(r: _Round, accept: Tensor, status: Tensor) -> Tensor:
-    """[R, K]: accepted, a draft indeed, and its row of logits is sound."""
+    """Returns [R, K] bool: accepted, before the first placeholder, and with valid logits."""
     index = torch.arange(r.num_drafts, device=accept.device)
     return accept & (index < r.counts[:, None]) & (status[:, :-1] == 0)
 
 
 def _emit(r: _Round, count: Tensor, last: Tensor, status: Tensor) -> RejectionOutput:
-    """Accepted drafts, then `last` [R]; nothing where the row that drew it is unsound. status is [R, K+1]."""
+    """Returns accepted drafts, then `last` [R]; no token where the final position is invalid. status is [R, K+1]."""
     status = status.gather(-1, count[:, None])
     index = torch.arange(r.num_drafts + 1, device=last.device)
     if r.bonus_tokens is not None:
@@ -176,14 +179,14 @@ def _emit(r: _Round, count: Tensor, last: Tensor, status: Tensor) -> RejectionOu
     drafts = torch.nn.functional.pad(r.drafts, (0, 1))
     tokens = torch.where(index < count[:, None], drafts, last[:, None])
     tokens = tokens.masked_fill((index > count[:, None]) | (status != 0), -1)
-    sound = (status == 0)[:, 0]
-    accepted = (count * sound).int()
+    valid = (status == 0)[:, 0]
+    accepted = (count * valid).int()
     bounds = None if r.bounds is None or r.bonus_tokens is not None else Bounds(*(x[r.rows] for x in r.bounds))
-    return RejectionOutput(tokens, accepted + sound.int(), accepted, status[:, 0], bounds)
+    return RejectionOutput(tokens, accepted + valid.int(), accepted, status[:, 0], bounds)
 
 
 def _invariant_draws(r: _Round) -> Tensor:
-    """[R, K+1]: what plain sampling draws at every position, given that the drafts before it are right."""
+    """Returns [R, K+1]: the token that plain sampling draws at every position after the drafts before it."""
     index = torch.arange(r.num_drafts + 1, device=r.rows.device)
     kept = kept_logits(r.target_logits, select_rows(r.sampling, r.owners), r.bounds)
     seeds = r.sampling.seed[:, None].expand(r.rows.shape).flatten()
@@ -195,7 +198,7 @@ def _invariant_draws(r: _Round) -> Tensor:
 def _verify(
     r: _Round, method: Method, best: Tensor, matches: Tensor, status: Tensor, synthetic_rates: Tensor | None
 ) -> RejectionOutput:
-    """standard, block and synthetic, with greedy rows among random ones."""
+    """Verifies with the methods standard, block and synthetic; greedy rows may be among random ones."""
     greedy = r.sampling.temperature == 0
     kept = kept_logits(r.target_logits, select_rows(r.sampling, r.owners), r.bounds)
     if r.num_drafts == 0:
@@ -223,7 +226,7 @@ def _verify(
 
 
 def _draft_log_probs(r: _Round) -> tuple[Tensor | None, Tensor | None]:
-    """log q [R, K, Vd] and the status of each draft row [R, K]; None, None with one-hot proposals."""
+    """Returns log q [R, K, Vd] and the status of each draft row [R, K]; None, None with one-hot proposals."""
     if r.draft_logits is None:
         return None, None
     requests, k, vocab = r.draft_logits.shape
@@ -238,7 +241,7 @@ def _draft_log_probs(r: _Round) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _merge_status(r: _Round, status: Tensor, draft_status: Tensor | None, greedy: Tensor) -> Tensor:
-    """A draft that came from an unsound row of draft logits cannot be verified: [R, K+1]."""
+    """Returns [R, K+1] statuses: a draft with invalid draft logits cannot be verified."""
     if draft_status is None:
         return status
     drafted = (torch.arange(r.num_drafts, device=status.device) < r.counts[:, None]) & ~greedy[:, None]
@@ -247,31 +250,32 @@ def _merge_status(r: _Round, status: Tensor, draft_status: Tensor | None, greedy
 
 
 def _spread_status(r: _Round, status: Tensor, greedy: Tensor) -> Tensor:
-    """Block verification looks at the positions of all drafts: one unsound one spoils a random row."""
-    seen = torch.arange(r.num_drafts + 1, device=status.device) < r.counts[:, None]
-    worst = (status * seen).amax(-1, keepdim=True)
+    """Returns [R, K+1] statuses: block verification reads all positions, so one invalid position fails a random row."""
+    verified = torch.arange(r.num_drafts + 1, device=status.device) < r.counts[:, None]
+    worst = (status * verified).amax(-1, keepdim=True)
     return torch.where(~greedy[:, None] & (worst > 0), worst, status)
 
 
 def _gather_drafts(log_probs: Tensor, drafts: Tensor) -> Tensor:
-    """[R, K] from [R, K, V]; -inf for ids beyond the vocabulary."""
+    """Returns the entries [R, K] of log_probs [R, K, V] at drafts [R, K]; -inf for ids beyond the vocabulary."""
     vocab = log_probs.shape[-1]
     found = log_probs.gather(-1, drafts.clamp(max=vocab - 1)[..., None])[..., 0]
     return found.masked_fill(drafts >= vocab, -torch.inf)
 
 
 def _log_residual(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """log max(p - q, 0) without cancellation: log p + log(-expm1(log q - log p))."""
+    """Returns log max(p - q, 0) without cancellation: log p + log(-expm1(log q - log p))."""
     difference = log_q - log_p
     return torch.where(difference < 0, log_p + (-torch.expm1(difference)).log(), -torch.inf)
 
 
 def _aligned(log_q: Tensor, vocab: int) -> Tensor:
-    """log q over the target's vocabulary; q is 0 where the draft has no such token."""
+    """Returns log q over the target's vocabulary; q is 0 for tokens that the draft does not have."""
     return torch.nn.functional.pad(log_q[..., :vocab], (0, max(0, vocab - log_q.shape[-1])), value=-torch.inf)
 
 
 def _block(r: _Round, log_p: Tensor, log_q: Tensor | None, p_x: Tensor, q_x: Tensor) -> Accepted:
+    """Applies block verification; p_x and q_x [R, K] are the log-probabilities of the drafts."""
     weights = acceptance.prefix_weights(p_x, q_x)
     inner = weights[:, 1:-1]
     if log_q is None:
@@ -283,7 +287,7 @@ def _block(r: _Round, log_p: Tensor, log_q: Tensor | None, p_x: Tensor, q_x: Ten
 
 
 def _draw(r: _Round, accepted: Accepted, kept: Tensor, log_p: Tensor | None, log_q: Tensor | None) -> Tensor:
-    """[R]: from the residual after a rejection, from p after none. An empty residual means p = q: draws p."""
+    """Draws [R] tokens from the residual after a rejection, otherwise, or if that is empty (p = q), from p."""
     count, vocab = accepted.length, kept.shape[1]
     row = r.rows.gather(-1, count[:, None])[:, 0]
     rejected = count < r.counts

@@ -1,7 +1,7 @@
-"""Known ways to get sampling and verification wrong, one test each; test names carry the trap.
+"""Known pitfalls of sampling and verification, one test each.
 
-Traps 5, 6 and 7 (noise) are also in test_philox, 4 in test_distribution, 9 and 16 in test_sampling_gpu, 17 and 25 in
-test_compiles_without_gpu, 20 and 21 in test_traps_of_penalties.
+Others are in test_philox (noise), test_distribution (joint distributions), test_sampling_gpu (large offsets, graphs),
+test_penalty_pitfalls and runtime/test_compiles_without_gpu (recompilation).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def drawn_drafts(backend: Backend, q: Tensor, s: SamplingTensors) -> Tensor:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_trap_1_equal_p_and_q_accept_everything(backend: Backend) -> None:
+def test_equal_p_and_q_accept_everything(backend: Backend) -> None:
     """In fp32 log space log u vanishes beside a large |log q|, and these drafts would be rejected.
 
     The seeds are the ones below 2**24 whose u at position 9 is above 1 - 2**-21.
@@ -82,7 +82,7 @@ def test_trap_1_equal_p_and_q_accept_everything(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_trap_1_an_empty_residual_draws_p(backend: Backend) -> None:
+def test_an_empty_residual_draws_p(backend: Backend) -> None:
     logits = torch.full((V,), -torch.inf)
     logits[[3, 8]] = torch.tensor([0.0, 1.0])
     rows = 6 if backend == INTERPRETER else 5000
@@ -98,8 +98,8 @@ def test_trap_1_an_empty_residual_draws_p(backend: Backend) -> None:
 
 @pytest.mark.parametrize("backend", QUICK)
 @pytest.mark.parametrize("method", ["standard", "block"])
-def test_traps_2_and_3_recovered_tokens_do_not_depend_on_the_rejected_draft(backend: Backend, method: str) -> None:
-    """They would if the draft's noise, or the u of the acceptance, were used again."""
+def test_recovered_tokens_do_not_depend_on_the_rejected_draft(backend: Backend, method: str) -> None:
+    """They would depend on it if the draft's noise, or the u of the acceptance, were used again."""
     g = torch.Generator().manual_seed(2)
     p = torch.randn(2, V, generator=g) * 1.2
     q = -0.4 * p[0] + torch.randn(V, generator=g) * 0.6
@@ -115,7 +115,7 @@ def test_traps_2_and_3_recovered_tokens_do_not_depend_on_the_rejected_draft(back
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_trap_5_tokens_of_probability_0_are_never_accepted(backend: Backend) -> None:
+def test_tokens_of_probability_0_are_never_accepted(backend: Backend) -> None:
     p = torch.zeros(2, V)
     p[:, 8:] = -torch.inf
     rows = 3 if backend == INTERPRETER else 2000
@@ -133,7 +133,7 @@ def _log_residual_kernel(log_p, log_q, out, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_trap_6_the_residual_of_nearly_equal_p_and_q_keeps_its_precision(backend: Backend) -> None:
+def test_the_residual_of_nearly_equal_p_and_q_keeps_its_precision(backend: Backend) -> None:
     """1 - exp(d) would be off by some per cent at d = -1e-6, and 0 at -1e-8."""
     d = -torch.cat([torch.logspace(-9, 1.5, 59), torch.tensor([0.24999, 0.25, 0.25001, 60.0, torch.inf])])
     log_p = torch.full_like(d, -0.0)
@@ -147,7 +147,7 @@ def test_trap_6_the_residual_of_nearly_equal_p_and_q_keeps_its_precision(backend
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_trap_6_the_draw_from_a_small_residual_is_the_oracles(backend: Backend) -> None:
+def test_draw_from_a_small_residual_equals_the_oracle(backend: Backend) -> None:
     """p - q is up to 5e-4 of p here: what log-space rounds off is a few draws in a thousand, and no more.
 
     log p, log q and both log-sum-exps are near 3, so each is rounded by up to 2^-23, and the sums of the latter are off
@@ -171,7 +171,7 @@ def test_trap_6_the_draw_from_a_small_residual_is_the_oracles(backend: Backend) 
 
 
 @pytest.mark.parametrize("backend", QUICK)
-def test_trap_7_rare_tokens_are_drawn_as_often_as_they_should(backend: Backend) -> None:
+def test_rare_tokens_are_drawn_at_their_probability(backend: Backend) -> None:
     logits = torch.zeros(2048)
     logits[1:] = -11.0
     rows = 4000
@@ -182,7 +182,7 @@ def test_trap_7_rare_tokens_are_drawn_as_often_as_they_should(backend: Backend) 
 
 
 @on_backends(dtype=[torch.bfloat16, torch.float16])
-def test_trap_8_half_precision_is_widened_not_rounded_again(backend: Backend, dtype: torch.dtype) -> None:
+def test_half_precision_is_widened_not_rounded_again(backend: Backend, dtype: torch.dtype) -> None:
     """q comes from the logits that were stored, so sampling must see exactly these."""
     logits = torch.randn(6, 100, generator=torch.Generator().manual_seed(8)).mul_(4).to(dtype)
     s, at = same_rows(6, temperature=0.7), torch.arange(6)
@@ -192,7 +192,7 @@ def test_trap_8_half_precision_is_widened_not_rounded_again(backend: Backend, dt
 
 
 @on_backends(vocab=[100, 4099])
-def test_trap_10_padded_lanes_never_win(backend: Backend, vocab: int) -> None:
+def test_padded_lanes_never_win(backend: Backend, vocab: int) -> None:
     """All real logits are far below 0, which a zero in a padded lane would beat."""
     logits = torch.full((2, vocab), -1e4)
     rows = [oracle.Row(seed=1), oracle.Row(temperature=0.0)]
@@ -204,8 +204,8 @@ def test_trap_10_padded_lanes_never_win(backend: Backend, vocab: int) -> None:
 
 
 @on_backends(method=METHODS)
-def test_trap_11_unsound_rows_emit_nothing(backend: Backend, method: str) -> None:
-    """And they leave the rows beside them alone. NaN and +inf are 1, all -inf is 2."""
+def test_invalid_rows_emit_nothing(backend: Backend, method: str) -> None:
+    """Other rows are unchanged. The status of NaN and +inf is 1, of all -inf 2."""
     case = random_round(vocab=40, draft_vocab=None, k=1, rows=6, method=method, truncated=False, seed=11)
     case = case.with_(draft_tokens=torch.where(case.draft_tokens < 0, 0, case.draft_tokens))
     clean = case.verify(backend, truncated=False)
@@ -223,7 +223,7 @@ def test_trap_11_unsound_rows_emit_nothing(backend: Backend, method: str) -> Non
 
 
 @on_backends(method=["standard", "block", "synthetic"])
-def test_trap_11_an_unsound_draft_row_is_told(backend: Backend, method: str) -> None:
+def test_invalid_draft_row_is_reported(backend: Backend, method: str) -> None:
     case = random_round(vocab=40, draft_vocab=40, k=1, rows=3, method=method, truncated=False, seed=12)
     rows = [oracle.Row(seed=1), oracle.Row(seed=2), oracle.Row(temperature=0.0)]
     assert case.draft_logits is not None and case.draft_rows is not None
@@ -234,7 +234,7 @@ def test_trap_11_an_unsound_draft_row_is_told(backend: Backend, method: str) -> 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_trap_11_a_row_that_is_never_reached_does_not_matter(backend: Backend) -> None:
+def test_invalid_positions_beyond_a_rejection_are_ignored(backend: Backend) -> None:
     p = torch.zeros(2, V)
     p[0, 3] = 50.0
     p[1] = torch.nan
@@ -243,8 +243,8 @@ def test_trap_11_a_row_that_is_never_reached_does_not_matter(backend: Backend) -
 
 
 @on_backends(method=METHODS)
-def test_trap_12_placeholders_and_rows_without_drafts(backend: Backend, method: str) -> None:
-    """From a placeholder on nothing is accepted; what is drawn there is what a shorter round would draw."""
+def test_placeholders_and_rows_without_drafts(backend: Backend, method: str) -> None:
+    """No draft is accepted from a placeholder on; the token drawn there is that of a shorter round."""
     case = random_round(vocab=40, draft_vocab=40, k=3, rows=4, method=method, truncated=False, seed=13)
     usable = case.draft_tokens.clamp(min=0)
     holes = usable.clone()
@@ -259,7 +259,7 @@ def test_trap_12_placeholders_and_rows_without_drafts(backend: Backend, method: 
 
 
 @pytest.mark.parametrize("backend", HEAVY)
-def test_trap_13_greedy_is_a_temperature_of_exactly_0(backend: Backend) -> None:
+def test_greedy_is_a_temperature_of_exactly_0(backend: Backend) -> None:
     logits = torch.full((16, 8), -1.0)
     logits[:, [2, 5]] = 1.0
     s = same_rows(16, temperature=1e-6)
@@ -273,7 +273,7 @@ def test_trap_13_greedy_is_a_temperature_of_exactly_0(backend: Backend) -> None:
 
 @pytest.mark.parametrize("backend", QUICK)
 @pytest.mark.parametrize("draft_vocab", [12, 20])
-def test_trap_14_every_token_of_the_target_stays_reachable(backend: Backend, draft_vocab: int) -> None:
+def test_every_token_of_the_target_stays_reachable(backend: Backend, draft_vocab: int) -> None:
     g = torch.Generator().manual_seed(14)
     p = torch.randn(2, V, generator=g)
     q = torch.randn(draft_vocab, generator=g)
@@ -285,8 +285,8 @@ def test_trap_14_every_token_of_the_target_stays_reachable(backend: Backend, dra
 
 
 @pytest.mark.parametrize("backend", HEAVY)
-def test_trap_15_q_follows_its_request(backend: Backend) -> None:
-    """Moving the draft logits to other slots and naming these changes nothing."""
+def test_draft_rows_select_q_of_each_request(backend: Backend) -> None:
+    """Draft logits in other rows, selected by draft_rows, give the same result."""
     case = random_round(vocab=30, draft_vocab=30, k=2, rows=3, truncated=False, seed=15)
     assert case.draft_logits is not None and case.draft_rows is not None
     order = torch.tensor([3, 0, 4, 1, 2])
@@ -298,7 +298,7 @@ def test_trap_15_q_follows_its_request(backend: Backend) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_trap_16_nothing_is_read_back_to_the_host(method: str, temperature: float) -> None:
+def test_rejection_sample_never_synchronises_with_the_host(method: str, temperature: float) -> None:
     for ragged in (False, True):
         case = random_round(vocab=30, draft_vocab=25, k=2, rows=4, method=method, ragged=ragged, seed=16)
         rows = [oracle.Row(temperature=temperature, top_k=4, top_p=0.9, min_p=0.01)] * 4
@@ -313,7 +313,7 @@ def test_trap_16_nothing_is_read_back_to_the_host(method: str, temperature: floa
 
 
 @pytest.mark.parametrize("backend", HEAVY)
-def test_trap_16_seeds_are_read_at_every_call(backend: Backend) -> None:
+def test_seeds_are_read_at_every_call(backend: Backend) -> None:
     s, at = same_rows(12), torch.zeros(12).long()
     first = run(backend, sample, torch.zeros(12, 64), s, at, purpose=Purpose.DRAFT).tokens
     s.seed.add_(1)
@@ -321,7 +321,7 @@ def test_trap_16_seeds_are_read_at_every_call(backend: Backend) -> None:
 
 
 @on_backends(method=METHODS)
-def test_trap_20_arguments_are_not_changed(backend: Backend, method: str) -> None:
+def test_arguments_are_not_changed(backend: Backend, method: str) -> None:
     case = random_round(vocab=30, draft_vocab=30, k=2, rows=3, method=method, truncated=False, seed=20)
     assert case.draft_logits is not None
     before = case.target_logits.clone(), case.draft_logits.clone(), case.draft_tokens.clone()
@@ -331,7 +331,7 @@ def test_trap_20_arguments_are_not_changed(backend: Backend, method: str) -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_trap_22_a_synthetic_rate_of_0_ends_the_round(backend: Backend) -> None:
+def test_a_synthetic_rate_of_0_ends_the_round(backend: Backend) -> None:
     case = random_round(vocab=30, draft_vocab=None, k=3, rows=6, method="synthetic", truncated=False, seed=22)
     case = case.with_(draft_tokens=case.draft_tokens.clamp(min=0), synthetic_rates=torch.tensor([1.0, 0.0, 0.0]))
     out = case.verify(backend, truncated=False)
@@ -339,7 +339,7 @@ def test_trap_22_a_synthetic_rate_of_0_ends_the_round(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_trap_23_ties_take_the_lowest_index_in_verification(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ties_take_the_lowest_index_in_verification(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a tile and across tiles."""
     monkeypatch.setattr(triton_rows, "MAX_TILE", 32)
     p = torch.zeros(2, 100)

@@ -1,4 +1,4 @@
-"""Traps 20 and 21: log-probabilities under the residual, and penalties on one side of a verification only."""
+"""Pitfalls of penalties: log-probabilities under the residual, and penalties on p or q only."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def two_tokens(backend: Backend, method: str, one_hot: bool, rows: int, counted:
 @pytest.mark.parametrize(
     "method", ["standard", *(pytest.param(method, marks=pytest.mark.slow) for method in ("block", "invariant"))]
 )
-def test_trap_21_a_rows_penalties_count_the_drafts_before_it(backend: Backend, method: str, one_hot: bool) -> None:
+def test_penalties_of_a_row_count_the_drafts_before_it(backend: Backend, method: str, one_hot: bool) -> None:
     rows = 10_000
     expected = joint(history(1))
     assert p_value(two_tokens(backend, method, one_hot, rows, counted=True), expected) > 1e-4
@@ -75,7 +75,7 @@ def test_trap_21_a_rows_penalties_count_the_drafts_before_it(backend: Backend, m
 
 
 @on_backends(one_hot=[False, True])
-def test_trap_20_logprobs_are_those_of_p_not_of_the_residual(backend: Backend, one_hot: bool) -> None:
+def test_logprobs_are_those_of_p_not_of_the_residual(backend: Backend, one_hot: bool) -> None:
     rows = 16
     s = same_rows(rows, temperature=0.7)
     p, q = P.repeat(rows * 2, 1), Q.repeat(rows, 1)[:, None]
@@ -84,9 +84,9 @@ def test_trap_20_logprobs_are_those_of_p_not_of_the_residual(backend: Backend, o
         backend, rejection_sample, p, drafts, torch.ones(rows).int(), torch.full((rows,), 7), s,
         draft_logits=None if one_hot else q,
     )  # fmt: skip
-    told = run(backend, token_logprobs, p, out.tokens, out.num_emitted, s).logprobs
+    logprobs = run(backend, token_logprobs, p, out.tokens, out.num_emitted, s).logprobs
     rejected = out.num_accepted == 0
     assert rejected.sum() > rows // 2
     expected = (P.double() / 0.7).log_softmax(-1)
-    torch.testing.assert_close(told[:, 0].double(), expected[out.tokens[:, 0]], rtol=0, atol=1e-5)
-    assert told[rejected, 1].isnan().all()
+    torch.testing.assert_close(logprobs[:, 0].double(), expected[out.tokens[:, 0]], rtol=0, atol=1e-5)
+    assert logprobs[rejected, 1].isnan().all()
