@@ -41,6 +41,12 @@ def test_decode_reports_start_up_throughput_and_kernels(monkeypatch: pytest.Monk
     assert sum(k["share"] for k in profile["kernels"]) == pytest.approx(1)
 
 
+def test_start_up_prints_the_time_by_stage() -> None:
+    result = bench_engine(f"start-up {SMALL} --slots 1 --k 1", catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("first token after ") and "graphs" in result.stdout
+
+
 @pytest.mark.gpu
 def test_profile_shows_kernels_inside_a_graph() -> None:
     options = "--target small --draft small --batch 2 --k 2 --prompt-tokens 9 --new-tokens 40 --profile"

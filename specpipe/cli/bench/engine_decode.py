@@ -97,12 +97,7 @@ def decode(
         raise JobError(
             f"--rates gives {len(accepted)} rates for K = {max(ks)}; expected one for each of the {max(ks)} positions"
         )
-    bench = EngineBench(
-        target=models.target,
-        draft=models.draft,
-        device=models.device,
-        dtype=models.dtype,
-        draft_fp8=models.draft_fp8,
+    bench = models.bench(
         batches=batches,
         ks=ks,
         rates=accepted,

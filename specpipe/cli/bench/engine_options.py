@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import click
 
@@ -26,6 +26,17 @@ class ModelOptions(NamedTuple):
     def dtype(self) -> str:
         """Number format of weights and activations."""
         return "bfloat16" if self.device == "cuda" else "float32"
+
+    def bench(self, **parameters: Any) -> EngineBench:
+        """Returns a measurement of these models; `parameters` are other fields of EngineBench."""
+        return EngineBench(
+            target=self.target,
+            draft=self.draft,
+            device=self.device,
+            dtype=self.dtype,
+            draft_fp8=self.draft_fp8,
+            **parameters,
+        )
 
 
 def model_options(command: Command) -> Command:

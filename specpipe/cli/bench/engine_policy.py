@@ -93,12 +93,7 @@ def policy(
         shortest=min(_DEFAULTS.shortest, longest),
         longest=longest,
     )
-    bench = EngineBench(
-        target=models.target,
-        draft=models.draft,
-        device=models.device,
-        dtype=models.dtype,
-        draft_fp8=models.draft_fp8,
+    bench = models.bench(
         batches=(slots,),
         ks=comparison.ks,
         rates=extended_rates((1.0,), max(comparison.ks)),

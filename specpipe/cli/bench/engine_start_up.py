@@ -36,14 +36,6 @@ def start_up(target: str, draft: str, draft_dtype: str, device: str, slots: int,
     models = read_model_options(target, draft, draft_dtype, device)
     from specpipe.benchmark.start_up_time import measure_start_up
 
-    bench = EngineBench(
-        target=models.target,
-        draft=models.draft,
-        device=models.device,
-        dtype=models.dtype,
-        draft_fp8=models.draft_fp8,
-        batches=(slots,),
-        ks=tuple(range(k + 1)),
-    )
+    bench = models.bench(batches=(slots,), ks=tuple(range(k + 1)))
     _, measured = measure_start_up(bench, began)
     click.echo(json.dumps({"start_up": dataclasses.asdict(measured)}) if as_json else start_up_line(measured))
