@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from specpipe_kernels.runtime.sizes import power_of_2
 
-
-@cache
-def _counters(device: torch.device, size: int) -> Tensor:
-    return torch.zeros(size, dtype=torch.int32, device=device)
+# A module variable, because every launch leaves zeros and no caller of an operation has a choice to make: an argument
+# would pass through every operation and model layer. Captured graphs own the buffers that they read (`counters_of`).
+_COUNTERS: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def arrivals(like: Tensor, results: int) -> Tensor:
@@ -21,4 +18,15 @@ def arrivals(like: Tensor, results: int) -> Tensor:
     Every launch finds zeros and leaves zeros. All kernels of a device share one buffer, so only one stream may use it:
     kernels that run at the same time must not share counters.
     """
-    return _counters(like.device, max(1 << 16, power_of_2(results)))
+    key = like.device, max(1 << 16, power_of_2(results))
+    if key not in _COUNTERS:
+        _COUNTERS.setdefault(key, torch.zeros(key[1], dtype=torch.int32, device=key[0]))
+    return _COUNTERS[key]
+
+
+def counters_of(device: torch.device) -> tuple[Tensor, ...]:
+    """Returns all counters of a device so far, each [counters] int32.
+
+    Whoever captures kernels in a graph keeps them as long as the graph, which holds addresses alone.
+    """
+    return tuple(counters for (owner, _), counters in list(_COUNTERS.items()) if owner == device)

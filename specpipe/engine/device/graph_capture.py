@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
+
+from specpipe_kernels.runtime.arrival_counters import counters_of
 
 T = TypeVar("T")
 
@@ -15,12 +18,14 @@ T = TypeVar("T")
 class CapturedGraph(Generic[T]):
     """A CUDA graph and the owner of the tensors that it reads and writes.
 
-    A graph holds addresses, not references: tensors in `buffers` stay valid as long as the graph does.
+    A graph holds addresses, not references: the tensors here stay valid as long as the graph does.
     """
 
     graph: torch.cuda.CUDAGraph
     buffers: T
     """Tensors that were made for this graph, outside of its memory pool."""
+    counters: tuple[Tensor, ...] = ()
+    """The kernels' arrival counters, which all graphs of a device share."""
 
     def replay(self) -> None:
         """Queues the captured work on the current stream."""
@@ -53,4 +58,4 @@ class GraphCapture:
             work(buffers)
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         self.captures += 1
-        return CapturedGraph(graph, buffers)
+        return CapturedGraph(graph, buffers, counters_of(self._device))

@@ -13,6 +13,7 @@ from support.fake_graph_capture import FakeGraphCapture
 
 from specpipe.engine.forward.graphed_prefill import GraphedPrefills
 from specpipe.engine.rounds.graphed_rounds import GraphedRounds
+from specpipe_kernels.runtime import arrival_counters
 
 
 def use_graphs(engine: Any) -> FakeGraphCapture:
@@ -52,7 +53,7 @@ def test_rounds_and_prefills_own_what_they_read(small_pair, proposer: str) -> No
 
 
 @pytest.mark.gpu
-def test_replays_stay_right_when_caches_are_emptied(small_pair) -> None:
+def test_replays_stay_right_when_caches_are_emptied(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = small_pair("llama")
     target, draft = (copy.deepcopy(model).to("cuda") for model in (pair.target, pair.draft))
     engine = make_engine(target, draft)
@@ -63,6 +64,7 @@ def test_replays_stay_right_when_caches_are_emptied(small_pair) -> None:
         assert [list(c.token_ids) for c in drain(engine)] == expected
         captured = engine.graphs_captured
         FakeGraphCapture().freed()
+        monkeypatch.setattr(arrival_counters, "_COUNTERS", {})
         garbage = [torch.full((size,), -1, device="cuda") for size in range(1, 500)]  # takes the place of what is freed
         del garbage
     assert engine.graphs_captured == captured
