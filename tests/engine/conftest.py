@@ -1,4 +1,4 @@
-"""Small draft/target pairs of every architecture that is promised, built once a session."""
+"""Small draft/target pairs of every supported architecture, built once a session."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from specpipe.models.source import resolve
 class SmallPair(NamedTuple):
     target: torch.nn.Module
     draft: torch.nn.Module
-    """The target with noise on its weights: right at times, wrong at times."""
+    """The target with noise on its weights: its drafts are sometimes accepted."""
     reference_draft: torch.nn.Module
-    """The target once more: always right."""
+    """A copy of the target: its drafts are always accepted."""
     reference: torch.nn.Module
-    """The target once more, with transformers' own attention."""
+    """A copy of the target with transformers' own attention; tests never change it."""
     vocab_size: int
 
 
@@ -38,7 +38,7 @@ def small_pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SmallP
         source = resolve(str(make_small_model(kind, folder, seed=seed, vocab_size=vocab_size, **changes)), "target")
         attentions = (*["specpipe"] * 3, "eager")
         models = [load_model(source, "cpu", torch.float32, attention) for attention in attentions]
-        # transformers' generate looks at these; the engine is told its own.
+        # transformers' generate would stop at these; tests pass their own ids.
         models[3].generation_config.eos_token_id = None
         draft = perturbed(models[1], models[0], noise=0.05)
         return SmallPair(models[0], draft, models[2], models[3], vocab_size)

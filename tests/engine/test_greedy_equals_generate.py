@@ -64,7 +64,7 @@ def test_k_that_changes_with_occupancy(small_pair, rounds_behind: int) -> None:
     pair = small_pair("llama")
     requests = [
         replace(request, sampling=replace(request.sampling, max_new_tokens=12 + 7 * request.row))
-        for request in make_requests(8, vocab_size=pair.vocab_size)
+        for request in make_requests(6, vocab_size=pair.vocab_size)
     ]
     engine = make_engine(pair.target, pair.draft, slots=4, max_k=7, max_model_len=128, rounds_behind=rounds_behind)
 

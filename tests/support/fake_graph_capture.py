@@ -1,4 +1,4 @@
-"""A graph capture without a GPU: it runs captured work again, and sees which tensors a graph would read."""
+"""A graph capture without a GPU: replays run the work again, and tensors that a graph would read are tracked."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FakeGraphCapture:
         return len(self._reads)
 
     def freed(self) -> int:
-        """How many of them are freed once the caches of our own modules are empty: a graph would read garbage."""
+        """Returns how many of them are freed once the caches of our own modules are empty; a graph would read garbage."""
         for cached in _own_caches():
             cached.cache_clear()
         gc.collect()

@@ -1,4 +1,4 @@
-"""A guard that sees on a CPU what would make a CUDA host wait, or forbid capture."""
+"""A dispatch mode that finds, on a CPU, operations that would make a CUDA host wait or forbid capture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NoSync(TorchDispatchMode):
         self._trusted = False
 
     def trust(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function unguarded: one that takes host values to the device without waiting, which no CPU can show."""
+        """Returns the function unguarded, for copies to the device that do not wait on a GPU."""
 
         def trusted(*args: Any, **kwargs: Any) -> Any:
             self._trusted = True
@@ -47,7 +47,7 @@ class NoSync(TorchDispatchMode):
         masks = name in ("index", "index_put", "index_put_") and any(
             t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]
         )
-        # A repeat_interleave with a known output size reads nothing back.
+        # A repeat_interleave with an explicit output size reads nothing back.
         sized = name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None
         if not self._trusted and (masks or (name in _SYNCING and not sized)):
             raise AssertionError(f"{name} makes the host wait for the device")

@@ -26,7 +26,7 @@ _CORPUS = [
 
 @cache
 def small_tokenizer(vocab_size: int = VOCAB_SIZE) -> Any:
-    """Byte-level BPE that adds a BOS of its own and has a chat template that writes one too."""
+    """Returns a byte-level BPE tokenizer that adds a BOS token; its chat template writes one as well."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -45,7 +45,7 @@ def small_tokenizer(vocab_size: int = VOCAB_SIZE) -> Any:
 
 
 def small_config(kind: str, *, vocab_size: int = VOCAB_SIZE, **changes: Any) -> Any:
-    """A configuration of the family: 2 layers, hidden size 48 to 64, odd head groups where the family has them."""
+    """Returns a configuration of the family: 2 layers, hidden size 48 to 64, grouped heads where the family has them."""
     import transformers
 
     grouped = {

@@ -1,4 +1,4 @@
-"""Compiled layers compute what uncompiled ones do, are compiled once, and never stand between a model and its rows."""
+"""Compiled layers compute what uncompiled ones compute, compile once, and fall back to uncompiled ones."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from specpipe.core import EngineConfig
 from specpipe.engine.build import EngineSpec, build_engine
+from specpipe.engine.engine import Engine
 from specpipe.engine.forward import model_runner
 from specpipe.engine.forward.compiled_layers import set_inductor_cache
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
 
-GRAPHS: list[torch.fx.GraphModule] = []  # that were compiled, in order
+GRAPHS: list[torch.fx.GraphModule] = []
+"""Compiled graphs, in order."""
 
 
 @register_backend(name="recorded")
@@ -44,7 +46,7 @@ def _slightly_off(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any
 
 
 @pytest.fixture(autouse=True)
-def nothing_compiles_while_rows_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_compilation_while_rows_run(monkeypatch: pytest.MonkeyPatch) -> None:
     GRAPHS.clear()
     monkeypatch.setattr(model_runner, "STANCE", "fail_on_recompile")
 
@@ -53,7 +55,7 @@ def runner(model: torch.nn.Module, backend: str | None) -> ModelRunner:
     return ModelRunner(model, vocab_size=320, context_length=256, page_size=16, compiler=backend)
 
 
-def check_output(pair: Any, backend: str | None, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_output(pair: Any, backend: str | None, k: int, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr("support.engines.ModelRunner", lambda model, **_: runner(model, backend))
     requests = make_requests(7, vocab_size=pair.vocab_size)
     engine = make_engine(copy.deepcopy(pair.target), copy.deepcopy(pair.draft), max_k=k)
@@ -62,26 +64,29 @@ def check_output(pair: Any, backend: str | None, k: int, monkeypatch: pytest.Mon
     completions = run(engine, requests, k)
 
     assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests)
+    return engine
 
 
-def test_two_codes_serve_all_layers_rows_and_lengths(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_output(small_pair("gemma2"), "recorded", 3, monkeypatch)  # layers with and without a window
-    assert len(GRAPHS) == 4  # of the target and of the draft, for one token and for any other number
+def test_all_layers_share_code_and_merge_projections(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = check_output(small_pair("gemma2"), "recorded", 3, monkeypatch)  # layers with and without a window
+    assert len(GRAPHS) == 4  # target and draft, each for one token and for any other number
+    products = [node for node in GRAPHS[0].graph.nodes if node.target is torch.nn.functional.linear]
+    assert len(products) == 4  # q/k/v, out, gate/up, down
+    attention = engine.target.model.model.layers[0].self_attn
+    assert attention.q_proj.weight is attention.k_proj.weight is attention.v_proj.weight
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gemma2", "phi3", "gpt2", "gpt_oss", "llama"])
 @pytest.mark.parametrize("k", [0, 3])
-def test_greedy_output_stays_the_targets(small_pair, monkeypatch: pytest.MonkeyPatch, kind: str, k: int) -> None:
+def test_greedy_output_equals_generate(small_pair, monkeypatch: pytest.MonkeyPatch, kind: str, k: int) -> None:
     check_output(small_pair(kind), "aot_eager", k, monkeypatch)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["gemma2", "phi3", "gpt2"])
 @pytest.mark.parametrize("k", [0, 3])
-def test_greedy_output_stays_the_targets_on_a_gpu(
-    small_pair, monkeypatch: pytest.MonkeyPatch, kind: str, k: int
-) -> None:
+def test_greedy_output_equals_generate_on_a_gpu(small_pair, monkeypatch: pytest.MonkeyPatch, kind: str, k: int) -> None:
     pair = small_pair(kind)
     moved = {name: copy.deepcopy(getattr(pair, name)).to("cuda") for name in ("target", "draft", "reference")}
     check_output(pair._replace(**moved), None, k, monkeypatch)
@@ -110,15 +115,6 @@ def test_layers_compile_while_a_start_compiles_kernels(tmp_path: Path) -> None:
     assert [list(c.token_ids) for c in completions] == generate(reference, requests)
 
 
-def test_projections_of_one_input_are_one_product(small_pair) -> None:
-    model = copy.deepcopy(small_pair("gemma2").target)
-    assert runner(model, "recorded").compiled
-    products = [node for node in GRAPHS[0].graph.nodes if node.target is torch.nn.functional.linear]
-    assert len(products) == 4  # q/k/v, out, gate/up, down
-    attention = model.model.layers[0].self_attn
-    assert attention.q_proj.weight is attention.k_proj.weight is attention.v_proj.weight
-
-
 @pytest.mark.parametrize(
     ("backend", "reason"),
     [
@@ -126,7 +122,7 @@ def test_projections_of_one_input_are_one_product(small_pair) -> None:
         ("slightly_off", "ArithmeticError: logits differ by 0."),
     ],
 )
-def test_layers_that_do_not_compile_run_as_they_are(
+def test_layers_that_fail_to_compile_run_uncompiled(
     small_pair, caplog: pytest.LogCaptureFixture, backend: str, reason: str
 ) -> None:
     model = copy.deepcopy(small_pair("gemma2").target)
@@ -142,7 +138,7 @@ def test_layers_that_do_not_compile_run_as_they_are(
     assert torch.equal(fallen_back._probe_logits(), uncompiled._probe_logits())
 
 
-def test_torch_compile_may_be_switched_off(
+def test_layers_run_uncompiled_without_torch_compile(
     small_pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
@@ -153,7 +149,9 @@ def test_torch_compile_may_be_switched_off(
 
 
 @pytest.mark.parametrize(("given", "kept"), [("torch's", "ours"), ("own", "own"), ("unwritable", "torch's")])
-def test_what_was_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, kept: str) -> None:
+def test_inductor_caches_in_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, kept: str
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPECPIPE_CACHE", str(tmp_path / ("file" if given == "unwritable" else "cache")))
     folders = {"ours": str(tmp_path / "cache/inductor"), "own": str(tmp_path), "torch's": default_cache_dir()}

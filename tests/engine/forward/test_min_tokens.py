@@ -73,6 +73,7 @@ def test_stop_strings_count_from_min_tokens_on(small_pair, k: int) -> None:
     assert completion.text == "".join(f"{token} " for token in tokens[:9])
 
 
+@pytest.mark.slow
 def test_invariant_tokens_depend_on_neither_k_nor_draft(small_pair) -> None:
     pair = small_pair("llama")
     requests = make_requests(7, vocab_size=pair.vocab_size, temperature=1.5, min_tokens=8)

@@ -71,6 +71,7 @@ def test_mixed_rows_equal_a_plain_loop(small_pair, k: int, proposer: str) -> Non
     assert [list(c.token_ids) for c in completions] == [plain_loop(pair.reference, r) for r in requests]
 
 
+@pytest.mark.slow
 def test_k_that_changes_with_occupancy(small_pair) -> None:
     pair = small_pair("llama")
     requests = with_penalties(make_requests(8, vocab_size=pair.vocab_size), *MIXED)

@@ -51,7 +51,7 @@ def test_two_tokens_follow_the_targets_distribution(small_pair, method: str, pro
 
 def test_invariant_tokens_depend_on_seed_and_prefix_alone(small_pair) -> None:
     pair = small_pair("llama")
-    requests = make_requests(7, vocab_size=pair.vocab_size, max_new_tokens=12, temperature=0.9, top_p=0.95)
+    requests = make_requests(5, vocab_size=pair.vocab_size, max_new_tokens=9, temperature=0.9, top_p=0.95)
     useless = perturbed(copy.deepcopy(pair.draft), pair.target, noise=9.0)
     variants = [
         (None, {"proposer": "none", "max_k": 0}),
@@ -73,7 +73,7 @@ def test_invariant_tokens_depend_on_seed_and_prefix_alone(small_pair) -> None:
 @pytest.mark.parametrize("method", ["standard", slow("block")])
 def test_fixed_k_draws_the_same_tokens_in_any_batch(small_pair, method: str) -> None:
     pair = small_pair("llama")
-    requests = make_requests(7, vocab_size=pair.vocab_size, temperature=0.9)
+    requests = make_requests(6, vocab_size=pair.vocab_size, max_new_tokens=10, temperature=0.9)
 
     together = run(make_engine(pair.target, pair.draft, slots=7, method=method), requests, 3)
     alone = run(make_engine(pair.target, pair.draft, slots=1, method=method), requests, 3)
@@ -83,8 +83,8 @@ def test_fixed_k_draws_the_same_tokens_in_any_batch(small_pair, method: str) -> 
 
 def test_greedy_and_sampled_rows_share_a_batch(small_pair) -> None:
     pair = small_pair("llama")
-    greedy = make_requests(6, vocab_size=pair.vocab_size)
-    sampled = make_requests(6, vocab_size=pair.vocab_size, temperature=1.1)
+    greedy = make_requests(6, vocab_size=pair.vocab_size, max_new_tokens=10)
+    sampled = make_requests(6, vocab_size=pair.vocab_size, max_new_tokens=10, temperature=1.1)
     mixed = [pair_[row % 2] for row, pair_ in enumerate(zip(greedy, sampled, strict=True))]
 
     apart = [run(make_engine(pair.target, pair.draft), rows, 3) for rows in (greedy, sampled)]

@@ -106,7 +106,8 @@ def test_rows_may_be_preempted_at_any_step(small_pair, method: str, rounds_behin
     assert [c.draft_tokens for c in completions] == [c.draft_tokens for c in roomy]
 
 
-@pytest.mark.parametrize("rounds_behind", [slow(0), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds_behind", [0, 1])
 def test_stop_strings_and_min_tokens_survive_preemption(small_pair, rounds_behind: int) -> None:
     pair = small_pair("llama")
     plain = make_requests(9, vocab_size=pair.vocab_size, max_new_tokens=40)
