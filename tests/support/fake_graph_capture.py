@@ -48,7 +48,7 @@ class FakeGraphCapture:
         return len(self._reads)
 
     def freed(self) -> int:
-        """Returns how many of them are freed once the caches of our own modules are empty; a graph would read garbage."""
+        """Returns how many of them are freed once the caches of our own modules are empty."""
         for cached in _own_caches():
             cached.cache_clear()
         gc.collect()

@@ -45,7 +45,7 @@ def small_tokenizer(vocab_size: int = VOCAB_SIZE) -> Any:
 
 
 def small_config(kind: str, *, vocab_size: int = VOCAB_SIZE, **changes: Any) -> Any:
-    """Returns a configuration of the family: 2 layers, hidden size 48 to 64, grouped heads where the family has them."""
+    """Returns a configuration of the family: 2 layers, hidden size 48 to 64, grouped heads if the family has them."""
     import transformers
 
     grouped = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.engines import drain, generate, make_engine, make_requests, plan
+from support.engines import drain, generate, make_engine, make_requests, plan, slow
 from support.fake_graph_capture import FakeGraphCapture
 
 from specpipe.engine.forward.graphed_prefill import GraphedPrefills
@@ -38,7 +38,7 @@ def test_a_tensor_that_only_a_cache_keeps_counts_as_freed() -> None:
     assert capture.freed() == 1
 
 
-@pytest.mark.parametrize("proposer", ["draft", "ngram"])
+@pytest.mark.parametrize("proposer", ["draft", slow("ngram")])
 def test_rounds_and_prefills_own_what_they_read(small_pair, proposer: str) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft, proposer=proposer)

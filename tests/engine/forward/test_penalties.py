@@ -83,6 +83,7 @@ def test_k_that_changes_with_occupancy(small_pair) -> None:
     assert [list(c.token_ids) for c in completions] == [plain_loop(pair.reference, r) for r in requests]
 
 
+@pytest.mark.slow
 def test_invariant_tokens_depend_on_neither_k_nor_draft(small_pair) -> None:
     pair = small_pair("llama")
     requests = with_penalties(make_requests(7, vocab_size=pair.vocab_size, temperature=0.9, top_p=0.9), *MIXED)
