@@ -1,4 +1,4 @@
-"""When to turn the draft model on: catching up is paid once, and being off lets rows fall behind.
+"""Activation of the draft model: catching up costs a prefill once, and while the model is off rows fall behind.
 
 Shapes: N slots; arrays are indexed by rows running, 0 … N.
 """
@@ -14,35 +14,35 @@ from specpipe.speculation.policy import PolicyInputs
 from specpipe.speculation.prefill_cost import PrefillPrice
 
 HORIZON = 256.0
-"""Rounds for which what was seen is taken to hold. What the draft saves later pays for no catching up: acceptance
-moves, not least because rows that accept little stay longest."""
+"""Rounds whose expected savings may pay for catching up. Acceptance drifts: rows that accept little stay longest."""
 
 PREMIUM = 1.5
-"""Times what catching up takes that it has to save: it is paid at once, and what it saves is only expected."""
+"""Required ratio of expected savings to the cost of catching up. The cost is certain, the savings are not."""
 
 
 class Activation(NamedTuple):
-    """Where the draft model is on."""
+    """Occupancies at which the draft model is active."""
 
     fewest: int
-    """Rows; above `most` where it is off to the end."""
+    """Smallest such number of running rows; above `most` if the model stays off."""
     most: int
+    """Largest such number of running rows."""
     seconds: float
-    """Of catching up."""
+    """Expected cost of catching up, with the premium."""
 
 
 def plan_activation(saved: Array, ahead: Array, inputs: PolicyInputs, prefill: PrefillPrice) -> Activation:
-    """Between which occupancies, the present one or below, the draft model saves most time, catching up deducted.
+    """Returns the occupancies, up to the present one, between which the draft model saves most time net of catching up.
 
-    saved [N + 1]: seconds a token by drafting, against plain decoding; ahead [N + 1]: tokens still to be generated.
+    saved [N + 1]: seconds saved by drafting, per token; ahead [N + 1]: tokens still to be generated at each occupancy.
     """
     n = inputs.running
     rows, ahead = np.arange(n + 1), ahead[: n + 1].copy()
-    if saved[n] > 0:  # a loss would go on until the tail comes
+    if saved[n] > 0:  # a loss counts in full: it would last until the tail
         ahead[n] = min(ahead[n], HORIZON * n)
     lacking = rows * _behind(ahead, inputs)
     catch_up = PREMIUM * prefill.seconds(lacking, np.ceil(lacking / inputs.prefill_budget))
-    total = np.concatenate([[0.0], np.cumsum(saved[: n + 1] * ahead)])  # [r]: by drafting below r rows
+    total = np.concatenate([[0.0], np.cumsum(saved[: n + 1] * ahead)])  # [r]: saved with fewer than r rows
     least = np.minimum.accumulate(total)[:-1]
     gain = total[1:] - least - catch_up
     most = int(np.argmax(gain))
@@ -52,7 +52,7 @@ def plan_activation(saved: Array, ahead: Array, inputs: PolicyInputs, prefill: P
 
 
 def _behind(ahead: Array, inputs: PolicyInputs) -> Array:
-    """→ [n + 1]: tokens that a row will be behind where as many run, if the draft is off until then."""
+    """Returns [n + 1]: tokens that a row lacks in the draft's KV at each occupancy if the draft is off until then."""
     by_row = ahead / np.maximum(np.arange(len(ahead)), 1)
     until = np.cumsum(by_row[::-1])[::-1] - by_row
     longest = max(inputs.context, inputs.behind, inputs.input_tokens + inputs.output_tokens)

@@ -1,4 +1,4 @@
-"""What was measured of rounds, in cells of a cost table.
+"""Cells of a cost table: measured rounds grouped by proposer, K, rows and context.
 
 Shapes: C cells.
 """
@@ -16,43 +16,50 @@ from specpipe.core import CostPoint, ProposerName
 from specpipe.speculation.round_model import FEATURES, model_terms, one_hot, slowdown_share
 
 MEMORY = 64.0
-"""Rounds that the past of a cell counts for at most: drift is followed within about as many."""
+"""Largest weight of a cell's history, in rounds. A cell follows drift within about as many."""
 SHORT = 64.0
-"""Tokens of context that make no difference."""
+"""Tokens added to the context before its logarithm: differences below this have no effect on a round."""
 PROFILED = 2.0
-"""Rounds that those timed before the first row count for at most: no job ran beside them."""
+"""Largest weight of a profiled cell, in rounds: the profile is timed without the load of a job."""
 _COLUMNS = FEATURES + 1  # of the round model
-_OCTAVE = 4  # cells to a doubling of the rows
+_OCTAVE = 4  # cells per doubling of the rows
 
 
 class CellKey(NamedTuple):
+    """Quantised position of a cell."""
+
     proposer: ProposerName
     k: int
     rows: int
-    """Quarter octave."""
+    """Quarter octaves: round(4 · log2 of the rows)."""
     context: int
-    """Octave."""
+    """Octaves of tokens."""
     profiled: bool = False
-    """Timed before the first row."""
+    """True for rounds of the start-up profile."""
 
 
 class CostCell(NamedTuple):
+    """Weighted means over the rounds of a cell."""
+
     running: float
+    """Rows."""
     context: float
+    """Tokens a row."""
     rounds: float
+    """Weight."""
     seconds: float
-    """Of one round."""
+    """Seconds of one round."""
 
 
 class CostCells:
-    """By key, and as arrays: a plan needs all of them, while few have changed since the one before. Immutable."""
+    """Cells by key, with their model terms as one array that is updated row by row. Immutable."""
 
     def __init__(self) -> None:
         self._places: dict[CellKey, int] = {}
         self._cells: list[CostCell] = []
         self._numbers = np.empty((0, _COLUMNS + 5))
         self.measured = 0.0
-        """Rounds, all together."""
+        """Rounds added so far, over all cells."""
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -61,7 +68,7 @@ class CostCells:
         return zip(self._places, self._cells, strict=True)
 
     def with_points(self, points: Iterable[CostPoint], *, profiled: bool = False) -> CostCells:
-        """The past of a cell fades."""
+        """Returns the cells with `points` merged in; each cell keeps at most MEMORY rounds of history."""
         now: dict[CellKey, CostCell] = {}
         measured = self.measured
         for point in points:
@@ -78,7 +85,7 @@ class CostCells:
         return other
 
     def replaced(self, now: dict[CellKey, CostCell]) -> CostCells:
-        """These in place of what was known of them, the others as they are."""
+        """Returns a copy in which the cells of `now` are set and the others stay."""
         other = object.__new__(CostCells)
         other._places, other._cells, other.measured = dict(self._places), self._cells.copy(), self.measured
         added = [key for key in now if key not in self._places]
@@ -98,47 +105,49 @@ class CostCells:
 
     @property
     def relative(self) -> Array:
-        """[C, 10] what the round model is fitted to."""
+        """[C, 10] inputs of `fit_model`: model terms / seconds, and −`slowdown_share` of profiled cells."""
         return self._numbers[:, :_COLUMNS]
 
     @property
     def rounds(self) -> Array:
-        """[C] that count, MEMORY at most."""
+        """[C] weights in rounds, at most MEMORY."""
         return self._numbers[:, _COLUMNS]
 
     @property
     def rows(self) -> Array:
-        """[C] log2."""
+        """[C] log2 of the rows."""
         return self._numbers[:, _COLUMNS + 1]
 
     @property
     def context(self) -> Array:
-        """[C] log2, what makes no difference added."""
+        """[C] log2 of the context + SHORT."""
         return self._numbers[:, _COLUMNS + 2]
 
     @property
     def k(self) -> Array:
-        """[C]"""
+        """[C] draft tokens."""
         return self._numbers[:, _COLUMNS + 3]
 
     @property
     def kind(self) -> Array:
-        """[C] who drafts, as `proposer_code` says."""
+        """[C] proposers, as `proposer_code` numbers them."""
         return self._numbers[:, _COLUMNS + 4]
 
 
 def proposer_code(proposer: ProposerName) -> float:
-    """A number for each; 0 for "none"."""
+    """Returns 1 for "draft", 2 for "ngram", 0 for "none"."""
     draft, ngram = one_hot(proposer)
     return draft + 2 * ngram
 
 
 def cell_key(proposer: ProposerName, k: int, running: float, context: float, *, profiled: bool = False) -> CellKey:
+    """Returns the key of the cell that holds such rounds."""
     rows, octave = round(_OCTAVE * math.log2(running)), round(math.log2(context + SHORT))
     return CellKey(proposer if k else "none", k, rows, octave, profiled)
 
 
 def _numbers(key: CellKey, cell: CostCell) -> tuple[float, ...]:
+    """Returns a cell's row of the array: 10 values for the fit, then weight, log2 rows, log2 context, K, proposer."""
     k, n, seconds = float(key.k), cell.running, cell.seconds
     relative = (term / seconds for term in model_terms(*one_hot(key.proposer), k, n, cell.context))
     most, shown = (PROFILED, -slowdown_share(k, n)) if key.profiled else (MEMORY, 0.0)
@@ -154,6 +163,7 @@ def _numbers(key: CellKey, cell: CostCell) -> tuple[float, ...]:
 
 
 def _mean(old: CostCell, new: CostCell) -> CostCell:
+    """Returns the mean of both, with the old cell's weight limited to MEMORY."""
     past = min(old.rounds, MEMORY)
     share = new.rounds / (past + new.rounds)
     return CostCell(

@@ -1,7 +1,6 @@
-"""From the cells of a cost table to what any round takes: the model of round_model.py fitted to them, and what rounds
-near by took beyond it.
+"""Interpolation of a cost table: the model of round_model.py fitted to the cells, corrected by nearby residuals.
 
-Shapes: C cells, K widest round, N slots, P numbers of rows of the lattice.
+Shapes: C cells, K widest round, N slots, P row counts of the lattice.
 """
 
 from __future__ import annotations
@@ -18,39 +17,39 @@ from specpipe.core import ProposerName
 from specpipe.speculation.cost_cells import MEMORY, SHORT, CostCells, proposer_code
 from specpipe.speculation.round_model import FEATURES, KV, LOAD_SLOWDOWN, fit_model, model_terms, monotone, one_hot
 
-_LITTLE = 1 / 8  # of all rounds
-_CREDIBLE = 4.0  # rounds that make a cell count half in the fit
-_DOUBT = 1.5  # rounds near by that make the model and what was measured beyond it count alike
-_ODD = 0.3  # log of how far a single round may lie from the model and be cap_s
-_NEAR = 0.05  # octaves, or K, that are no distance
-_EVERY = 16  # rows up to which what is near by is looked at for every number of them; beyond, so many an octave
+_REFIT_SHARE = 1 / 8  # new rounds over all rounds from which the model is fitted again
+_CREDIBLE = 4.0  # rounds at which a cell has half its full weight in the fit
+_DOUBT = 1.5  # nearby rounds at which half of the residual is applied
+_MAX_RESIDUAL = 0.3  # log; the largest residual of a cell of one round, growing with √rounds
+_NEAR = 0.05  # octaves, or K, over which the weight falls fastest
+_EVERY = 16  # the lattice has every row count up to here, and beyond it as many per octave
 
 
 class CostGrid(NamedTuple):
-    """Rounds by K and rows, each [max K + 1, slots + 1]. Rows 0 read as 1."""
+    """Rounds by K and running rows. Both arrays are [max K + 1, slots + 1]; the column of 0 rows equals that of 1."""
 
     seconds: Array
-    """Rising in both."""
+    """Seconds of a round, not decreasing in either axis."""
     known: Array
-    """How much of it was measured near by, 0 to 1, rather than concluded."""
+    """Share of the value that rests on nearby measurements rather than on the model, 0 to 1."""
 
 
 class CostFit(NamedTuple):
-    """Of one table."""
+    """The round model fitted to the cells of one table."""
 
     cells: CostCells
     model: Array
     """[10] coefficients."""
     fitted: float
-    """Rounds that had been measured when the model was fitted."""
+    """Rounds measured before the model was fitted."""
     residual: Array
     """[C] log(measured / model)."""
 
     @classmethod
     def of(cls, cells: CostCells, before: CostFit | None = None) -> CostFit:
-        """before: that of the table which this one goes on from."""
+        """Fits the model. before: the fit of the table's predecessor, reused while few rounds are new."""
         rounds = cells.rounds
-        if before is not None and before._stands(cells):
+        if before is not None and before._is_current(cells):
             model, fitted = before.model, before.fitted
         else:
             model = fit_model(
@@ -60,14 +59,16 @@ class CostFit(NamedTuple):
         found = cells.relative[:, :FEATURES] @ model[:FEATURES]
         in_a_job = 1 - model[LOAD_SLOWDOWN] * cells.relative[:, LOAD_SLOWDOWN]
         residual = np.log(in_a_job / np.maximum(found, 1e-12))
-        credible = _ODD * np.sqrt(rounds)  # a single round may have met anything
+        credible = _MAX_RESIDUAL * np.sqrt(rounds)  # a single round may be an outlier
         return cls(cells, model, fitted, np.minimum(np.maximum(residual, -credible), credible))
 
-    def _stands(self, cells: CostCells) -> bool:
-        """Whether so little was measured since the model was fitted that it will do: what it lacks, residuals have."""
-        return len(cells) == len(self.cells) and cells.measured - self.fitted < min(MEMORY, _LITTLE * cells.measured)
+    def _is_current(self, cells: CostCells) -> bool:
+        """True if few rounds are new since the fit. Residuals correct what the model then lacks."""
+        few = min(MEMORY, _REFIT_SHARE * cells.measured)
+        return len(cells) == len(self.cells) and cells.measured - self.fitted < few
 
     def grid(self, proposer: ProposerName, max_k: int, slots: int, context: float) -> CostGrid:
+        """Returns the seconds of a round for every K and row count at this context."""
         lattice, model = _lattice(slots), self.model[:FEATURES].copy()
         model[KV] *= context
         bare = (model @ _features(proposer, max_k, slots)).reshape(max_k + 1, len(lattice.rows))
@@ -76,7 +77,7 @@ class CostFit(NamedTuple):
         return CostGrid(lattice.spread(seconds), lattice.spread(near / (near + 1.0)))
 
     def _near(self, proposer: ProposerName, max_k: int, rows: Array, context: float) -> tuple[Array, Array]:
-        """→ [K + 1, P] each: weight of the cells near by, and with it log(measured / model)."""
+        """Returns two arrays [K + 1, P]: the weight of nearby cells, and the weighted sum of log(measured / model)."""
         cells = self.cells
         same = (cells.k == 0) | (cells.kind == proposer_code(proposer))
         length = _nearness(0.5 * (np.log2(context + SHORT) - cells.context))
@@ -86,23 +87,24 @@ class CostFit(NamedTuple):
 
 
 class _Lattice(NamedTuple):
-    """Numbers of rows that stand for all others."""
+    """Row counts at which costs are computed; others are interpolated."""
 
     rows: Array
-    """[P] log2."""
+    """[P] log2 of the row counts."""
     below: npt.NDArray[np.intp]
-    """[N + 1] the last of them that is not above."""
+    """[N + 1] index of the largest lattice point that is not above."""
     beyond: Array
-    """[N + 1] how far it is from there to the next, 0 to 1."""
+    """[N + 1] fraction of the way to the next lattice point, 0 to 1."""
 
     def spread(self, values: Array) -> Array:
-        """[…, P] → [..., N + 1]: straight lines between them."""
+        """Interpolates values [..., P] linearly to [..., N + 1]."""
         steps = np.diff(values, append=values[..., -1:])
         return np.asarray(values.take(self.below, axis=-1) + steps.take(self.below, axis=-1) * self.beyond)
 
 
 @lru_cache(maxsize=16)
 def _lattice(slots: int) -> _Lattice:
+    """Returns the lattice of an engine with this many slots."""
     few = np.arange(1.0, min(slots, _EVERY) + 1)
     far = np.geomspace(_EVERY, max(slots, _EVERY), 1 + math.ceil(_EVERY * math.log2(max(slots, _EVERY) / _EVERY)))
     rows, every = np.concatenate([few, far[1:]]), np.maximum(np.arange(slots + 1.0), 1.0)
@@ -113,7 +115,7 @@ def _lattice(slots: int) -> _Lattice:
 
 @lru_cache(maxsize=16)
 def _features(proposer: ProposerName, max_k: int, slots: int) -> Array:
-    """→ [9, (K + 1)·P] of rounds whose rows are one token long."""
+    """Returns the model terms [9, (K + 1)·P] of rounds whose rows have one token of context."""
     k, n = np.meshgrid(np.arange(max_k + 1.0), 2 ** _lattice(slots).rows, indexing="ij")
     draft, ngram = (np.full_like(k, one) for one in one_hot(proposer))
     return np.array(model_terms(draft, ngram, k, n, np.ones_like(k))).reshape(FEATURES, -1)
@@ -121,12 +123,12 @@ def _features(proposer: ProposerName, max_k: int, slots: int) -> Array:
 
 @lru_cache(maxsize=16)
 def _by_k(max_k: int, widest: int) -> Array:
-    """→ [K + 1, widest + 1]"""
+    """Returns the weights [K + 1, widest + 1] between every K and every measured K."""
     return _nearness(np.arange(max_k + 1.0)[:, None] - np.arange(widest + 1.0))
 
 
 def _nearness(apart: Array) -> Array:
-    """Weight of cells so far apart, in octaves of rows or length or in K: 1 for the same, 1/30 half an octave off."""
+    """Returns weights by distance, in octaves of rows or context or in K: 1 at distance 0, 1/30 at 0.5."""
     apart = np.abs(apart)
     near = np.exp(-2 * apart)
     near /= apart / _NEAR + 1

@@ -1,4 +1,4 @@
-"""What engine steps show, summed until somebody takes it."""
+"""Evidence from engine steps, summed between two reports."""
 
 from __future__ import annotations
 
@@ -11,47 +11,51 @@ from specpipe.core import AcceptanceCounts, Completion, CostPoint, Evidence, Pre
 from specpipe.speculation.prefill_cost import size_octave
 
 POINTS = 64
-"""Cost points that one evidence carries at most: what is left stays for the next one."""
-_OCTAVE = 4  # numbers of rows to a doubling that are told apart
-_ODD = 1.3
-_UP, _DOWN = 0.1, 0.5
+"""Largest number of cost points in one Evidence; the rest stays for the next one."""
+_OCTAVE = 4  # row buckets per doubling
+_OUTLIER = 1.3  # times the typical seconds from which a round is clipped
+_UP, _DOWN = 0.1, 0.5  # steps of the typical seconds towards a longer and a shorter round
 
 
 class RoundShape(NamedTuple):
-    """Rounds that take about as long as each other."""
+    """Class of rounds with about the same cost."""
 
     proposer: ProposerName
     k: int
     bucket: int
-    """Of the rows."""
+    """Quarter octave of the rows."""
 
     @staticmethod
-    @lru_cache(maxsize=4096)  # asked for every round
+    @lru_cache(maxsize=4096)  # called for every round
     def of(proposer: ProposerName, k: int, running: int) -> RoundShape:
+        """Returns the shape of a round with this many rows."""
         return RoundShape(proposer, k, round(_OCTAVE * math.log2(running)))
 
 
 class TypicalRounds:
-    """What rounds of a shape take as a rule. One that takes far longer met something that is not its K's fault."""
+    """Typical seconds by round shape. A round that takes far longer was delayed by something other than its K."""
 
     def __init__(self) -> None:
         self._seconds: dict[RoundShape, float] = {}
 
     def clip(self, shape: RoundShape, seconds: float) -> float:
-        """The seconds of a round, cut where they are odd; what stays longer becomes usual within some rounds. 0 for the
-        first of its shape: it pays for what the later ones find ready."""
-        usual = self._seconds.get(shape)
-        if usual is None:
+        """Returns the seconds of a round, limited to _OUTLIER times the typical ones.
+
+        A lasting slowdown becomes typical within some rounds. Returns 0 for the first round of a shape: it includes
+        compilation and allocations.
+        """
+        typical = self._seconds.get(shape)
+        if typical is None:
             self._seconds[shape] = seconds
             return 0.0
-        seconds = min(seconds, _ODD * usual)
-        self._seconds[shape] = usual + (seconds - usual) * (_DOWN if seconds < usual else _UP)
+        seconds = min(seconds, _OUTLIER * typical)
+        self._seconds[shape] = typical + (seconds - typical) * (_DOWN if seconds < typical else _UP)
         return seconds
 
 
 @dataclass(slots=True)
 class RoundSum:
-    """Of rounds of one shape."""
+    """Sums over rounds of one shape."""
 
     rounds: int = 0
     seconds: float = 0.0
@@ -59,13 +63,14 @@ class RoundSum:
     context: float = 0.0
 
     def add(self, seconds: float, running: int, context: float) -> None:
-        """One round."""
+        """Adds one round."""
         self.rounds += 1
         self.seconds += seconds
         self.running += running
         self.context += context
 
     def __add__(self, other: RoundSum) -> RoundSum:
+        """Returns the sum over the rounds of both."""
         return RoundSum(
             rounds=self.rounds + other.rounds,
             seconds=self.seconds + other.seconds,
@@ -74,6 +79,7 @@ class RoundSum:
         )
 
     def point(self, shape: RoundShape) -> CostPoint:
+        """Returns the rounds as one cost point with mean rows and context."""
         return CostPoint(
             proposer=shape.proposer,
             k=shape.k,
@@ -85,23 +91,25 @@ class RoundSum:
 
 
 class EvidenceLog:
-    """Sums steps. One owner, no lock; its size is bounded by the shapes of rounds, whatever the number of steps."""
+    """Sums steps between two calls of `take`. One owner, no lock; the size is bounded by the number of round shapes."""
 
     def __init__(self) -> None:
-        self._usual = TypicalRounds()
+        self._typical = TypicalRounds()
         self._costs: dict[RoundShape, RoundSum] = {}
         self._clear()
 
     def _clear(self) -> None:
+        """Resets all sums except those of costs that did not fit into the last Evidence."""
         self._verified: dict[ProposerName, AcceptanceCounts] = {}
         self._rounds: dict[ProposerName, int] = {}
         self._row_rounds: dict[ProposerName, int] = {}
         self._rows = self._input_tokens = self._output_tokens = 0
         self._prefills: dict[int, PrefillPoint] = {}
-        """By size."""
+        """By octave of tokens."""
         self._running, self._behind, self._left = 0, 0.0, 0.0
 
     def add(self, step: StepReport) -> None:
+        """Adds one engine step."""
         if step.k:
             self._add_drafts(step)
         if step.running and step.round_s > 0:
@@ -122,12 +130,12 @@ class EvidenceLog:
 
     def _add_cost(self, step: StepReport) -> None:
         shape = RoundShape.of(step.proposer, step.k, step.running)
-        if not (seconds := self._usual.clip(shape, step.round_s)):
+        if not (seconds := self._typical.clip(shape, step.round_s)):
             return
         self._costs.setdefault(shape, RoundSum()).add(seconds, step.running, step.context)
 
     def _add_prefill(self, step: StepReport) -> None:
-        """A step has one forward of the draft model at most."""
+        """Adds the draft prefill of a step, which is one forward."""
         point = PrefillPoint(forwards=1, tokens=step.draft_prefill_tokens, seconds=step.draft_prefill_s)
         size = size_octave(point.tokens)
         self._prefills[size] = self._prefills[size] + point if size in self._prefills else point
@@ -140,7 +148,7 @@ class EvidenceLog:
         self._output_tokens += len(completion.token_ids)
 
     def take(self) -> Evidence:
-        """All since the last time, but of more than POINTS shapes only those that ran most."""
+        """Returns and clears the sums; costs of at most POINTS shapes, those with most rounds."""
         shapes = sorted(self._costs, key=lambda shape: -self._costs[shape].rounds)[:POINTS]
         evidence = Evidence(
             verified=self._verified,

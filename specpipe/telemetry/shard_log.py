@@ -54,7 +54,8 @@ class ShardLog:
         self._pack_open()
         order = np.array([self._place[shard] for shard in sorted(self._place)], np.int64)
         if not len(order):
-            return shard_schema().empty_table()
+            # `empty_table` would import pandas, where it is installed: a new run's driver has no other use for it.
+            return pa.Table.from_batches([], schema=shard_schema())
         return pa.concat_tables(self._gather(order[at : at + _WINDOW]) for at in range(0, len(order), _WINDOW))
 
     def failed_rows(self) -> dict[int, int]:

@@ -21,6 +21,8 @@ def total(table: pa.Table, name: str) -> Any:
 
 def by_position(table: pa.Table, name: str) -> tuple[int, ...]:
     """Returns the sums by position over a column of lists, up to the length of the longest list."""
+    if not table.num_rows:
+        return ()
     lists = table[name]
     values = pc.list_flatten(lists).to_numpy()
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)

@@ -29,7 +29,7 @@ def job_of(folder: Path, *overrides: str, rows: int = 160) -> JobSpec:
 
 
 def check(folder: Path, rows: int) -> None:
-    """Proven complete, and what a run without faults writes."""
+    """Asserts that the run is complete and holds the tokens of a run without faults."""
     found = verify(str(folder / "out"))
     assert found.complete, "\n".join(map(str, found.findings))
     execute(job_of(folder, f"output.path={folder / 'calm'}"), backend=InProcessBackend())
@@ -39,7 +39,7 @@ def check(folder: Path, rows: int) -> None:
 
 
 def run_with(folder: Path, faults: tuple[str, ...], *overrides: str, rows: int = 160) -> FaultyBackend:
-    """One start; the n-th fault strikes once 1 + 2n shards are published."""
+    """Runs the job once; fault n, from 0, is injected once more than 2n shards are published."""
     backend, given = FaultyBackend(folder), []
 
     def inject(progress: Progress) -> None:
@@ -53,31 +53,44 @@ def run_with(folder: Path, faults: tuple[str, ...], *overrides: str, rows: int =
     return backend
 
 
-def test_kill_crash_memory_and_hang_in_one_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+FAULT_LOGS = {
+    "kill": ("process died",),
+    "cuda": ("illegal memory access",),
+    "oom": ("out of memory with 3 slots",),
+    "hang": ("has taken", "in strike"),
+}
+"""Words of the driver's log by fault; the stack of a worker that hangs names the function."""
+
+
+@pytest.mark.parametrize("faults", [("kill", "hang"), pytest.param(tuple(FAULT_LOGS), marks=pytest.mark.slow)])
+def test_several_faults_in_one_run_lose_no_row(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, faults: tuple[str, ...]
+) -> None:
+    rows = 60 * len(faults)
     with caplog.at_level(logging.WARNING):
-        run_with(tmp_path, ("kill", "cuda", "oom", "hang"), "workers.count=2", rows=240)
-    check(tmp_path, 240)
-    for words in ("process died", "illegal memory access", "out of memory with 3 slots", "has taken", "in strike"):
-        assert words in caplog.text  # the last: where it hangs
+        run_with(tmp_path, faults, "workers.count=2", rows=rows)
+    check(tmp_path, rows)
+    for fault in faults:
+        assert all(words in caplog.text for words in FAULT_LOGS[fault])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault(tmp_path: Path, fault: str, workers: int) -> None:
+def test_one_fault_of_each_kind_loses_no_row(tmp_path: Path, fault: str, workers: int) -> None:
     run_with(tmp_path, (fault,), f"workers.count={workers}")
     check(tmp_path, 160)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS[:4])
-def test_the_same_fault_again_and_again(tmp_path: Path, fault: str) -> None:
+def test_repeated_faults_of_one_kind_lose_no_row(tmp_path: Path, fault: str) -> None:
     run_with(tmp_path, (fault,) * (2 if fault == "oom" else 5), "workers.count=2", "workers.slots=8", rows=320)
     check(tmp_path, 320)
 
 
 class Zombies(FaultyBackend):
-    """Keeps the pool of a start, as workers do that their driver's death has not reached."""
+    """Keeps the pool of a start: a worker that outlives its driver."""
 
     made: Pool
 
@@ -87,7 +100,7 @@ class Zombies(FaultyBackend):
 
 
 @pytest.mark.slow
-def test_a_worker_of_an_earlier_start_publishes_nothing(tmp_path: Path) -> None:
+def test_worker_of_an_earlier_start_publishes_nothing(tmp_path: Path) -> None:
     backend = Zombies(tmp_path)
     job = job_of(tmp_path)
     execute(job, backend=backend)
@@ -100,7 +113,7 @@ def test_a_worker_of_an_earlier_start_publishes_nothing(tmp_path: Path) -> None:
     execute(job, backend=FaultyBackend(tmp_path))  # start 2 makes the part anew
     made = part.read_bytes()
     part.unlink()
-    with pytest.raises(StaleRunError, match="belongs to start 2 of this run now, and this is start 1"):
+    with pytest.raises(StaleRunError, match="now belongs to start 2 of this run; start 1 stops"):
         zombie.run_shard(ShardOrder(shard=shard, plan=plan, attempt=1)).result(60)
     assert not part.exists()
     part.write_bytes(made)

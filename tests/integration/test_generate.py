@@ -1,39 +1,41 @@
-"""`specpipe.generate` through real Ray, with the embedded pair."""
+"""`specpipe.generate` with the embedded pair; on Ray in the slow tests."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.fake_workers import InProcessBackend
 
 from specpipe import generate
 from specpipe.data import output_schema
 from specpipe.errors import JobError, OutputError
 from specpipe.pipeline.driver.progress import Progress
+from specpipe.pipeline.run import run
+from specpipe.pipeline.worker.build import build_parts
 
 PAIR: dict[str, Any] = {"model": "builtin:tiny", "draft": "builtin:tiny"}
 SHORT: dict[str, Any] = {"sampling": {"max_new_tokens": 8}, "workers": {"shard_tokens": 40}}
 
 
 def identity(table: pa.Table) -> pa.Table:
-    """What is the same however the run was tuned."""
+    """The columns that do not depend on tuning."""
     return table.drop_columns(["draft_tokens", "accepted_tokens"])
 
 
-def test_the_package_alone_imports_nothing_heavy() -> None:
-    code = "import sys, specpipe\nassert not {'torch', 'ray', 'pyarrow', 'pydantic'} & set(sys.modules)\n"
-    subprocess.run([sys.executable, "-c", code + "assert callable(specpipe.generate)"], check=True, timeout=60)
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers run in this process, with real engines, instead of on Ray."""
+    monkeypatch.setattr(run, "RayBackend", lambda: InProcessBackend(build_parts=build_parts))
 
 
-def test_neither_a_model_nor_a_job() -> None:
+def test_call_without_model_and_job_is_an_error() -> None:
     with pytest.raises(JobError, match="neither model nor job"):
         generate(["a"])
 
 
-@pytest.mark.usefixtures("ray_session")
-def test_rows_in_a_table_out_and_the_same_call_resumes(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_rows_become_a_table_and_the_same_call_resumes(tmp_path: Path) -> None:
     rows = [
         "What is 2 plus 3?",
         {"messages": [{"role": "user", "content": "Hello"}], "id": "chat", "tag": "kept"},
@@ -72,7 +74,7 @@ def test_rows_in_a_table_out_and_the_same_call_resumes(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.filterwarnings("ignore")
-def test_datasets_and_tables_and_files_give_the_same(tmp_path: Path) -> None:
+def test_datasets_tables_and_files_give_the_same_rows_on_ray(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
     import ray
 
@@ -91,7 +93,7 @@ def test_datasets_and_tables_and_files_give_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
-def test_a_job_to_start_from() -> None:
+def test_job_file_and_job_object_give_the_same_rows() -> None:
     from specpipe.job import load_job
 
     changes: dict[str, Any] = {"sampling": {"max_new_tokens": 5}, "settings": {"data.warmup_rows": 0}}
@@ -103,7 +105,7 @@ def test_a_job_to_start_from() -> None:
 
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.slow
-def test_the_first_example_of_the_page() -> None:
+def test_first_example_of_the_python_page_runs() -> None:
     import re
 
     text = (Path(__file__).parents[2] / "docs/python.md").read_text(encoding="utf-8")

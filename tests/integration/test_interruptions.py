@@ -1,4 +1,4 @@
-"""The command in a process of its own, killed and interrupted; the run goes on without a row lost or doubled."""
+"""A driver process that is killed or interrupted: a later start resumes the run, and no row is lost or doubled."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.fake_workers import InProcessBackend, outputs, wait_for
+from support.fake_workers import InProcessBackend, make_job, outputs, wait_for
 
 from specpipe.errors import OutputError
 from specpipe.job import load_job
@@ -17,6 +17,8 @@ from specpipe.pipeline.worker.build import build_parts
 
 WriteJob = Callable[..., Path]
 LONG = {"max_new_tokens": 150, "ignore_eos": True}
+ROOT = Path(__file__).parents[2]
+PATHS = os.pathsep.join(map(str, (ROOT, ROOT / "kernels", ROOT / "tests")))
 
 
 def start(job: Path) -> subprocess.Popen[str]:
@@ -32,7 +34,7 @@ def start(job: Path) -> subprocess.Popen[str]:
 
 
 def run_here(job: Path, *overrides: str) -> RunResult:
-    """The real engine in this process: torch is imported here already."""
+    """Runs the job with the real engine in this process, where torch is imported already."""
     return execute(load_job(job, overrides), backend=InProcessBackend(build_parts=build_parts))
 
 
@@ -46,10 +48,37 @@ def check_whole(folder: Path, reference: Path) -> None:
     assert got["generated_token_ids"] == expected["generated_token_ids"]
 
 
-@pytest.mark.parametrize("whole_group", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_killed_driver_is_resumed_at_once_with_the_same_tokens(
+DRIVER = """
+import sys, time
+from functools import partial
+from pathlib import Path
+from support.fake_workers import InProcessBackend, fake_parts, make_job
+from specpipe.pipeline.run.run import execute
+
+execute(make_job(Path(sys.argv[1]), rows=80), backend=InProcessBackend(build_parts=partial(fake_parts, step_s=0.01)))
+"""
+"""A driver with fake engines, slow enough to be killed halfway."""
+
+
+def test_killed_driver_is_resumed_at_once_with_the_same_tokens(tmp_path: Path) -> None:
+    job = make_job(tmp_path, rows=80)
+    live = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], env={**os.environ, "PYTHONPATH": PATHS})
+    try:
+        wait_for(lambda: len(parts(tmp_path / "out")) >= 2 or live.poll() is not None, 120)
+        with pytest.raises(OutputError, match=f"live run \\(pid {live.pid} "):
+            execute(job, backend=InProcessBackend())
+    finally:
+        live.kill()
+        live.wait()
+    check_resumed(tmp_path, lambda *overrides: execute(make_job(tmp_path, *overrides), backend=InProcessBackend()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_killed_command_is_resumed_at_once_with_the_same_tokens(
     write_job: WriteJob, tmp_path: Path, whole_group: bool
 ) -> None:
+    """Real engines on Ray; `whole_group`: Ray and the workers are killed with the driver."""
     job = write_job(sampling=LONG, workers={"shard_tokens": 400})
     live = start(job)
     try:
@@ -59,19 +88,24 @@ def test_a_killed_driver_is_resumed_at_once_with_the_same_tokens(
     finally:
         if whole_group:
             os.killpg(live.pid, signal.SIGKILL)
-        live.kill()  # the driver alone, without a chance to tell its workers
+        live.kill()  # the driver alone, before it can stop its workers
         live.communicate()
-    before = {part.name: part.stat().st_mtime_ns for part in parts(tmp_path / "out")}
-    result = run_here(job)
+    check_resumed(tmp_path, lambda *overrides: run_here(job, *overrides))
+
+
+def check_resumed(folder: Path, run: Callable[..., RunResult]) -> None:
+    """Resumes the run in `folder`: published parts stay as they are, and all tokens are those of an undisturbed run."""
+    before = {part.name: part.stat().st_mtime_ns for part in parts(folder / "out")}
+    result = run()
     assert (result.state, result.summary["starts"]) == ("complete", 2)
     assert 2 <= len(before) < result.summary["total_shards"]
-    assert before.items() <= {part.name: part.stat().st_mtime_ns for part in parts(tmp_path / "out")}.items()
-    run_here(job, f"output.path={tmp_path / 'whole'}", "speculation.policy=off")
-    check_whole(tmp_path / "out", tmp_path / "whole")
+    assert before.items() <= {part.name: part.stat().st_mtime_ns for part in parts(folder / "out")}.items()
+    run(f"output.path={folder / 'whole'}", "speculation.policy=off")
+    check_whole(folder / "out", folder / "whole")
 
 
 @pytest.mark.slow
-def test_ctrl_c_drains_and_ctrl_c_twice_aborts_and_both_resume(write_job: WriteJob, tmp_path: Path) -> None:
+def test_one_interrupt_drains_two_abort_and_both_resume(write_job: WriteJob, tmp_path: Path) -> None:
     job = write_job(sampling=LONG, workers={"shard_tokens": 400})
     run_here(job, f"output.path={tmp_path / 'whole'}")
 

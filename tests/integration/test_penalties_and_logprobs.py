@@ -37,7 +37,7 @@ def go(path: Path, *overrides: str) -> list[dict[str, Any]]:
 
 
 def expected(folder: Path, row: dict[str, Any], own: dict[str, Any]) -> torch.Tensor:
-    """Log-probabilities [tokens, V] of what was generated, by the definitions."""
+    """Returns log-probabilities [tokens, V] at the generated positions, computed from their definitions."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -59,7 +59,7 @@ def expected(folder: Path, row: dict[str, Any], own: dict[str, Any]) -> torch.Te
 
 
 @pytest.mark.parametrize("speculation", ["policy=off", "proposer=ngram", "num_speculative_tokens=3"])
-def test_rows_and_job_say_what_is_penalised_and_told(
+def test_penalties_and_logprobs_of_job_and_rows_reach_the_outputs(
     write_job: Callable[..., Path], pair: Path, tmp_path: Path, speculation: str
 ) -> None:
     data = tmp_path / "rows.jsonl"
@@ -80,8 +80,10 @@ def test_rows_and_job_say_what_is_penalised_and_told(
         assert row["generated_logprobs"] == pytest.approx(log_p.gather(1, ids[:, None])[:, 0].tolist(), abs=1e-4)
         wanted = min(own.get("top_logprobs", 0), own.get("top_k", 320))
         top = log_p.topk(wanted).values.tolist()
-        for told, values, row_p, best in zip(row["top_token_ids"], row["top_token_logprobs"], log_p, top, strict=True):
-            assert values == pytest.approx(best, abs=1e-4) == row_p[told].tolist()
+        for token_ids, values, row_p, best in zip(
+            row["top_token_ids"], row["top_token_logprobs"], log_p, top, strict=True
+        ):
+            assert values == pytest.approx(best, abs=1e-4) == row_p[token_ids].tolist()
     assert "presence_penalty is 3.0; expected between -2 and 2" in rows[-1]["error"]
     assert rows[-1]["generated_logprobs"] is None
 
@@ -91,6 +93,6 @@ def test_rows_and_job_say_what_is_penalised_and_told(
         go(path, f"speculation.{speculation}", "sampling.logprobs=1")
     assert CliRunner().invoke(main, ["convert", out, "--to", "openai-batch", "--out", f"{out}.jsonl"]).exit_code == 0
     choices = [json.loads(line)["response"] for line in Path(f"{out}.jsonl").read_text().splitlines()][:-1]
-    told = [choice["body"]["choices"][0]["logprobs"] for choice in choices]
-    assert told[2] is None and told[1]["token_logprobs"] == rows[1]["generated_logprobs"]
-    assert [len(top) for top in told[1]["top_logprobs"]] == [3] * len(rows[1]["generated_token_ids"])
+    logprobs = [choice["body"]["choices"][0]["logprobs"] for choice in choices]
+    assert logprobs[2] is None and logprobs[1]["token_logprobs"] == rows[1]["generated_logprobs"]
+    assert [len(top) for top in logprobs[1]["top_logprobs"]] == [3] * len(rows[1]["generated_token_ids"])

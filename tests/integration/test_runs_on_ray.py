@@ -1,15 +1,20 @@
 """Real Ray, real models, real files."""
 
+import json
 import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from support.fake_workers import InProcessBackend, outputs
 from support.ray_workers import RayWorkers
 
+from specpipe.cli.main import main
 from specpipe.job import load_job
 from specpipe.pipeline.cluster.placement import Placement
 from specpipe.pipeline.driver.progress import Progress
@@ -20,6 +25,7 @@ from specpipe.pipeline.worker.config import WorkerConfig
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 WriteJob = Callable[..., Path]
+ROWS = 24
 
 
 def tokens(folder: Path) -> list[list[int]]:
@@ -29,23 +35,35 @@ def tokens(folder: Path) -> list[list[int]]:
     return table["generated_token_ids"].to_pylist()
 
 
-def test_two_workers_with_speculation_write_what_one_without_it_writes(write_job: WriteJob, tmp_path: Path) -> None:
+def test_command_on_two_workers_writes_what_plain_decoding_writes(write_job: WriteJob, tmp_path: Path) -> None:
+    """Through the command, Ray and real engines; one prompt exceeds the context: a row with an error, exit code 3."""
+    prompts = [*(f"What is {i} plus {i % 7}?" for i in range(ROWS)), "word " * 2000]
+    pq.write_table(pa.table({"prompt": prompts}), tmp_path / "rows.parquet")
     path = write_job(workers={"count": 2})
-    result = execute(load_job(path))
-    assert (result.state, result.exit_code) == ("complete", 0)
-    summary = result.summary
+
+    shown = CliRunner().invoke(main, ["run", str(path)])
+    assert (shown.exit_code, shown.stderr) == (3, "")
+    assert f"{ROWS + 1} of {ROWS + 1}, 1 failed" in shown.stdout
+    assert "1 row failed and output.max_failed_rows is 0." in shown.stdout
+    *rows, failed = outputs(tmp_path / "out").to_pylist()
+    assert (failed["finish_reason"], failed["num_generated_tokens"]) == ("error", 0)
+    assert "tokens; expected at most" in failed["error"]
+    allowed = CliRunner().invoke(main, ["run", str(path), "--set", "output.max_failed_rows=1"])
+    assert allowed.exit_code == 0 and "complete already" in allowed.stdout
+
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert summary["spec_decode_acceptance_length"] > 1.5  # the draft is a noisy copy of the target
-    assert summary["total_output_tokens"] == sum(map(len, tokens(tmp_path / "out")))
+    assert summary["total_output_tokens"] == sum(len(row["generated_token_ids"]) for row in rows)
     assert sum(worker["shards"] for worker in summary["workers"].values()) == summary["total_shards"]
-    plain = [f"output.path={tmp_path / 'plain'}", "speculation.policy=off", "workers.slots=7"]
+    plain = [f"output.path={tmp_path / 'plain'}", "speculation.policy=off", "workers.slots=7", f"data.limit={ROWS}"]
     here = InProcessBackend(build_parts=build_parts)
     again = execute(load_job(path, [*plain, "workers.shard_tokens=400"]), backend=here)
     assert again.summary["spec_decode_num_drafts"] == 0
-    assert tokens(tmp_path / "plain") == tokens(tmp_path / "out")
+    assert tokens(tmp_path / "plain") == [row["generated_token_ids"] for row in rows]
 
 
 class Recording(RayWorkers):
-    """Remembers which process each one is."""
+    """Ray workers that note their process ids."""
 
     def __init__(self) -> None:
         super().__init__(build_parts)
@@ -72,7 +90,7 @@ class Recording(RayWorkers):
 
 
 @pytest.mark.slow
-def test_a_killed_worker_process_costs_no_row(write_job: WriteJob, tmp_path: Path) -> None:
+def test_run_with_a_killed_worker_process_loses_no_row(write_job: WriteJob, tmp_path: Path) -> None:
     backend = Recording()
     killed: list[int] = []
 

@@ -140,7 +140,7 @@ def test_failed_plot_is_replaced_by_its_table(
 def test_failing_report_does_not_fail_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("specpipe.pipeline.run.report_page.render_run", lambda source: 1 / 0)
+    monkeypatch.setattr("specpipe.report.render_run", lambda source: 1 / 0)
     with caplog.at_level(logging.WARNING):
         assert execute(make_job(tmp_path), backend=InProcessBackend()).exit_code == 0
     assert "report.html could not be written: ZeroDivisionError" in caplog.text

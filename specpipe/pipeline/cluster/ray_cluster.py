@@ -70,6 +70,8 @@ def _start(address: str | None, *, verbose: bool) -> str:
                 advice = _CLUSTER_ADVICE
                 context = ray.init(address=address, log_to_driver=verbose, logging_level=level)
             else:
+                # Ray would start a Python process for each CPU beside its own services: the run starts its workers.
+                os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
                 context = ray.init(
                     address="local",
                     include_dashboard=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,8 +16,10 @@ from specpipe.pipeline.run.inspection import view_run
 from specpipe.pipeline.store.folder import COSTS, REPORT, RunFolder
 from specpipe.pipeline.store.manifest import Manifest
 from specpipe.pipeline.store.timeline_file import read_timelines
-from specpipe.report import ErrorExample, RunSource, render_run
 from specpipe.speculation.cost_table import CostTable
+
+if TYPE_CHECKING:
+    from specpipe.report import ErrorExample, RunSource
 
 log = logging.getLogger(__name__)
 _MAX_PARTS, _MAX_EXAMPLES = 4, 12  # parts read for examples of failed rows, and examples shown
@@ -25,6 +27,8 @@ _MAX_PARTS, _MAX_EXAMPLES = 4, 12  # parts read for examples of failed rows, and
 
 def report_of(path: str) -> str:
     """Returns the report of a run's folder, live or finished, as HTML. Writes nothing. Raises OutputError."""
+    from specpipe.report import render_run
+
     view = view_run(path)
     return render_run(_source(view.folder, view.manifest, view.shards, view.summary, str(view.summary["state"])))
 
@@ -34,6 +38,8 @@ def write_report(
 ) -> None:
     """Publishes report.html. A failure is logged as a warning: it never fails a run."""
     try:
+        from specpipe.report import render_run
+
         page = render_run(_source(folder, manifest, shards, summary, state))
         folder.publish(REPORT, page.encode("utf-8", "replace"))
     except Exception as error:
@@ -43,6 +49,8 @@ def write_report(
 def _source(
     folder: RunFolder, manifest: Manifest, shards: pa.Table, summary: Mapping[str, Any], state: str
 ) -> RunSource:
+    from specpipe.report import RunSource
+
     return RunSource(
         folder=folder.path,
         state=state,
@@ -70,6 +78,8 @@ def read_costs(folder: RunFolder) -> CostTable | None:
 
 def _examples(folder: RunFolder, shards: Sequence[int]) -> list[ErrorExample]:
     """Returns failed rows of the first parts that have some."""
+    from specpipe.report import ErrorExample
+
     found: list[ErrorExample] = []
     for shard in sorted(shards)[:_MAX_PARTS]:
         location = locate(folder.file(folder.part_name(shard)))

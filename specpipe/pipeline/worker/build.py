@@ -6,6 +6,7 @@ Torch is imported inside functions: the driver imports this module and needs no 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import socket
 import time
@@ -30,6 +31,7 @@ _PROFILE_S = 2.0  # limit on measuring rounds before the first row
 
 def build_parts(config: WorkerConfig) -> WorkerParts:
     """Loads the models onto this worker's device. Raises ModelError or MachineError."""
+    _import_libraries()
     import torch
 
     from specpipe.engine.build import PREPARE_S, EngineSpec, build_engine
@@ -75,6 +77,24 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
     facts = {"device": name, "dtype": dtype, "model_load_s": time.perf_counter() - began}
     profile = _profile(engine, job) if job.speculation.policy == "goodput" else Profile()
     return WorkerParts(engine=engine, builder=builder, facts=facts, profile=profile)
+
+
+def _import_libraries() -> None:
+    """Imports what every engine needs, with garbage collection paused.
+
+    Torch and transformers create about a million objects that live as long as the process. Collections meanwhile free
+    nothing and take an eighth of the time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+
+        import specpipe.engine.build
+        import specpipe.models.tokenizer  # noqa: F401
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _profile(engine: Engine, job: JobSpec) -> Profile:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from specpipe.core import Shard, ShardReport
+from specpipe.core import Request, Shard, ShardReport
 from specpipe.data import publish_part, to_table
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.failures import ShardError
@@ -34,6 +34,15 @@ from specpipe.telemetry.shard_record import ShardRecord
 from specpipe.telemetry.timeline_sampler import TimelineSampler
 
 log = logging.getLogger(__name__)
+CPU_WARM_UP_TOKENS = 8
+"""Tokens of a warm-up row on a CPU, at most: nothing is compiled there, so a few rounds allocate all that later ones
+need."""
+
+
+def _shortened(request: Request) -> Request:
+    """Returns the request with at most CPU_WARM_UP_TOKENS new tokens."""
+    limit = min(request.sampling.max_new_tokens, CPU_WARM_UP_TOKENS)
+    return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, max_new_tokens=limit))
 
 
 @contextmanager
@@ -78,7 +87,10 @@ class Worker:
         shard = order.shard
         stop = min(shard.stop, shard.start + self._config.job.data.warmup_rows)
         rows = self._reader.rows(dataclasses.replace(shard, index=WARM_UP_SHARD, stop=stop, samples=1))
-        self._host.run(WARM_UP_SHARD, rows.requests, order.plan, order.priors)
+        requests = rows.requests
+        if self._config.device == "cpu":
+            requests = [_shortened(request) for request in requests]
+        self._host.run(WARM_UP_SHARD, requests, order.plan, order.priors)
 
     def run_shard(self, order: ShardOrder) -> ShardReport:
         """Runs a shard. Blocks until its part is published.

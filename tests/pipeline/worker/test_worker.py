@@ -11,12 +11,13 @@ import pytest
 from support.fake_engine import token_at
 from support.fake_workers import fake_parts, make_job, worker_config, write_rows
 
-from specpipe.core import Shard, SpeculationPlan
+from specpipe.core import Request, Shard, SpeculationPlan
 from specpipe.data import read_part_footer
 from specpipe.errors import OutputError
 from specpipe.pipeline.failures import EngineError, ShardError, StaleRunError
 from specpipe.pipeline.messages import ShardOrder
-from specpipe.pipeline.worker.worker import Worker
+from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
+from specpipe.pipeline.worker.worker import CPU_WARM_UP_TOKENS, Worker
 from specpipe.telemetry.shard_record import ShardRecord
 
 PLAN = SpeculationPlan(ks=(3,), proposer="draft", queue_depth=12.0, reason="test")
@@ -144,3 +145,20 @@ def test_warm_up_is_limited_to_the_shard_and_not_counted(tmp_path: Path) -> None
     assert (status.rows_done, status.samples) == (0, ())
     assert info.facts["pid"] == os.getpid()
     assert not (tmp_path / "out/outputs").exists()
+
+
+@pytest.mark.parametrize(("device", "tokens"), [("cpu", CPU_WARM_UP_TOKENS), ("cuda", 10)])
+def test_warm_up_rows_are_short_where_nothing_is_compiled(tmp_path: Path, device: str, tokens: int) -> None:
+    submitted: list[Request] = []
+
+    def build_parts(config: WorkerConfig) -> WorkerParts:
+        parts = fake_parts(config)
+        submit = parts.engine.submit
+        parts.engine.submit = lambda requests, plan: (submitted.extend(requests), submit(requests, plan))  # type: ignore
+        return parts
+
+    job = make_job(tmp_path, "data.warmup_rows=2", rows=4)
+    worker = Worker("worker-0", worker_config(job, device=device, build_parts=build_parts))
+    worker.start(order(tmp_path, 0, 0, 4))
+    worker.close()
+    assert [request.sampling.max_new_tokens for request in submitted] == [tokens] * 2
