@@ -151,6 +151,13 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Pat
     assert styles and not any(re.search(r"(url\(|@import\s+)[\"']?(https?:)?//", style) for style in styles)
 
 
+def test_the_example_of_the_kernels_readme_runs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", TEXTS[ROOT / "kernels/README.md"], re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert names["out"].tokens.shape == (4, 4)
+
+
 def test_the_tutorial_has_runnable_commands() -> None:
     assert len(RUNNABLE.findall(TEXTS[DOCS / "index.md"])) >= 4
 

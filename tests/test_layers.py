@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 VOCABULARY = {"specpipe.__version__", "specpipe.arrays", "specpipe.cache", "specpipe.core", "specpipe.errors"}
-# A part and what of ours it may import besides itself: docs/design.md, "The picture".
+# A part and what of ours it may import besides itself: docs/design.md, "Overview".
 ALLOWED = {
     "specpipe.arrays": set(),
     "specpipe.cache": set(),

@@ -1,4 +1,4 @@
-"""Every line of the table of formats in docs/datasets.md does what it says, in every format that can hold it."""
+"""The table of examples in docs/datasets.md, row by row, in every file format that can hold the row."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,6 +19,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="
 
 
 class Line(NamedTuple):
+    """One row of the table."""
+
     what: str
     example: str
     bad: str
@@ -32,7 +34,7 @@ def lines() -> list[Line]:
 
 
 def results(path: Path) -> Iterator[Request | Completion]:
-    """What a worker makes of the rows of a file."""
+    """Yields the requests and error rows of a file, as a worker builds them."""
     files = list_files(str(path))
     builder = RequestBuilder(
         encoder=ByteEncoder(), sampling=SamplingParams(), job_seed=0, max_model_len=1000, vocab_size=256
@@ -55,7 +57,7 @@ def write(path: Path, texts: Sequence[str]) -> Path:
     return path
 
 
-def test_the_table_is_there() -> None:
+def test_the_table_has_all_examples() -> None:
     assert len(lines()) == 12
 
 
@@ -64,7 +66,7 @@ def named(line: Line) -> str:
 
 
 @pytest.mark.parametrize("line", lines(), ids=named)
-def test_a_line_of_the_table_as_json_lines(tmp_path: Path, line: Line) -> None:
+def test_an_example_in_json_lines_leaves_other_rows_alone(tmp_path: Path, line: Line) -> None:
     before, bad, after = results(write(tmp_path / "rows.jsonl", [line.example, line.bad, line.example]))
     require(line, before, bad)
     require(line, after, bad)
@@ -72,7 +74,7 @@ def test_a_line_of_the_table_as_json_lines(tmp_path: Path, line: Line) -> None:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 @pytest.mark.parametrize("line", [line for line in lines() if not line.what.startswith("JSON lines")], ids=named)
-def test_a_line_of_the_table_in_a_table(tmp_path: Path, line: Line, suffix: str) -> None:
+def test_an_example_in_parquet_and_arrow(tmp_path: Path, line: Line, suffix: str) -> None:
     (good,) = results(write(tmp_path / f"good{suffix}", [line.example]))
     (bad,) = results(write(tmp_path / f"bad{suffix}", [line.bad]))
     require(line, good, bad)
@@ -84,7 +86,7 @@ def require(line: Line, good: Request | Completion, bad: Request | Completion) -
     assert ", row " in bad.error
 
 
-def test_the_table_of_roles_is_the_one_that_is_used() -> None:
+def test_documented_roles_are_those_of_the_converter() -> None:
     row = next(line for line in PAGE.splitlines() if line.startswith("| speakers → roles"))
     mapping = row.split("|")[2]
     documented = {
