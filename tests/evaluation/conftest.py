@@ -1,4 +1,4 @@
-"""Runs of the embedded pair in this process, on recordings that need no lm-eval."""
+"""Runs of the embedded pair in this process. Runs write no report page, which takes half of a small run's time."""
 
 from __future__ import annotations
 
@@ -24,42 +24,66 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 ROWS = 8
+RunTiny = Callable[..., RunResult]
 
 
-@pytest.fixture
-def tiny_run(tmp_path: Path) -> Callable[..., RunResult]:
-    """tiny_run("name", "key=value", …): a run of builtin:tiny on ROWS held-out problems into tmp_path/name."""
-    data = tmp_path / "problems.parquet"
+@pytest.fixture(scope="session")
+def problem_chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of ROWS held-out word problems as chats."""
+    path = tmp_path_factory.mktemp("problems") / "problems.parquet"
     chats = [[{"role": "user", "content": problem.question}] for problem in problems("heldout", ROWS)]
-    pq.write_table(pa.table({"messages": chats, "id": [f"p{i}" for i in range(ROWS)]}), data)
+    pq.write_table(pa.table({"messages": chats, "id": [f"p{i}" for i in range(ROWS)]}), path)
+    return path
 
-    def run(name: str, *overrides: str, **sections: dict[str, Any]) -> RunResult:
+
+@pytest.fixture(scope="session")
+def run_in(problem_chats: Path) -> RunTiny:
+    """run_in(folder, "name", "key=value", …, section={…}): a run of builtin:tiny into folder/name."""
+
+    def run(folder: Path, name: str, *overrides: str, **sections: dict[str, Any]) -> RunResult:
         job: dict[str, Any] = {
             "name": name,
             "model": {"target": "builtin:tiny", "draft": "builtin:tiny", "device": "cpu"},
-            "data": {"path": str(data)},
+            "data": {"path": str(problem_chats)},
             "sampling": {"max_new_tokens": 112},
             "speculation": {"policy": "fixed"},
             "workers": {"slots": 8, "shard_tokens": 800},
-            "output": {"path": str(tmp_path / name)},
+            "output": {"path": str(folder / name)},
         }
         for section, values in sections.items():
             job[section] = job[section] | values
-        return execute(parse_job(job, overrides, source="test"), backend=InProcessBackend(build_parts=build_parts))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("specpipe.pipeline.run.run.write_report", lambda *_: None)
+            return execute(parse_job(job, overrides, source="test"), backend=InProcessBackend(build_parts=build_parts))
 
     return run
 
 
 @pytest.fixture
+def tiny_run(run_in: RunTiny, tmp_path: Path) -> RunTiny:
+    """tiny_run("name", "key=value", …, section={…}): a run of builtin:tiny into tmp_path/name."""
+    return lambda name, *overrides, **sections: run_in(tmp_path, name, *overrides, **sections)
+
+
+@pytest.fixture(scope="session")
+def synthetic_run(run_in: RunTiny, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a synthetic run."""
+    folder = tmp_path_factory.mktemp("synthetic")
+    synthetic = {"method": "synthetic", "synthetic_acceptance_length": 2.0}
+    run_in(folder, "fake", "sampling.max_new_tokens=2", speculation=synthetic)
+    return str(folder / "fake")
+
+
+@pytest.fixture
 def among_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory is the repository, whose tasks lm-eval is to find."""
+    """Working directory: the repository, where lm-eval finds the tasks in jobs/tasks."""
     monkeypatch.chdir(Path(__file__).parents[2])
-    warnings.simplefilter("ignore")  # lm-eval's and its libraries' own
+    warnings.simplefilter("ignore")  # of lm-eval and its libraries
 
 
 @pytest.fixture
 def accept_everything(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """accept_everything(): from now on verification is broken: every draft token passes, whatever the target says."""
+    """accept_everything(): breaks verification, so that every draft token is accepted."""
     real = specpipe.engine.rounds.round.rejection_sample
 
     def broken(logits: Any, drafts: Any, *rest: Any, **options: Any) -> Any:

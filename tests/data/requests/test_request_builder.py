@@ -245,15 +245,29 @@ _json = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(values=st.dictionaries(st.sampled_from(builder().columns), _json, max_size=5))
-def test_whatever_a_row_holds_it_becomes_a_request_or_an_error_that_can_be_written(values: dict[str, object]) -> None:
+def require_writable(values: dict[str, object]) -> None:
     shard = dataclasses.replace(SHARD, start=107)
     built = builder().build(Row(index_in_file=107, values=values), shard)
     if isinstance(built, Request):
         assert built.prompt_token_ids and 1 <= built.sampling.max_new_tokens <= 999
         built = Completion(request=built, finish_reason="length")
     assert to_table([built], 1).num_rows == 1
+
+
+_any_values = st.dictionaries(st.sampled_from(builder().columns), _json, max_size=5)
+
+
+@settings(max_examples=80, deadline=None)
+@given(values=_any_values)
+def test_any_row_becomes_a_request_or_a_writable_error(values: dict[str, object]) -> None:
+    require_writable(values)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, deadline=None)
+@given(values=_any_values)
+def test_very_many_rows_become_requests_or_writable_errors(values: dict[str, object]) -> None:
+    require_writable(values)
 
 
 def test_a_row_that_could_not_be_read_keeps_its_place() -> None:

@@ -1,7 +1,8 @@
-"""Two runs, two samples files, and a verification that lets everything pass."""
+"""Comparisons of two runs and their scores, with correct and with broken verification."""
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,8 +26,16 @@ TinyRun = Callable[..., RunResult]
 STAMP = "2026-01-31T10-11-12.131415"
 
 
+@pytest.fixture(scope="module")
+def plain(run_in: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a plain run; tests copy it before they write into it."""
+    folder = tmp_path_factory.mktemp("runs")
+    run_in(folder, "plain", "speculation.policy=off")
+    return folder / "plain"
+
+
 def score(run: Path, stamp: str = STAMP) -> None:
-    """Writes what lm-eval leaves for the word problems: one samples file in the run's folder."""
+    """Writes lm-eval's samples file for the word problems into the run's folder."""
     (run / "lm_eval").mkdir(exist_ok=True)
     parts = sorted((run / "outputs").glob("part-*.parquet"))
     rows = pa.concat_tables([pa.parquet.read_table(part) for part in parts]).to_pylist()
@@ -46,8 +55,8 @@ def score(run: Path, stamp: str = STAMP) -> None:
             file.write(json.dumps(sample) + "\n")
 
 
-def test_speculation_changes_nothing_and_the_comparison_says_so(tiny_run: TinyRun, tmp_path: Path) -> None:
-    tiny_run("plain", "speculation.policy=off")
+def test_a_speculative_run_is_identical_to_the_plain_one(tiny_run: TinyRun, plain: Path, tmp_path: Path) -> None:
+    shutil.copytree(plain, tmp_path / "plain")
     tiny_run("spec")
     for name in ("plain", "spec"):
         score(tmp_path / name)
@@ -69,8 +78,10 @@ def test_speculation_changes_nothing_and_the_comparison_says_so(tiny_run: TinyRu
     assert "identical: all 8" in page and "://" not in page
 
 
-def test_broken_verification_is_found(tiny_run: TinyRun, tmp_path: Path, accept_everything: Callable[[], None]) -> None:
-    tiny_run("plain", "speculation.policy=off")
+def test_broken_verification_is_a_significant_difference(
+    tiny_run: TinyRun, plain: Path, tmp_path: Path, accept_everything: Callable[[], None]
+) -> None:
+    shutil.copytree(plain, tmp_path / "plain")
     accept_everything()
     tiny_run("broken", "speculation.num_speculative_tokens=4")
     for name in ("plain", "broken"):
@@ -89,23 +100,24 @@ def test_broken_verification_is_found(tiny_run: TinyRun, tmp_path: Path, accept_
     assert all(gap.top1 == d.token_a for gap, d in zip(comparison.gaps, comparison.texts.divergences, strict=False))
 
     shown = CliRunner().invoke(main, ["compare", str(tmp_path / "plain"), str(tmp_path / "broken"), "--json"])
-    told = json.loads(shown.stdout)
-    assert shown.exit_code == 1 and told["differs"] and told["metrics"][0]["higher_in_a"] == metric.higher_in_a
+    printed = json.loads(shown.stdout)
+    assert shown.exit_code == 1 and printed["differs"] and printed["metrics"][0]["higher_in_a"] == metric.higher_in_a
     page = comparison_page(comparison)
     assert "real difference" in page and "<mark>" in page and 'class="verdict bad"' in page
     assert "real differences" in certificate(comparison)
 
 
-def test_a_tie_is_no_difference() -> None:
+def test_a_numerical_tie_is_not_a_difference() -> None:
     gap = LogitGap(row=0, request_id="0", position=3, top1=5, top2=7, gap=2e-6, lost=2e-6, tolerance=1e-3)
     assert gap.is_tie and not dataclasses.replace(gap, lost=0.01).is_tie
 
 
-def test_runs_that_were_not_scored_are_compared_by_their_outputs(tiny_run: TinyRun, tmp_path: Path) -> None:
-    tiny_run("a", sampling={"temperature": 1.0, "max_new_tokens": 20})
-    tiny_run("b", "seed=5", sampling={"temperature": 1.0, "max_new_tokens": 20})
+def test_runs_without_scores_are_compared_by_outputs(tiny_run: TinyRun, tmp_path: Path) -> None:
+    short = {"temperature": 1.0, "max_new_tokens": 12}
+    tiny_run("a", "speculation.policy=off", sampling=short)
+    tiny_run("b", "speculation.policy=off", "seed=5", sampling=short)
     comparison = compare_paths(str(tmp_path / "a"), str(tmp_path / "b"), logits=True)
-    assert comparison.metrics == () and comparison.gaps == ()  # sampled rows part where they like
+    assert comparison.metrics == () and comparison.gaps == ()  # sampled rows may differ anywhere
     assert comparison.texts is not None and comparison.texts.same_text < 8
     assert comparison.verdict.endswith("of 8 outputs are the same; neither run was scored")
     with pytest.raises(DataError, match="a was not scored; expected `specpipe eval replay"):
@@ -113,13 +125,14 @@ def test_runs_that_were_not_scored_are_compared_by_their_outputs(tiny_run: TinyR
         compare_paths(str(tmp_path / "a"), str(next((tmp_path / "b" / "lm_eval").glob("*.jsonl"))))
 
 
-def test_synthetic_runs_and_other_datasets_are_refused(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_synthetic_incomplete_and_unrelated_runs_are_refused(
+    tiny_run: TinyRun, synthetic_run: str, tmp_path: Path
+) -> None:
     short = ("speculation.policy=off", "sampling.max_new_tokens=2")
     tiny_run("plain", *short)
-    tiny_run("fake", *short[1:], speculation={"method": "synthetic", "synthetic_acceptance_length": 2.0})
     tiny_run("other", *short, data={"system_prompt": "Be brief."})
     with pytest.raises(OutputError, match=r"synthetic.*not compared, scored or exported"):
-        compare_paths(str(tmp_path / "plain"), str(tmp_path / "fake"))
+        compare_paths(str(tmp_path / "plain"), synthetic_run)
     with pytest.raises(OutputError, match=r"row 0 is request p0 .* or its prompt differs"):
         compare_paths(str(tmp_path / "plain"), str(tmp_path / "other"))
     with pytest.raises(DataError, match="nothing to compare"):
@@ -129,7 +142,7 @@ def test_synthetic_runs_and_other_datasets_are_refused(tiny_run: TinyRun, tmp_pa
         compare_paths(str(tmp_path / "plain"), str(tmp_path / "plain"))
 
 
-def test_a_row_that_failed_on_either_side_is_no_pair() -> None:
+def test_rows_that_failed_in_one_run_are_not_compared() -> None:
     def run(*ends: str) -> Any:
         rows = [
             {
@@ -148,5 +161,5 @@ def test_a_row_that_failed_on_either_side_is_no_pair() -> None:
 
 
 @pytest.mark.parametrize(("a", "b", "at"), [([1, 2], [1, 2, 3], 2), ([1, 5], [1, 6], 1), ([], [4], 0), ([7], [7], 1)])
-def test_first_difference(a: list[int], b: list[int], at: int) -> None:
+def test_first_difference_is_the_common_beginnings_length(a: list[int], b: list[int], at: int) -> None:
     assert first_difference(a, b) == at

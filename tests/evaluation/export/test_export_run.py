@@ -1,4 +1,4 @@
-"""Every form that a run's outputs are exported to, with failed rows, several samples and text of all kinds."""
+"""Every export format, with failed rows, several samples and special characters."""
 
 import csv
 import json
@@ -35,22 +35,34 @@ BATCH = [
 ]
 
 
-@pytest.fixture
-def batch(tmp_path: Path) -> str:
-    path = tmp_path / "batch.jsonl"
+def write_batch(folder: Path) -> str:
+    path = folder / "batch.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in BATCH))
     return str(path)
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> str:
+    """File with BATCH."""
+    return write_batch(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def batch_run(run_in: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run on BATCH; tests only read it."""
+    folder = tmp_path_factory.mktemp("batch")
+    run_in(folder, "run", *SHORT, data={"path": write_batch(folder)}, output={"keep_columns": ["url"]})
+    return folder / "run"
 
 
 def lines(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
-def test_an_openai_batch_comes_back_by_custom_id(tiny_run: TinyRun, tmp_path: Path, batch: str) -> None:
-    tiny_run("run", *SHORT, data={"path": batch})
-    rows = outputs(tmp_path / "run").to_pylist()
+def test_an_openai_batch_is_answered_by_custom_id(batch_run: Path, tmp_path: Path) -> None:
+    rows = outputs(batch_run).to_pylist()
     out = str(tmp_path / "answers.jsonl")
-    shown = CliRunner().invoke(main, ["convert", str(tmp_path / "run"), "--to", "openai-batch", "--out", out])
+    shown = CliRunner().invoke(main, ["convert", str(batch_run), "--to", "openai-batch", "--out", out])
     assert (shown.exit_code, shown.output) == (0, f"4 rows, 1 of them failed → {out}\n")
     found = lines(out)
     assert [line["custom_id"] for line in found] == ["a-1", "a-2", "a-3", "a-4"]
@@ -75,11 +87,10 @@ def test_samples_of_a_row_are_choices(tiny_run: TinyRun, tmp_path: Path, batch: 
     assert [choice["message"]["content"] for choice in choices] == [row["generated_text"] for row in rows[6:]]
 
 
-def test_tables_keep_every_column(tiny_run: TinyRun, tmp_path: Path, batch: str) -> None:
-    tiny_run("run", *SHORT, data={"path": batch}, output={"keep_columns": ["url"]})
-    rows = outputs(tmp_path / "run").to_pylist()
-    assert lines(export(str(tmp_path / "run"), "jsonl", str(tmp_path / "o.jsonl")).out) == rows
-    table = export(str(tmp_path / "run"), "csv", str(tmp_path / "o.csv"))
+def test_jsonl_and_csv_keep_every_column(batch_run: Path, tmp_path: Path) -> None:
+    rows = outputs(batch_run).to_pylist()
+    assert lines(export(str(batch_run), "jsonl", str(tmp_path / "o.jsonl")).out) == rows
+    table = export(str(batch_run), "csv", str(tmp_path / "o.csv"))
     with open(table.out, newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file))
     assert table.failed == 1 and list(found[0]) == list(rows[0])
@@ -87,10 +98,9 @@ def test_tables_keep_every_column(tiny_run: TinyRun, tmp_path: Path, batch: str)
     assert [json.loads(row["generated_token_ids"]) for row in found] == [row["generated_token_ids"] for row in rows]
 
 
-def test_sharegpt_can_be_read_again(tiny_run: TinyRun, tmp_path: Path, batch: str) -> None:
-    tiny_run("run", *SHORT, data={"path": batch})
-    rows = outputs(tmp_path / "run").to_pylist()
-    report = export(str(tmp_path / "run"), "sharegpt", str(tmp_path / "chats.json"))
+def test_exported_sharegpt_can_be_converted_again(batch_run: Path, tmp_path: Path) -> None:
+    rows = outputs(batch_run).to_pylist()
+    report = export(str(batch_run), "sharegpt", str(tmp_path / "chats.json"))
     chats = json.loads(Path(report.out).read_text())
     assert report.failed == 1 and [chat["id"] for chat in chats] == ["a-1", "a-3", "a-4"]
     speakers = [turn["from"] for turn in chats[2]["conversations"]]
@@ -101,7 +111,7 @@ def test_sharegpt_can_be_read_again(tiny_run: TinyRun, tmp_path: Path, batch: st
     assert pq.read_table(read.out)["answer"].to_pylist()[0] == rows[0]["generated_text"]
 
 
-def test_of_a_conversation_the_prompt_is_the_first_human_turn(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_an_exported_conversation_ends_after_its_first_human_turn(tiny_run: TinyRun, tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Old."}, {"from": "human", "value": "And?"}]
     (tmp_path / "c.jsonl").write_text(json.dumps({"id": "c", "conversations": turns}) + "\n")
     tiny_run("run", *SHORT, data={"path": str(tmp_path / "c.jsonl")})
@@ -110,7 +120,7 @@ def test_of_a_conversation_the_prompt_is_the_first_human_turn(tiny_run: TinyRun,
     assert chat["conversations"][0]["value"] == "Hi"
 
 
-def test_predictions_of_an_evaluation(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_predictions_have_one_line_per_document(tiny_run: TinyRun, batch_run: Path, tmp_path: Path) -> None:
     def row(task: str, doc_id: int, occurrence: int) -> dict[str, Any]:
         values: dict[str, Any] = {
             "request_id": f"{task}:{doc_id}:{occurrence}",
@@ -138,13 +148,14 @@ def test_predictions_of_an_evaluation(tiny_run: TinyRun, tmp_path: Path) -> None
         ("two", 0, [texts[3:]]),
     ]
     assert found[0]["arguments"] == {"gen_args_0": {"arg_0": "Question 0", "arg_1": {"until": ["Q:"]}}}
-    tiny_run("chat", *SHORT)
     with pytest.raises(DataError, match="no task and doc_id"):
-        export(str(tmp_path / "chat"), "lm-eval", str(tmp_path / "none.jsonl"))
+        export(str(batch_run), "lm-eval", str(tmp_path / "none.jsonl"))
     assert not (tmp_path / "none.jsonl").exists()
 
 
-def test_what_is_refused(tiny_run: TinyRun, tmp_path: Path, batch: str) -> None:
+def test_existing_files_changed_inputs_and_synthetic_runs_are_refused(
+    tiny_run: TinyRun, synthetic_run: str, tmp_path: Path, batch: str
+) -> None:
     tiny_run("run", *SHORT, data={"path": batch})
     run, out = str(tmp_path / "run"), tmp_path / "o.jsonl"
     out.write_text("mine")
@@ -155,8 +166,7 @@ def test_what_is_refused(tiny_run: TinyRun, tmp_path: Path, batch: str) -> None:
     Path(batch).write_text(Path(batch).read_text() + "\n")
     with pytest.raises(OutputError, match="is missing or changed"):
         export(run, "sharegpt", str(tmp_path / "c.json"))
-    tiny_run("fake", speculation={"method": "synthetic", "synthetic_acceptance_length": 2.0})
     with pytest.raises(OutputError, match="synthetic"):
-        export(str(tmp_path / "fake"), "csv", str(tmp_path / "f.csv"))
+        export(synthetic_run, "csv", str(tmp_path / "f.csv"))
     shown = CliRunner().invoke(main, ["convert", run, "--to", "csv", "--keep", "x"])
     assert shown.exit_code == 2 and "--to parquet" in shown.output

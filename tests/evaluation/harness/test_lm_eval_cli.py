@@ -1,4 +1,4 @@
-"""Flags as lm-eval reads them: what is recorded, what must be the same at replay, what is refused."""
+"""Flags of lm-eval: recorded ones, those that must be equal at replay, refused ones."""
 
 import importlib
 import tomllib
@@ -19,7 +19,7 @@ def recorded() -> dict[str, Any]:
     return dict(parse_flags(BASE).prompts)
 
 
-def test_defaults_are_written_down() -> None:
+def test_recorded_flags_include_the_defaults() -> None:
     found = recorded()
     assert found["tasks"] == ["a", "b"]
     assert (found["num_fewshot"], found["limit"], found["seed"]) == (5, 40.0, [0, 1234, 1234, 1234])
@@ -45,7 +45,7 @@ def test_a_flag_that_changes_prompts_is_refused_at_replay(flags: list[str]) -> N
     assert "record again" in str(refused.value)
 
 
-def test_samples_are_another_selection() -> None:
+def test_samples_select_other_documents_and_are_refused() -> None:
     before = parse_flags(["--tasks", "a"]).prompts
     now = parse_flags(["--samples", '{"a": [1, 2]}'], recorded=before).prompts
     with pytest.raises(JobError, match=r"--samples was None and is \{'a': \[1, 2\]\}"):
@@ -72,7 +72,7 @@ def test_a_limit_is_a_prefix_of_no_limit() -> None:
         (["--output_path", "x"], "--out"),
     ],
 )
-def test_refused_flags(flags: list[str], why: str) -> None:
+def test_flags_that_specpipe_sets_are_refused(flags: list[str], why: str) -> None:
     with pytest.raises(JobError, match=f"{flags[0]} is refused: .*{why}"):
         parse_flags([*BASE, *flags])
 
@@ -97,7 +97,7 @@ def test_no_task_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("flags", [["--tusks", "a"], ["--tasks", "a", "--num_fewshot", "many"]])
-def test_what_lm_eval_does_not_take(flags: list[str]) -> None:
+def test_flags_that_lm_eval_rejects_are_errors(flags: list[str]) -> None:
     with pytest.raises(JobError, match=r"lm-eval rejects these flags: .+"):
         parse_flags(flags)
 

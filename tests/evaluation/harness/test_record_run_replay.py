@@ -1,8 +1,9 @@
-"""lm-eval itself: recorded, run, replayed. It takes ten seconds to start, so one test does and the rest is slow."""
+"""Recording, running and replaying with lm-eval. Its index of tasks takes ten seconds, so the default test skips it."""
 
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,15 @@ def results(folder: str) -> dict[str, Any]:
     return found
 
 
-def test_record_run_replay(tiny_run: Callable[..., RunResult], tmp_path: Path) -> None:
+@pytest.fixture
+def only_our_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
+
+
+@pytest.mark.usefixtures("only_our_tasks")
+def test_recorded_requests_are_run_and_replayed_with_scores(tiny_run: Callable[..., RunResult], tmp_path: Path) -> None:
     path = recorded(tmp_path, "--limit", "6")
     rows = pq.read_table(path).to_pylist()
     assert [row["doc_id"] for row in rows] == list(range(6))
@@ -48,9 +57,9 @@ def test_record_run_replay(tiny_run: Callable[..., RunResult], tmp_path: Path) -
     scored = replay(str(tmp_path / "spec"))
 
     assert "tiny_word_problems" in scored.tables
-    told = results(scored.folder)
-    assert told["results"]["tiny_word_problems"]["exact_match,strict-match"] == 1.0
-    assert told["model_name"] == "spec"  # without a name lm-eval makes one up
+    written = results(scored.folder)
+    assert written["results"]["tiny_word_problems"]["exact_match,strict-match"] == 1.0
+    assert written["model_name"] == "spec"  # without a name lm-eval generates one
     [file] = Path(scored.folder).glob("samples_tiny_word_problems_*.jsonl")
     samples = [json.loads(line) for line in file.read_text().splitlines()]
     answers = [s["resps"][0][0] for s in samples if s["filter"] == "strict-match"]
@@ -60,7 +69,7 @@ def test_record_run_replay(tiny_run: Callable[..., RunResult], tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_task_that_is_not_there(tmp_path: Path) -> None:
+def test_an_unknown_task_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"lm-eval (failed|ended).*no_such_task"):
         record(["--tasks", "no_such_task"], str(tmp_path / "none.parquet"), target="builtin:tiny")
     assert not (tmp_path / "none.parquet").exists()
@@ -103,7 +112,7 @@ def test_few_shot_system_prompts_and_several_tasks_at_once(tmp_path: Path) -> No
     assert all(row["prompt"].startswith("<|im_start|>system\nAnswer with steps.<|im_end|>") for row in rows)
     assert all(row["prompt"].count("<|im_start|>user") == 3 for row in rows)
     ids = [row["request_id"] for row in rows]
-    assert len(set(ids)) == 6  # the same prompts in both tasks: told apart by their occurrence
+    assert len(set(ids)) == 6  # the same prompts in both tasks: lines apart by their occurrence
     assert read_recording(str(tmp_path / "requests.parquet")).flags["num_fewshot"] == 2
 
 
@@ -128,25 +137,25 @@ def test_repeats_are_scored_each(tiny_run: Callable[..., RunResult], tmp_path: P
 
 
 @pytest.mark.slow
-def test_an_evaluation_in_one_command_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_evaluation_skips_its_completed_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = [f"output.path={tmp_path}/out", "model.device=cpu"]
     job = load_eval_job("jobs/eval-tiny.yaml", overrides, limit=4)
     section = job.evaluation.model_copy(update={"history": str(tmp_path / "history.parquet")})
     job = dataclasses.replace(job, evaluation=section)
-    told: list[str] = []
+    lines: list[str] = []
 
     def here(spec: JobSpec) -> RunResult:
         return execute(spec, backend=InProcessBackend(build_parts=build_parts))
 
-    first = run_evaluation(job, here, told.append)
+    first = run_evaluation(job, here, lines.append)
     assert first.exit_code == 0 and first.comparison is not None and not first.comparison.differs
-    assert sum(line.startswith("lm-eval") for line in told) == 3
+    assert sum(line.startswith("lm-eval") for line in lines) == 3
     for name in ("comparison.json", "comparison.html", "certificate.md", "requests.parquet"):
         assert (tmp_path / "out" / name).exists()
-    told.clear()
-    run_evaluation(job, here, told.append)
-    assert not any(line.startswith("lm-eval") for line in told)
+    lines.clear()
+    run_evaluation(job, here, lines.append)
+    assert not any(line.startswith("lm-eval") for line in lines)
     assert read_history(str(tmp_path / "history.parquet")).num_rows == 2  # one for each filter, not doubled
     other = load_eval_job("jobs/eval-tiny.yaml", overrides, limit=5)
-    with pytest.raises(OutputError, match="recorded with other flags"):
-        run_evaluation(other, here, told.append)
+    with pytest.raises(OutputError, match="has other flags"):
+        run_evaluation(other, here, lines.append)

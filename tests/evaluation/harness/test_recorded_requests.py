@@ -1,4 +1,4 @@
-"""lm-eval's requests as rows: what its transformers backend would generate from, and what is refused."""
+"""lm-eval's requests as rows, encoded as its transformers backend does, and refusal of unsupported ones."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ def rows(tokenizer: Any, *asked: tuple[str, dict[str, Any]], max_length: int = 6
     return list(request_rows(requests, cutter, normalize_gen_kwargs, handle_stop_sequences))
 
 
-def test_a_greedy_request(tokenizer: Any) -> None:
+def test_a_greedy_request_has_no_sampling_values(tokenizer: Any) -> None:
     asked = {"until": ["\n\n"], "max_gen_toks": 9, "do_sample": False, "temperature": 0.7}
     [row] = rows(tokenizer, ("What is 2 plus 2?", asked))
     assert row["prompt_token_ids"] == tokenizer("What is 2 plus 2?")["input_ids"]
@@ -39,7 +39,7 @@ def test_a_sampled_request_keeps_its_parameters(tokenizer: Any) -> None:
     assert row["stop"] == ["Q:", "<|im_end|>"] and row["repetition_penalty"] == 1.2
 
 
-def test_what_is_not_said_is_what_lm_eval_takes(tokenizer: Any) -> None:
+def test_missing_arguments_have_the_defaults_of_lm_eval(tokenizer: Any) -> None:
     [row] = rows(tokenizer, ("Hi", {}), max_length=1024)
     assert (row["max_tokens"], row["temperature"], row["stop"]) == (256, 0.0, ["<|im_end|>"])
 
@@ -77,13 +77,13 @@ def test_a_prompt_that_begins_with_bos_gets_no_second_one(tokenizer: Any) -> Non
         ({"do_sample": True}, "do_sample without a temperature"),
     ],
 )
-def test_what_would_be_answered_otherwise_is_refused(tokenizer: Any, asked: dict[str, Any], words: str) -> None:
+def test_requests_with_unsupported_arguments_are_refused(tokenizer: Any, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         rows(tokenizer, ("Hi", asked))
     assert rows(tokenizer, ("Hi", {"num_beams": 1, "repetition_penalty": 1.0, "max_gen_toks": 9}))
 
 
-def test_repeats_and_equal_requests_have_ids_of_their_own() -> None:
+def test_repeated_requests_have_different_ids() -> None:
     ids = RequestIds()
     asked = ("Hi", {"do_sample": True, "temperature": 1.0})
     found = [ids.next(*asked), ids.next(*asked), ids.next("Ho", asked[1]), ids.next(*asked)]

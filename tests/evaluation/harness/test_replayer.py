@@ -1,4 +1,4 @@
-"""The model that answers from a run: in order, each occurrence its own row, and never from half a run."""
+"""Replayer: answers in order, one row per occurrence, and only from complete runs on the same recording."""
 
 import warnings
 from collections.abc import Callable
@@ -26,17 +26,17 @@ PROMPTS = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" fo
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> list[Any]:
-    """Requests, and their recording in tmp_path/requests.parquet."""
-    requests = [SimpleNamespace(args=(prompt, SAMPLED), task_name="t", doc_id=i) for i, prompt in enumerate(PROMPTS)]
+def requests(tmp_path: Path) -> list[Any]:
+    """Requests, recorded in tmp_path/requests.parquet."""
+    found = [SimpleNamespace(args=(prompt, SAMPLED), task_name="t", doc_id=i) for i, prompt in enumerate(PROMPTS)]
     cutter = PromptCutter(tokenizer=load_tokenizer(resolve("builtin:tiny", "target")), max_length=1024)
-    rows = list(request_rows(requests, cutter, normalize_gen_kwargs, handle_stop_sequences))
+    rows = list(request_rows(found, cutter, normalize_gen_kwargs, handle_stop_sequences))
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "requests.parquet")
-    return requests
+    return found
 
 
 @pytest.fixture
-def run(tiny_run: TinyRun, asked: list[Any], tmp_path: Path) -> Callable[..., Replayer]:
+def run(tiny_run: TinyRun, requests: list[Any], tmp_path: Path) -> Callable[..., Replayer]:
     """A replayer of a run on the recording (or on `path`)."""
 
     def make(*overrides: str, path: str = "requests.parquet", **sections: Any) -> Replayer:
@@ -46,51 +46,52 @@ def run(tiny_run: TinyRun, asked: list[Any], tmp_path: Path) -> Callable[..., Re
     return make
 
 
-def test_answers_in_the_order_of_asking(run: Callable[..., Replayer], asked: list[Any], tmp_path: Path) -> None:
-    answers = run().generate_until(asked)
+def test_answers_come_in_the_order_of_requests(
+    run: Callable[..., Replayer], requests: list[Any], tmp_path: Path
+) -> None:
+    answers = run().generate_until(requests)
     parts = [pq.read_table(part) for part in sorted((tmp_path / "run/outputs").glob("part-*"))]
     assert answers == pa.concat_tables(parts)["generated_text"].to_pylist()
     assert answers[0] != answers[2]  # one request twice: each with draws of its own
     replayer = Replayer(run=str(tmp_path / "run"), target="builtin:tiny")
-    assert replayer.generate_until(asked[:2]) == answers[:2]  # a smaller --limit
-    assert replayer.generate_until(asked[1:2]) == answers[1:2]
+    assert replayer.generate_until(requests[:2]) == answers[:2]  # a smaller --limit
+    assert replayer.generate_until(requests[1:2]) == answers[1:2]
 
 
-def test_a_missing_row(run: Callable[..., Replayer], asked: list[Any]) -> None:
+def test_a_missing_row_is_an_error_with_the_count(run: Callable[..., Replayer], requests: list[Any]) -> None:
     with pytest.raises(OutputError, match="no output for 1 of 4 requests"):
-        run("data.limit=3").generate_until(asked)
+        run("data.limit=3").generate_until(requests)
 
 
-def test_a_failed_row(run: Callable[..., Replayer], asked: list[Any]) -> None:
+def test_a_failed_row_is_an_error_with_its_reason(run: Callable[..., Replayer], requests: list[Any]) -> None:
     replayer = run("model.max_model_len=12", output={"max_failed_rows": 4})
     with pytest.raises(OutputError, match=r"of the requests failed \(the first, .*expected at most 11"):
-        replayer.generate_until(asked)
+        replayer.generate_until(requests)
 
 
-def test_a_row_with_another_prompt(run: Callable[..., Replayer], asked: list[Any], tmp_path: Path) -> None:
+def test_another_prompt_is_an_error(run: Callable[..., Replayer], requests: list[Any], tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "requests.parquet")
     table = table.set_column(1, "prompt", pa.array(["?"] * 4, pa.string()))
     pq.write_table(table, tmp_path / "other.parquet")
     with pytest.raises(OutputError, match="has another prompt in the run"):
-        run(path="other.parquet").generate_until(asked)
+        run(path="other.parquet").generate_until(requests)
 
 
-def test_a_synthetic_run(run: Callable[..., Replayer], asked: list[Any], tmp_path: Path) -> None:
-    replayer = run(speculation={"method": "synthetic", "synthetic_acceptance_length": 2})
+def test_a_synthetic_run_is_neither_replayed_nor_scored(synthetic_run: str, requests: list[Any]) -> None:
     with pytest.raises(OutputError, match="synthetic"):
-        replayer.generate_until(asked)
+        Replayer(run=synthetic_run, target="builtin:tiny").generate_until(requests)
     with pytest.raises(OutputError, match="synthetic"):
-        replay(str(tmp_path / "run"))
+        replay(synthetic_run)
 
 
-def test_a_run_on_something_else_than_a_recording(tiny_run: TinyRun, tmp_path: Path) -> None:
-    tiny_run("chat", "sampling.max_new_tokens=2")
+def test_a_run_on_other_data_cannot_be_scored(tiny_run: TinyRun, tmp_path: Path) -> None:
+    tiny_run("chat", "sampling.max_new_tokens=2", "data.limit=1")
     with pytest.raises(DataError, match="is not a recording of an evaluation"):
         replay(str(tmp_path / "chat"))
 
 
-def test_chat_templates_and_a_system_turn_that_is_refused(run: Callable[..., Replayer]) -> None:
-    replayer = run("data.limit=1")
+def test_a_template_that_rejects_system_turns_gets_none() -> None:
+    replayer = Replayer(run="none", target="builtin:tiny")
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     assert replayer.apply_chat_template(chat).endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert "/" not in replayer.tokenizer_name
@@ -108,6 +109,6 @@ def test_chat_templates_and_a_system_turn_that_is_refused(run: Callable[..., Rep
 
 
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
-def test_scoring_of_given_texts_is_refused(run: Callable[..., Replayer], asked: list[Any], kind: str) -> None:
+def test_loglikelihood_requests_are_refused(requests: list[Any], kind: str) -> None:
     with pytest.raises(JobError, match=rf"t: these tasks score given texts \({kind}\)"):
-        getattr(run("data.limit=1"), kind)(asked)
+        getattr(Replayer(run="none", target="builtin:tiny"), kind)(requests)

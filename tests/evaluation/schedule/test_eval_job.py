@@ -42,7 +42,7 @@ def test_two_runs_over_one_recording(tmp_path: Path) -> None:
     assert found["apply_chat_template"] is True
 
 
-def test_any_key_can_be_the_baseline(tmp_path: Path) -> None:
+def test_the_baseline_may_change_any_key(tmp_path: Path) -> None:
     section = {"tasks": ["a"], "baseline": {"speculation.method": "invariant", "seed": 9}}
     job = load_eval_job(write(tmp_path, eval=section))
     assert (job.plain.speculation.method, job.plain.seed) == ("invariant", 9)
@@ -60,20 +60,20 @@ def test_any_key_can_be_the_baseline(tmp_path: Path) -> None:
         ({"speculation": {"policy": "never"}}, "speculation.policy"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_invalid_job_files_name_the_wrong_key(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         load_eval_job(write(tmp_path, **changes))
 
 
 @pytest.mark.parametrize("name", ["eval-tiny.yaml", "eval-gsm8k.yaml"])
-def test_the_jobs_that_ship_can_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_evaluation_jobs_are_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     job = load_eval_job(f"jobs/{name}")
     assert parse_flags(job.evaluation.arguments()).prompts["tasks"] == list(job.evaluation.tasks)
     assert job.plain.speculation.policy == "off" and "{" not in job.folder
 
 
-def test_a_run_of_an_evaluations_job_says_what_is_unknown(tmp_path: Path) -> None:
+def test_run_refuses_the_job_of_an_evaluation(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["run", write(tmp_path, data={"path": "x.parquet"})])
     assert shown.exit_code == 2 and "eval" in shown.stderr
 
@@ -87,7 +87,7 @@ def rows(folder: str, **changes: Any) -> list[dict[str, Any]]:
     return [values | changes]
 
 
-def test_a_history_grows_and_an_evaluation_is_in_it_once(tmp_path: Path) -> None:
+def test_a_history_keeps_one_entry_per_evaluation(tmp_path: Path) -> None:
     path = str(tmp_path / "deep/history.parquet")
     append_history(path, rows("a", speculative=0.25))
     append_history(path, rows("b"))
@@ -102,12 +102,12 @@ def test_a_history_grows_and_an_evaluation_is_in_it_once(tmp_path: Path) -> None
     assert shown.exit_code == 0 and "0.7500" in shown.stdout and "acceptance_length" in shown.stdout
 
 
-def test_another_file_is_no_history(tmp_path: Path) -> None:
+def test_other_files_are_refused_as_history(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("no")
     with pytest.raises(DataError, match="is not a history of evaluations"):
         read_history(str(tmp_path / "x.parquet"))
 
 
-def test_sparklines() -> None:
+def test_a_sparkline_scales_from_lowest_to_highest() -> None:
     assert sparkline([0.0, 1.0, 0.5]) == "▁█▅"
     assert sparkline([2.0, 2.0]) == "▁▁"

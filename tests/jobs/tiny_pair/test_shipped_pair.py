@@ -62,7 +62,7 @@ def test_the_configuration_is_one_that_the_tokenizer_fits(folder: Path) -> None:
 
 
 def test_the_target_solves_heldout_problems_that_the_draft_does_not(target: Any, draft: Any) -> None:
-    found = problems("heldout", 32, seed=7)
+    found = problems("heldout", 16, seed=7)
     solved = accuracy(target, TOKENIZER, found)
     assert solved >= 0.85
     assert accuracy(draft, TOKENIZER, found) <= solved - 0.2

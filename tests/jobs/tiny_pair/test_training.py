@@ -15,6 +15,7 @@ from jobs.tiny_pair.train import Recipe, imitation, next_token, pack_corpus, tra
 SMALL = Recipe(windows=8, batch=1, target_steps=2, draft_steps=2, written=2)
 
 
+@pytest.mark.slow
 def test_windows_depend_on_the_seed_alone() -> None:
     file = str(Path(__file__).parents[3] / "specpipe" / "models" / "tiny" / "target" / "tokenizer.json")
     first = token_windows(file, seed=1, count=3, length=96)
