@@ -77,6 +77,7 @@ class KernelMeasured(Timed):
 
     @property
     def label(self) -> str:
+        """Method, acceptance rate and acceptance length, in columns of constant width."""
         return f"{self.method:<10} {self.acceptance:>6.2f} {self.acceptance_length:>6.2f}"
 
 

@@ -79,7 +79,7 @@ def _page(table, block, width, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_tokens", "rows", "width", "tiles", "stride_table"])
-def _attention_kernel(
+def _paged_attention_kernel(
     query, k_pages, v_pages, tables, cu_queries, starts, sinks, out, parts, part_max, part_sum, arrivals,
     scale, softcap, num_tokens, rows, width, tiles, q_stride_n, q_stride_h, q_stride_d, stride_table,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
@@ -298,7 +298,7 @@ def paged_attention(
     logits = query if sinks is None else sinks
     log2e = math.log2(math.e)
     factors = (scale * log2e, 0.0) if softcap is None else (scale / softcap, softcap * log2e)
-    _attention_kernel[(count * kv_heads, tile_sizes.splits)](
+    _paged_attention_kernel[(count * kv_heads, tile_sizes.splits)](
         query, k_pages, v_pages, block_tables, cu_queries, starts, logits, out, parts, part_max, part_sum, counters,
         *factors, tokens, rows, width, count, *query.stride(), block_tables.stride(0),
         Q_HEADS=q_heads, KV_HEADS=kv_heads, K_DIM=k_dim, V_DIM=v_dim, K_PAD=k_pad, V_PAD=v_pad, PAGE_SIZE=page_size,

@@ -9,14 +9,14 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specpipe_kernels.layers.gemm_tiling import MAX_FP8_ROWS, MAX_GLU_ROWS, GemmTiling, gemm_tiling
-from specpipe_kernels.layers.skinny_gemm_kernel import GLU, RESIDUAL, ROPE, _linear_kernel
+from specpipe_kernels.layers.skinny_gemm_kernel import GLU, RESIDUAL, ROPE, _skinny_gemm_kernel
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import processors
 from specpipe_kernels.runtime.dependent_launch import launch_options
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
 from specpipe_kernels.types import Fp8Weight, Normed, full_weight
 
-_PREFETCH_VALUES = 48  # that a thread holds for its epilogue during the products
+_PREFETCH_VALUES = 48  # values per thread that registers can hold for the epilogue during the products
 
 
 class Rope(NamedTuple):
@@ -80,7 +80,7 @@ def skinny_gemm(
     if tile_sizes.by_descriptor and _has_descriptors(values, weight):
         x_in = TensorDescriptor.from_tensor(values, [block_m, tile_sizes.block_k])
         w_in = TensorDescriptor.from_tensor(weight, [tile_sizes.block_n, tile_sizes.block_k])
-    _linear_kernel[(count, tile_sizes.splits)](
+    _skinny_gemm_kernel[(count, tile_sizes.splits)](
         x_in, values if squares is None else squares, w_in, weight if fp8 is None else fp8.scale,
         weight if bias is None else bias,
         out if residual is None else residual, weight if norm_weight is None else norm_weight, out, scaled, parts,

@@ -72,7 +72,7 @@ def _store_rotated(
 
 
 @triton.jit(do_not_specialize=["rows", "last_position"])
-def _linear_kernel(
+def _skinny_gemm_kernel(
     x, squares, weight, weight_scale, bias, residual, norm_weight, out, out_scaled, out_squares, scratch, arrivals,
     cos, sin, positions, k_pages, v_pages, write_index,
     rows, last_position, eps, stride_x, stride_residual,
@@ -139,7 +139,7 @@ def _linear_kernel(
     for step in tl.range(0, steps, num_stages=STAGES):
         first_k = first + step * BLOCK_K
         if BY_DESCRIPTOR:
-            # Nothing between the loads: Triton then has them arrive at one barrier.
+            # The loads are adjacent, so that Triton makes them arrive at one barrier.
             x_rows = x.load([0, first_k])
             w_tile = weight.load([tile * BLOCK_N, first_k])
             if GLU:

@@ -74,7 +74,7 @@ def test_penalties_of_a_row_count_the_drafts_before_it(backend: Backend, method:
     assert p_value(two_tokens(backend, method, one_hot, rows, counted=False), expected) < 1e-9, "it must be seen"
 
 
-@on_backends(one_hot=[False, True])
+@on_backends(0, one_hot=[False, True])
 def test_logprobs_are_those_of_p_not_of_the_residual(backend: Backend, one_hot: bool) -> None:
     rows = 16
     s = same_rows(rows, temperature=0.7)

@@ -45,7 +45,7 @@ def test_chunk_size_is_fixed() -> None:
     assert types.CHUNK == oracle.CHUNK == 2048
 
 
-@on_backends(2, programs=CUTS, purpose=[Purpose.DRAFT, Purpose.INVARIANT])
+@on_backends(programs=CUTS, purpose=[Purpose.DRAFT, Purpose.INVARIANT])
 def test_sample(backend: Backend, programs: int, purpose: Purpose, monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_tiles(monkeypatch, 16, programs=programs)
     g = torch.Generator().manual_seed(int(purpose))
@@ -71,7 +71,7 @@ def test_recovered_and_bonus_tokens(
     assert emitted(out) == case.expected()
 
 
-@on_backends(programs=CUTS)
+@on_backends(0, programs=CUTS)
 def test_an_empty_residual_draws_p(backend: Backend, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_tiles(monkeypatch, 16, programs=programs)
     case = random_round(vocab=VOCAB, draft_vocab=VOCAB, k=1, rows=4, method="synthetic", truncated=False, seed=3)

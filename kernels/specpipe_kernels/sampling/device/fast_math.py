@@ -60,11 +60,11 @@ def _compiled_at_least(x, y):
 _COMPILED = isinstance(_compiled_log2, JITFunction)
 # Absolute error below 2^-22 from 1/2 to 2, elsewhere of the result's last bits.
 fast_log2 = _compiled_log2 if _COMPILED else _interpreted_log2
-# One instruction, where a minus sign of its own takes another.
+# One instruction; a separate negation would take another one.
 fast_log2_of_minus = _compiled_log2_of_minus if _COMPILED else _interpreted_log2_of_minus
 # Relative error below 2^-22; 0 where the result is below 2^-126.
 fast_exp2 = _compiled_exp2 if _COMPILED else _interpreted_exp2
-# 1 where x >= y, else 0. A factor: multiplied and added in one instruction, where a choice takes two more.
+# 1 where x >= y, else 0, as a factor: one fused multiply-add, where tl.where takes two more instructions.
 at_least = _compiled_at_least if _COMPILED else _interpreted_at_least
 
 

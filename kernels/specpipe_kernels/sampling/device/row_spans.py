@@ -119,7 +119,7 @@ def draw_from_span(
     """
     lane = tl.arange(0, BLOCK)
     scale = inverse * LOG2_E
-    least = tl.full([BLOCK], float("inf"), tl.float32)  # scores with their sign changed, which saves that change
+    least = tl.full([BLOCK], float("inf"), tl.float32)  # negated scores, which saves the negation
     at = tl.zeros([BLOCK], tl.int32) + begin
     # Two tiles share the key schedule of Philox.
     for start in tl.range(begin, end, BLOCK, loop_unroll_factor=2):
@@ -138,7 +138,7 @@ def draw_from_span(
 
 @triton.jit
 def status_of(best, AXIS: tl.constexpr):
-    """The `Status` of rows from their spans' largest logits or scores."""
+    """Returns the `Status` of rows from their spans' largest logits or scores."""
     invalid = tl.max(tl.where(best != best, 1, 0), AXIS)
     return tl.where(invalid == 1, 1, tl.where(tl.max(best, AXIS) == float("-inf"), 2, 0))
 

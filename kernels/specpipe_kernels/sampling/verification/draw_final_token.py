@@ -110,7 +110,7 @@ def _draw_kernel(
         q_row = row_pointer(q, request, i)
     masses = chunk_mass + request64 * chunks
     partial = request64 * parts + part
-    # Of the residual; a bonus row has no such values.
+    # Values of the residual; a bonus row has none.
     ended = (lane == i) & rejected
     p_shift = tl.sum(tl.where(ended, shifts, 0.0))
     q_shift = tl.sum(tl.where(ended, q_shifts, 0.0))
