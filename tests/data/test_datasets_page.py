@@ -1,4 +1,4 @@
-"""The table of examples in docs/datasets.md, row by row, in every file format that can hold the row."""
+"""The table of examples in docs/datasets.md, line by line, in every suitable file format."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A part is there whole or not at all."""
+"""Atomic publication: a part is complete or absent."""
 
 import os
 import stat
@@ -43,7 +43,7 @@ def test_the_umask_decides_who_may_read(tmp_path: Path, umask: int) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o666 & ~umask}
 
 
-def test_a_file_that_no_memory_holds_is_published_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_publish_file_publishes_a_whole_file_or_nothing(tmp_path: Path) -> None:
     target = tmp_path / "new" / "big.parquet"
     with pytest.raises(RuntimeError), publish_file(str(target)) as path:
         Path(path).write_bytes(b"half")
@@ -106,7 +106,7 @@ def test_an_object_store_gets_one_put() -> None:
     assert names == ["part-00000.parquet"]
 
 
-def test_where_a_rename_does_not_replace_the_old_part_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_part_is_deleted_where_renames_do_not_replace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specpipe.data.publish._RENAMES", ("mock",))
     path = "mock:///hdfs/part.parquet"
     publish(path)

@@ -1,4 +1,4 @@
-"""Shards cover every row once, are the same each time, and shrink towards the end."""
+"""Shards cover every row once, are deterministic, and shrink towards the end."""
 
 import time
 
@@ -48,7 +48,7 @@ def test_shards_hold_their_tokens_and_shrink_to_a_sixteenth() -> None:
     assert max(rows[-9:-1]) == min(rows[-9:-1]) == 2500 // 400
 
 
-def test_no_shard_is_more_than_a_quarter_of_a_workers_share_of_what_is_left() -> None:
+def test_shards_have_at_most_a_quarter_of_the_remaining_share() -> None:
     workers = 8
     shards = plan_shards([file(5_000)], shard_tokens=10**9, max_new_tokens=100, workers=workers)
     assert shards[0].rows == 5_000 // (4 * workers)

@@ -1,4 +1,4 @@
-"""The promise on a task: whatever speculates, lm-eval scores the same. All of it real, and slow."""
+"""lm-eval scores speculative and plain runs alike, on real tasks. Slow."""
 
 import json
 import shutil

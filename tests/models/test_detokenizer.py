@@ -1,4 +1,4 @@
-"""Incremental text: what has arrived reads as the whole would, at every token, and costs the same late as early."""
+"""Incremental detokenization: equal to decoding everything, at constant cost per token."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def whole(tokenizer: Any, ids: list[int]) -> str:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_text_equals_the_whole_decoded_whenever_it_ends_with_a_character(name: str, data: st.DataObject) -> None:
+def test_text_equals_finish_after_every_complete_character(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
     size = len(tokenizer)
     common = st.integers(0, size - 1)
@@ -54,7 +54,7 @@ def test_text_equals_the_whole_decoded_whenever_it_ends_with_a_character(name: s
     assert detokenizer.finish() == whole(tokenizer, ids)
 
 
-def test_a_byte_that_fits_no_character_spoils_its_whole_run() -> None:
+def test_an_invalid_byte_replaces_its_whole_run() -> None:
     tokenizer = TOKENIZERS["sentencepiece"]
     detokenizer = Detokenizer(tokenizer)
     for token in tokenizer.convert_tokens_to_ids(["<0x00>", "<0x20>", "<0x80>", "▁"]):
@@ -92,7 +92,7 @@ def test_special_tokens_leave_no_trace() -> None:
     assert detokenizer.text == detokenizer.finish() == "over the"
 
 
-def test_a_token_costs_the_same_after_thousands_as_at_the_start() -> None:
+def test_the_cost_of_a_token_is_constant() -> None:
     class Counting:
         """Counts the ids that pass through the real tokenizer."""
 

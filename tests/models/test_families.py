@@ -1,7 +1,7 @@
-"""Every family that check_support lets pass gives the same logits over paged KV memory as on its own.
+"""Logits over paged KV memory equal transformers' own for every family that check_support accepts.
 
-A tiny random model of each family that this version of transformers knows reads two rows twice: at once, and in ragged
-chunks over pages. A family that hides attention features from the hook shows here, instead of in somebody's outputs.
+A tiny random model of each family of this version of transformers reads two rows at once, and in ragged chunks over
+pages. The test finds families whose attention has features that the attention interface does not see.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def check_family(config_class: type, compiler: str) -> bool:
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # families warn about their own defaults
 @pytest.mark.parametrize("compiler", ["", "eager"])
-def test_paged_logits_equal_the_models_own_in_every_family_that_passes(
+def test_paged_logits_equal_the_models_in_every_supported_family(
     compiler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One test over all: to know the families, 400 configuration modules must be imported, too slow for collection."""

@@ -1,4 +1,4 @@
-"""Sampling values of generation_config.json mean what they mean to transformers' generate()."""
+"""Sampling defaults of generation_config.json, interpreted as by transformers' generate()."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""load_model: real folders of every family, ready to generate, and never on weights that are not there."""
+"""load_model: folders of several families, and refusal of incomplete checkpoints."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class _Evil:
         return open, ("ran", "w")
 
 
-def test_threads_that_load_at_once_do_not_spoil_each_other() -> None:
+def test_models_can_be_loaded_by_several_threads() -> None:
     source = resolve("builtin:tiny", "target")
     with ThreadPoolExecutor(4) as threads:
         models = [threads.submit(load_model, source, "cpu", torch.float32, "eager") for _ in range(4)]

@@ -41,7 +41,7 @@ def test_a_folder_is_named_as_given_and_has_a_revision(folder: Path, monkeypatch
     assert len(source.revision) == 16 and int(source.revision, 16) >= 0
 
 
-def test_the_revision_changes_with_weights_of_the_same_shape_and_with_the_config(folder: Path) -> None:
+def test_the_revision_changes_with_weights_and_config(folder: Path) -> None:
     import numpy as np
 
     first = folder_revision(folder)
@@ -78,7 +78,7 @@ def test_pickles_are_read_only_where_the_job_allows_them(folder: Path) -> None:
         resolve(str(folder), "target", allow_pickle=True)
 
 
-def test_a_path_that_is_not_there_is_not_looked_up_on_the_hub() -> None:
+def test_a_missing_path_is_not_looked_up_on_the_hub() -> None:
     with pytest.raises(ModelError, match=r"folder \./nowhere does not exist"):
         resolve("./nowhere", "target")
 
@@ -225,7 +225,7 @@ def test_processes_that_start_together_download_a_model_once(tmp_path: Path) -> 
     assert fetched.count("model.safetensors") == 1
 
 
-def test_pickles_are_downloaded_only_where_they_are_allowed_and_needed(hub: str, tmp_path: Path) -> None:
+def test_pickles_are_downloaded_only_if_allowed_and_needed(hub: str, tmp_path: Path) -> None:
     refused, allowed, better = resolve_in_a_process(tmp_path, hub, "org/old", "pickle:org/old", "pickle:org/good")
     assert "refused" in refused and "model.allow_pickle" in refused
     assert (Path(allowed.split(" ", 2)[2]) / "pytorch_model.bin").is_file()

@@ -1,4 +1,4 @@
-"""check_support, check_pair, context_length: what cannot be served is refused by name and reason, before weights."""
+"""check_support, check_pair and context_length: unsupported models are refused with the reason."""
 
 from __future__ import annotations
 

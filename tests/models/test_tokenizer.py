@@ -1,4 +1,4 @@
-"""Prompts to ids: one BOS, the template's text, clear refusals; end-of-sequence ids from wherever they stand."""
+"""Encoding of prompts: one BOS, chat templates, errors; and end-of-sequence ids."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_chat_is_what_the_template_makes_of_it() -> None:
     assert list(encoded.token_ids) == expected["input_ids"]
 
 
-def test_a_template_that_writes_bos_twice_is_read_with_one() -> None:
+def test_a_second_bos_of_a_template_is_removed() -> None:
     tokenizer = small_tokenizer.__wrapped__()
     tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
     assert PromptEncoder(tokenizer).encode(HELLO).token_ids.count(BOS) == 1
@@ -138,7 +138,7 @@ def test_a_prompt_decodes_to_its_text_with_special_tokens() -> None:
     assert encoder.bos_token_id == BOS
 
 
-def test_truncation_and_padding_that_a_tokenizer_was_saved_with_are_off_before_threads_share_it(tmp_path: Path) -> None:
+def test_loading_disables_saved_truncation_and_padding(tmp_path: Path) -> None:
     saved = small_tokenizer.__wrapped__()
     saved.backend_tokenizer.enable_truncation(4)
     saved.backend_tokenizer.enable_padding(length=64)

@@ -1,4 +1,4 @@
-"""Chat files become datasets: streamed, every role mapped or counted, published whole or not at all."""
+"""Conversion of chat files: streamed, with every role mapped or counted, published atomically."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def said(row: dict[str, object]) -> list[tuple[str, str]]:
 TOOLS = sharegpt(("system", "s"), ("human", "a"), ("function_call", "{}"), ("observation", "[1]"), ("gpt", "b"), id=7)
 
 
-def test_a_conversation_becomes_its_first_user_turn_and_the_answer_to_it() -> None:
+def test_a_conversation_becomes_first_user_turn_and_answer() -> None:
     report, (row, other) = convert([TOOLS, sharegpt(("human", "x"), ("bard", "y"))])
     assert (row["id"], said(row), row["answer"]) == ("7", [("system", "s"), ("user", "a")], "{}")
     assert (other["id"], said(other), other["answer"]) == (None, [("user", "x")], "y")
@@ -55,7 +55,7 @@ def test_a_conversation_becomes_its_first_user_turn_and_the_answer_to_it() -> No
     assert (report.records, report.written, report.skipped) == (2, 2, {})
 
 
-def test_all_turns_but_the_last_answer_are_the_prompt_of_messages() -> None:
+def test_the_prompt_of_messages_ends_before_the_last_answer() -> None:
     chats = [openai(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")), openai(("user", "open"))]
     _, (closed, unanswered) = convert(chats)
     assert said(closed) == [("user", "a"), ("assistant", "b"), ("user", "c")] and closed["answer"] == "d"
@@ -75,7 +75,7 @@ def test_every_name_of_a_speaker_is_mapped(speaker: str, role: str) -> None:
     assert said(row)[0] == (role, "1") and report.turns[(speaker, role)] >= 1
 
 
-def test_a_bare_list_of_turns_text_parts_json_text_and_a_system_key_are_read() -> None:
+def test_lists_text_parts_json_text_and_system_keys_are_read() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": 1.5}}]}
     records = [
@@ -108,7 +108,7 @@ def test_a_bare_list_of_turns_text_parts_json_text_and_a_system_key_are_read() -
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_a_record_that_is_no_prompt_is_skipped_and_its_reason_counted(record: object, reason: str) -> None:
+def test_records_without_a_prompt_are_skipped_by_reason(record: object, reason: str) -> None:
     report, rows = convert([record, TOOLS, record])
     assert len(rows) == report.written == 1
     assert report.skipped == {reason: 2}
@@ -121,20 +121,20 @@ def test_keys_are_kept_as_text_or_counted_as_left_out() -> None:
     assert report.left_out == {"score": 1}
 
 
-def test_the_output_is_a_dataset_whose_answers_can_be_kept() -> None:
+def test_converted_answers_can_be_kept_as_a_column() -> None:
     convert([TOOLS])
     files = list_files(OUT)
     require_prompt_column(files)
     assert kept_schema(files, ["answer"]).field("answer").type == pa.string()
 
 
-def test_json_lines_are_read_too_and_a_bad_line_costs_itself_alone() -> None:
+def test_json_lines_are_converted_and_bad_lines_skipped() -> None:
     Path(SOURCE).write_text(f"{json.dumps(TOOLS)}\n{{broken\n{json.dumps(TOOLS)}\n", encoding="utf-8")
     report = convert_chats(SOURCE, OUT)
     assert (report.written, report.skipped) == (2, {"a line that is not a JSON object": 1})
 
 
-def test_spaces_and_a_byte_order_mark_before_the_array_do_no_harm() -> None:
+def test_white_space_and_byte_order_mark_before_an_array_are_skipped() -> None:
     Path(SOURCE).write_bytes(b"\xef\xbb\xbf" + b" \n" * (600 << 10) + json.dumps([TOOLS]).encode())
     assert convert_chats(SOURCE, OUT).written == 1
 
@@ -151,7 +151,7 @@ def test_spaces_and_a_byte_order_mark_before_the_array_do_no_harm() -> None:
         (b'[{"prompt": "a"}]', "(1 records; neither conversations nor messages: 1)"),
     ],
 )
-def test_a_file_that_is_broken_or_holds_no_chat_writes_nothing(data: bytes, reason: str) -> None:
+def test_files_that_are_broken_or_have_no_chats_write_nothing(data: bytes, reason: str) -> None:
     Path(SOURCE).write_bytes(data)
     with pytest.raises(DataError) as caught:
         convert_chats(SOURCE, OUT)

@@ -1,4 +1,4 @@
-"""Log-probabilities of rows that asked for different things, as columns."""
+"""Log-probability columns of rows with different numbers of log-probabilities."""
 
 from __future__ import annotations
 

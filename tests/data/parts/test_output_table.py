@@ -1,4 +1,4 @@
-"""The output has one schema, whatever became of the rows, and keeps the input's order."""
+"""Output tables: one schema for all rows, in input order."""
 
 from array import array
 
@@ -75,5 +75,5 @@ def test_a_missing_or_doubled_row_is_never_written(rows: list[int]) -> None:
         to_table([completion(row) for row in rows], 2)
 
 
-def test_half_a_surrogate_pair_in_an_error_does_not_cost_the_shard() -> None:
+def test_a_lone_surrogate_in_an_error_can_be_written() -> None:
     assert to_table([completion(0, "bad \ud800")], 1)["error"].to_pylist() == ["bad ?"]

@@ -1,4 +1,4 @@
-"""What a part says about itself, and how it is told whole."""
+"""Part footers: their content, and detection of incomplete or changed parts."""
 
 import os
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_footer_with_any_byte_changed_is_none(tmp_path: Path) -> None:
     assert read_part_footer(str(path)) is None
 
 
-def test_a_part_that_lost_bytes_before_a_whole_footer_is_none(tmp_path: Path) -> None:
+def test_a_part_with_missing_bytes_before_its_footer_is_none(tmp_path: Path) -> None:
     path = tmp_path / "part.parquet"
     publish(str(path))
     whole = path.read_bytes()
@@ -66,7 +66,7 @@ def test_a_part_that_lost_bytes_before_a_whole_footer_is_none(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("columns", [2, 200])
-def test_neither_rows_nor_columns_can_pass_for_what_a_footer_says(tmp_path: Path, columns: int) -> None:
+def test_column_names_and_values_cannot_forge_a_footer(tmp_path: Path, columns: int) -> None:
     path = str(tmp_path / "part.parquet")
     text = "\x18\x0dspecpipe.seal\x18\x0800000000\x00"
     table = pa.table({f"{text}\x18\x0dspecpipe.rows\x18\x019{i}": [text, text] for i in range(columns)})
@@ -79,7 +79,7 @@ def test_neither_rows_nor_columns_can_pass_for_what_a_footer_says(tmp_path: Path
     assert footer.telemetry == {"worker": text}
 
 
-def test_a_store_that_cannot_be_read_does_not_look_like_a_missing_part(tmp_path: Path) -> None:
+def test_an_unreadable_store_is_an_error_not_a_missing_part(tmp_path: Path) -> None:
     (tmp_path / "part.parquet").mkdir()
     with pytest.raises(OSError):
         read_part_footer(str(tmp_path / "part.parquet"))

@@ -1,4 +1,4 @@
-"""Every format gives the same rows, for any range, and names what it cannot read."""
+"""Input files: equal rows in every format and range, and errors for unreadable ones."""
 
 import json
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_a_range_gives_exactly_its_rows(
     assert [row.values for row in got] == rows[start:stop]
 
 
-def test_the_hash_is_the_same_in_every_format_and_changes_with_a_row(files: dict[str, InputFile]) -> None:
+def test_the_hash_depends_on_rows_and_not_on_format(files: dict[str, InputFile]) -> None:
     hashes = {hash_rows(read_rows(file, 100, 900)) for file in files.values()}
     assert len(hashes) == 1
     assert hash_rows(read_rows(files["rows.jsonl"], 101, 901)) not in hashes
@@ -96,7 +96,7 @@ def test_kept_columns_come_with_their_type_or_as_text(files: dict[str, InputFile
     assert float(table["weight"][3].as_py()) == 301.0
 
 
-def test_types_that_python_has_no_value_for_are_kept_as_they_are(tmp_path: Path) -> None:
+def test_kept_columns_may_have_types_that_python_lacks(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     stamps = pa.array([1, 2**40 + 1, None], pa.timestamp("ns"))
     pq.write_table(pa.table({"prompt": ["a", "b", "c"], "at": stamps}), path)
@@ -113,7 +113,7 @@ def test_text_that_is_not_utf8_costs_its_own_row(tmp_path: Path) -> None:
     assert bad.values is None and "utf-8" in bad.error
 
 
-def test_a_folder_a_glob_and_a_uri_name_the_same_files_in_order(tmp_path: Path) -> None:
+def test_folder_glob_and_uri_list_the_same_files(tmp_path: Path) -> None:
     for name in ("b/2.jsonl", "a/1.jsonl", "a/_tmp.jsonl", ".hidden/3.jsonl", "a/readme.txt", "a/state.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('{"prompt": "x"}\n')
@@ -226,9 +226,7 @@ def test_kept_columns_must_be_there_and_of_one_type(tmp_path: Path) -> None:
         kept_schema(files, ["n"])
 
 
-def test_a_kept_column_that_json_lines_begin_without_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_kept_column_missing_in_first_lines_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x", "answer": 4}\n')
     (tmp_path / "b.jsonl").write_text('{"prompt": "y", "source": "z"}\n')
     files = list_files(str(tmp_path))

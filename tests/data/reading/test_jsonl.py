@@ -1,4 +1,4 @@
-"""Whatever is wrong with a line of JSON costs that line alone."""
+"""JSON lines: a malformed line makes one bad row."""
 
 import json
 from pathlib import Path
@@ -42,16 +42,14 @@ def test_a_bad_line_is_one_error_between_good_rows(tmp_path: Path, line: bytes, 
     assert bad.values is None and error in bad.error and bad.index_in_file == 1
 
 
-def test_mixed_types_and_late_fields_and_a_row_of_3_mb_are_read_as_they_are(tmp_path: Path) -> None:
+def test_mixed_types_late_fields_and_long_rows_are_read(tmp_path: Path) -> None:
     values: list[dict[str, object]] = [{"prompt": "a", "x": 1}, {"prompt": "b", "x": "one"}, {"prompt": "c", "x": [1]}]
     values += [{"prompt": "d"}] * 2000 + [{"prompt": "y" * 3_000_000}, {"prompt": "e", "late": True}]
     rows = rows_of(tmp_path / "a.jsonl", "\n".join(map(json.dumps, values)).encode())
     assert [row.values for row in rows] == values
 
 
-def test_a_line_beyond_the_limit_is_an_error_and_memory_stays_flat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_too_long_line_is_an_error_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 1 << 20)
     long = b'{"prompt": "' + b"y" * (5 << 20) + b'"}'
     rows = rows_of(tmp_path / "a.jsonl", b"\n".join([GOOD, long, GOOD, long]))
@@ -59,7 +57,7 @@ def test_a_line_beyond_the_limit_is_an_error_and_memory_stays_flat(
     assert rows[1].error == "the line is longer than 1 MiB; expected a shorter one"
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "a.jsonl", b"\xef\xbb\xbf" + GOOD)[0].values == {"prompt": "fine"}
 
 

@@ -1,4 +1,4 @@
-"""Rows become requests; a row that cannot says where and why."""
+"""Request builder: rows become requests, or errors with place and reason."""
 
 import dataclasses
 import math
@@ -127,7 +127,7 @@ def test_penalties_and_logprobs_of_a_row_replace_the_jobs(own: dict[str, object]
     assert found == dataclasses.replace(job, **expected)
 
 
-def test_a_body_may_ask_for_as_many_answers_as_the_job_gives() -> None:
+def test_n_of_a_body_may_equal_the_jobs() -> None:
     shard = dataclasses.replace(SHARD, samples=3)
     for n in (3, 1, None):
         row = Row(index_in_file=107, values={"body": {"prompt": "x", "n": n}})
@@ -136,17 +136,17 @@ def test_a_body_may_ask_for_as_many_answers_as_the_job_gives() -> None:
     assert "expected sampling.n of the job, 3" in builder().build(row, shard).error
 
 
-def test_the_seed_of_the_output_column_gives_the_same_draws_as_a_rows_own() -> None:
+def test_a_row_with_an_outputs_seed_repeats_its_draws() -> None:
     derived = build({"prompt": "x"}).seed
     assert build({"prompt": "x", "seed": derived}, job_seed=99).seed == derived
 
 
-def test_row_seeds_are_63_bits_and_depend_on_job_and_row() -> None:
+def test_row_seeds_are_63_bits_of_job_and_row() -> None:
     seeds = {row_seed(job, row) for job in range(20) for row in range(50)}
     assert len(seeds) == 1000 and min(seeds) >= 0 and 2**62 < max(seeds) < 2**63
 
 
-def test_new_tokens_are_cut_to_the_room_that_the_prompt_leaves() -> None:
+def test_new_tokens_are_limited_to_what_the_prompt_leaves() -> None:
     assert build({"prompt": "x" * 999}).sampling.max_new_tokens == 1
     assert build({"prompt": "x" * 990}, sampling=SamplingParams(max_new_tokens=10)).sampling.max_new_tokens == 10
 
@@ -162,16 +162,14 @@ def test_new_tokens_are_cut_to_the_room_that_the_prompt_leaves() -> None:
         ("short", 2000, "short", 995),
     ],
 )
-def test_a_prompt_that_is_too_long_keeps_its_end_where_the_job_says_so(
-    prompt: str, new_tokens: int, read: str, generates: int
-) -> None:
+def test_truncate_left_keeps_the_end_of_a_long_prompt(prompt: str, new_tokens: int, read: str, generates: int) -> None:
     for values in ({"prompt": prompt}, {"prompt_token_ids": list(prompt.encode()), "prompt": prompt}):
         request = build({**values, "max_tokens": new_tokens}, truncate=True)
         assert (request.prompt, bytes(request.prompt_token_ids).decode()) == (read, read)
         assert request.sampling.max_new_tokens == generates
 
 
-def test_the_shortest_model_still_leaves_a_token_of_a_cut_prompt() -> None:
+def test_truncation_keeps_a_token_in_the_shortest_model() -> None:
     for length in (2, 3):
         request = build({"prompt": "<" + "x" * 9, "max_tokens": 9}, truncate=True, max_model_len=length)
         assert len(request.prompt_token_ids) == 1 and request.sampling.max_new_tokens == length - 1
@@ -270,7 +268,7 @@ def test_very_many_rows_become_requests_or_writable_errors(values: dict[str, obj
     require_writable(values)
 
 
-def test_a_row_that_could_not_be_read_keeps_its_place() -> None:
+def test_an_unreadable_row_keeps_its_position() -> None:
     completion = refused(None, error="the line is not JSON")
     assert completion.error == "data/a.jsonl, row 107: the line is not JSON"
     assert completion.request.row == 7
@@ -281,7 +279,7 @@ def test_an_error_row_keeps_its_id_and_prompt() -> None:
     assert (completion.request.request_id, completion.request.prompt) == ("mine", "hello")
 
 
-def test_what_the_model_cannot_do_at_all_is_no_row_error() -> None:
+def test_what_no_row_can_do_is_a_model_error() -> None:
     with pytest.raises(ModelError):
         build({"prompt": "no template"})
 
@@ -305,8 +303,6 @@ def test_input_errors_are_value_errors() -> None:
         (None, "3", set()),
     ],
 )
-def test_the_identity_that_an_output_must_have_is_known_of_bad_rows_too(
-    values: dict[str, object] | None, name: str, own: set[int]
-) -> None:
+def test_bad_rows_have_an_expected_identity_too(values: dict[str, object] | None, name: str, own: set[int]) -> None:
     found = expected_identity(Row(index_in_file=0, values=values), 3, job_seed=5, prompt_column=None)
     assert found == (name, {row_seed(5, 3), *own})

@@ -1,4 +1,4 @@
-"""Several outputs of one row: side by side, each with a seed of its own that depends on nothing else."""
+"""Samples of a row: consecutive, with independent seeds."""
 
 import pyarrow as pa
 import pytest
@@ -19,7 +19,7 @@ def test_samples_of_a_row_stand_side_by_side() -> None:
     assert {one.request_id for one in rows} == {"a"}
 
 
-def test_seeds_are_distinct_and_the_first_is_the_rows_own_whatever_n_is() -> None:
+def test_sample_seeds_differ_and_sample_zero_keeps_the_rows_seed() -> None:
     seeds = [one.seed for row in range(200) for one in expand_samples(request(row, row_seed(0, row)), 20)]
     assert len(set(seeds)) == 200 * 20 and all(0 <= seed < 2**63 for seed in seeds)
     assert [one.seed for one in expand_samples(request(0), 2)] == [one.seed for one in expand_samples(request(0), 5)][

@@ -1,4 +1,4 @@
-"""The corpus: what is held out stays out, a seed fixes everything, and every worked step is right."""
+"""The corpus: disjoint splits, determined by the seed, with correct solutions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_problems_are_all_different() -> None:
 
 
 @pytest.mark.parametrize("family", range(len(FAMILIES)))
-def test_every_step_of_a_solution_is_right_and_the_last_is_the_answer(family: int) -> None:
+def test_solution_steps_are_right_and_end_with_the_answer(family: int) -> None:
     rng = Narrator(family)
     for _ in range(25):
         found = FAMILIES[family].draw(rng)
@@ -58,7 +58,7 @@ def test_every_step_of_a_solution_is_right_and_the_last_is_the_answer(family: in
         assert int(steps[-1][3]) == found.answer == final_answer(found.solution)
 
 
-def test_every_number_that_a_solution_starts_from_is_in_the_question() -> None:
+def test_a_solution_uses_only_numbers_of_its_question() -> None:
     for found in problems("heldout", 160):
         known = set(re.findall(r"\d+", found.question)) | {"2"}  # a rectangle has two pairs of sides
         for left, _, right, result in STEP.findall(found.solution):
@@ -96,7 +96,7 @@ def test_a_topic_comes_back_only_after_all_others(monkeypatch: pytest.MonkeyPatc
         assert set(told[lap * len(CYCLE) : (lap + 1) * len(CYCLE)]) == set(CYCLE)
 
 
-def test_phrases_fill_fields_choose_and_mend_articles() -> None:
+def test_templates_fill_fields_choose_and_correct_articles() -> None:
     rng = Narrator(0)
     assert say(rng, "a $Colour {cat|cat}", Colour="orange") == "an orange cat"
     assert {say(rng, "{a|b{1|2}}") for _ in range(99)} == {"a", "b1", "b2"}
@@ -118,7 +118,7 @@ def test_conversations_are_in_sharegpt_shape() -> None:
         assert len(speakers) >= 2 and speakers == ["human", "gpt"] * (len(speakers) // 2)
 
 
-def test_the_shipped_sample_is_what_the_generator_writes() -> None:
+def test_the_generator_reproduces_the_shipped_sample() -> None:
     table = pq.read_table(SAMPLE)
     assert table.schema.equals(SAMPLE_SCHEMA)
     assert table.to_pylist() == sample()

@@ -1,4 +1,4 @@
-"""The shipped weights keep what docs/tiny-pair.md promises."""
+"""The shipped weights have the properties in docs/tiny-pair.md."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_configuration_is_one_that_the_tokenizer_fits(folder: Path) -> None:
     assert (config.eos_token_id, config.pad_token_id) == (END_OF_TURN_ID, END_OF_TEXT_ID)
 
 
-def test_the_target_solves_heldout_problems_that_the_draft_does_not(target: Any, draft: Any) -> None:
+def test_only_the_target_solves_heldout_problems(target: Any, draft: Any) -> None:
     found = problems("heldout", 16, seed=7)
     solved = accuracy(target, TOKENIZER, found)
     assert solved >= 0.85
@@ -69,7 +69,7 @@ def test_the_target_solves_heldout_problems_that_the_draft_does_not(target: Any,
 
 
 @torch.inference_mode()
-def test_acceptance_length_is_what_speculating_step_by_step_gives(target: Any, draft: Any) -> None:
+def test_acceptance_length_equals_step_by_step_speculation(target: Any, draft: Any) -> None:
     ids, mask = generate(target, TOKENIZER, ["Name three trees.", "What is gravity?"], 41)
     agrees = agreement(draft, ids, mask, 41)
     for row, prompt_mask, agree in zip(ids, mask, agrees, strict=True):

@@ -1,4 +1,4 @@
-"""The tokenizer: any text comes back as it was, digits stand alone, the template writes ChatML."""
+"""The pair's tokenizer: lossless, one token per digit, ChatML template."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TOKENIZER: Any = AutoTokenizer.from_pretrained(TARGET)
 
 
 @given(st.text(max_size=60))
-def test_any_text_comes_back_as_it_was(text: str) -> None:
+def test_decoding_returns_any_encoded_text(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
 
 @pytest.mark.parametrize("text", ["", " ", "  two  spaces\n\n", "naïve 東京 🦊\u200d\x00", " , . ! n't", "1234 -5,6"])
-def test_awkward_text_comes_back_as_it_was(text: str) -> None:
+def test_decoding_returns_awkward_texts(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
 
@@ -37,7 +37,7 @@ def test_special_tokens_have_the_ids_that_the_models_name() -> None:
     assert TOKENIZER.bos_token_id is None
 
 
-def test_the_chat_template_writes_what_the_models_were_trained_on() -> None:
+def test_the_chat_template_writes_the_training_format() -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi?"},
