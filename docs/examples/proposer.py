@@ -18,7 +18,7 @@ class Repeat:
         """Takes the engine's configuration; this proposer has no state."""
 
     def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal:
-        """Returns tokens [B, K] (int) for B rows, NO_TOKEN beyond each row's K_i = rows.room [B]."""
+        """Returns tokens [B, K] (int) for B rows, NO_TOKEN beyond each row's K_i = rows.max_drafts [B]."""
         last = state.tokens[rows.slots, (rows.lengths - 1).clamp(min=0)]
         within = torch.arange(k, device=state.device) < rows.max_drafts[:, None]
         tokens = torch.where(within, last[:, None], NO_TOKEN)
