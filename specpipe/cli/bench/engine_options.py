@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from specpipe.benchmark.bench_config import EngineBench
 from specpipe.cli.options import Command
+from specpipe.core import DeviceName, DtypeName, resolve_dtype
 from specpipe.errors import MachineError
 
 _DEFAULTS = EngineBench()
@@ -20,12 +21,12 @@ class ModelOptions(NamedTuple):
     target: str
     draft: str
     draft_fp8: bool
-    device: Literal["cpu", "cuda"]
+    device: DeviceName
 
     @property
-    def dtype(self) -> str:
+    def dtype(self) -> DtypeName:
         """Number format of weights and activations."""
-        return "bfloat16" if self.device == "cuda" else "float32"
+        return resolve_dtype("auto", self.device)
 
     def bench(self, **parameters: Any) -> EngineBench:
         """Returns a measurement of these models; `parameters` are other fields of EngineBench."""

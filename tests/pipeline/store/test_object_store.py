@@ -86,7 +86,7 @@ def test_temporary_put_failures_lose_no_row(tmp_path: Path, s3: tuple[FaultyS3, 
 def test_store_refusing_all_parts_leaves_none_until_next_start(tmp_path: Path, s3: tuple[FaultyS3, str]) -> None:
     app, uri = s3
     app.fail("PUT", "/outputs/part-", times=10_000, status=403)
-    result = execute(job_at(tmp_path, uri, attempts=2), backend=InProcessBackend())
+    result = execute(job_at(tmp_path, uri, attempts=1), backend=InProcessBackend())
     assert (result.state, result.exit_code) == ("incomplete", 3)
     assert names(uri, "run/outputs") == []
     assert verify(uri.format("run")).exit_code == 3
