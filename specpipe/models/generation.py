@@ -50,9 +50,9 @@ def generation_defaults(source: ModelSource) -> dict[str, float | int]:
         values = {"temperature": 0.0}
     if given.get("repetition_penalty") not in (None, 1):
         values["repetition_penalty"] = _number(source, "repetition_penalty", given["repetition_penalty"], 1.0)
-    for name, ours in (("max_new_tokens", "max_new_tokens"), ("min_new_tokens", "min_tokens")):
+    for name, parameter in (("max_new_tokens", "max_new_tokens"), ("min_new_tokens", "min_tokens")):
         if given.get(name) is not None:
-            values[ours] = _number(source, name, given[name], 1)
+            values[parameter] = _number(source, name, given[name], 1)
     try:
         SamplingParams(**values)  # type: ignore[arg-type]
     except InputError as error:

@@ -38,7 +38,7 @@ MODELS: Mapping[str, str] = {
     "specpipe-record": "specpipe.evaluation.harness.lm_eval_models:RequestRecorder",
     "specpipe-replay": "specpipe.evaluation.harness.lm_eval_models:Replayer",
 }
-"""Model names that lm-eval knows, with their classes; the same as the entry points in pyproject.toml."""
+"""Model names registered with lm-eval, with their classes; the same as the entry points in pyproject.toml."""
 _REFUSED: Mapping[str, str] = {
     "cache_requests": "it would reuse the prompts of an earlier evaluation, regardless of the other flags",
     "use_cache": "cached answers do not come from a run, and lm-eval bypasses its cache for sampled requests",
