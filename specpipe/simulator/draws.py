@@ -1,4 +1,4 @@
-"""What is accepted in a simulated run: drawn once for every row and position, so that two policies meet the same text.
+"""Random draws of a simulated run: acceptance by row and position, so that all policies meet the same text.
 
 Shapes: n rows that run, m rounds, R rows of the scenario, L tokens of its longest output.
 """
@@ -19,7 +19,7 @@ _NOTHING_FOUND = -1
 
 
 class Draws:
-    """Of a scenario, shared by every worker that plays it. A place is row * stride + tokens generated."""
+    """Draws of a scenario, shared by its workers. A position is row * stride + tokens generated."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -27,17 +27,17 @@ class Draws:
         self._rng = np.random.default_rng(scenario.seed)
         self._shape = (len(scenario.output), self.stride - 1 + scenario.max_k)
         self._accepted = self._rng.random(self._shape, dtype=np.float32)
-        """A draft at this position is accepted where it is below the probability."""
+        """[R, L + max K] uniform draws: a draft token is accepted if its draw is below the probability."""
         self._runs: dict[ProposerName, npt.NDArray[np.int8]] = {}
         self._next: dict[tuple[ProposerName, int], Ints] = {}
 
     @cached_property
     def _found(self) -> npt.NDArray[np.float32]:
-        """An n-gram is found here where it is below the coverage."""
+        """[R, L + max K] uniform draws: an n-gram is found if its draw is below the coverage."""
         return self._rng.random(self._shape, dtype=np.float32)
 
     def _run(self, proposer: ProposerName) -> npt.NDArray[np.int8]:
-        """[R, stride]: how many drafts in a row are accepted from this place on; -1 where there is no draft."""
+        """[R, stride]: consecutive draft tokens accepted from this position on; -1 without a draft."""
         if proposer not in self._runs:
             chance = self._scenario.accepts[proposer][self._scenario.kind]
             run = np.zeros((len(chance), self.stride), dtype=np.int8)
@@ -52,12 +52,14 @@ class Draws:
         return self._runs[proposer]
 
     def found(self, proposer: ProposerName, places: Ints) -> Mask:
-        """Where there is a draft."""
+        """Returns a mask of the positions that have a draft."""
         return np.asarray(self._run(proposer).ravel()[places] != _NOTHING_FOUND)
 
     def following(self, proposer: ProposerName, k: int) -> Ints:
-        """[R * stride]: the place after a round of k drafts at this place, the draft not behind; at its end a row
-        stays."""
+        """Returns [R * stride]: the position after a round of k drafts, limited by the end of the row.
+
+        The draft model is not behind.
+        """
         if (proposer, k) not in self._next:
             reached = self._after_one + np.clip(self._run(proposer), 0, k)
             ends = self._after_one[:, :1] + (self._scenario.output[:, None] - 1)
@@ -66,11 +68,11 @@ class Draws:
 
     @cached_property
     def _after_one(self) -> Ints:
-        """[R, stride]: the place after a token."""
+        """[R, stride]: the position after one more token."""
         return np.arange(1, self._shape[0] * self.stride + 1).reshape(-1, self.stride)
 
     def walk(self, proposer: ProposerName, k: int, places: Ints, ends: Ints, rounds: int) -> Ints:
-        """→ [rounds + 1, n]: where rows stand before each round and after the last, the draft never behind."""
+        """Returns [rounds + 1, n]: positions before each round and after the last; the draft model is never behind."""
         at = np.empty((rounds + 1, len(places)), dtype=np.int64)
         if not k:
             np.add(places, np.arange(rounds + 1)[:, None], out=at)

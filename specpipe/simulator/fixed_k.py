@@ -1,7 +1,7 @@
-"""What a simulated run takes under one K to its end, without playing it round by round.
+"""Seconds of a simulated run under one K, computed row by row instead of round by round.
 
-With one K, and a draft that is never behind, what a row emits depends on that row alone. So the rounds that each row
-takes are known at once, and who runs beside whom follows from the order in which slots become free.
+With one K and a draft model that is never behind, the rounds of a row depend on that row alone. Which rows run together
+then follows from the order in which slots become free.
 Shapes: R rows that have not ended, those that hold a slot first; T rounds.
 """
 
@@ -19,44 +19,43 @@ from specpipe.simulator.draws import Ints
 from specpipe.simulator.oracle import RoundChoice
 from specpipe.simulator.simulated_worker import SimulatedWorker
 
-_NEAR = 1.05  # times the least estimate: what may be the best for all that an estimate is worth
+_NEAR = 1.05  # choices up to this multiple of the least estimate are computed exactly
 
 
 class _RowRounds(NamedTuple):
-    """Of every row, [R]."""
+    """Rounds of every row, [R]."""
 
     rounds: Ints
     read: npt.NDArray[np.float64]
-    """Tokens that its rounds attend to, together."""
+    """Tokens that its rounds attend to, summed."""
     alone: Ints
     """1 where its last round finds one token left, to be generated without a draft; else 0."""
 
 
 class FixedKRuns:
-    """Runs that go on from one place, each with a K of its own."""
+    """Runs that continue from one state, each with a fixed K."""
 
     def __init__(self, worker: SimulatedWorker) -> None:
-        """worker: where all of them begin, its draft caught up. It is left as it is."""
+        """worker: the common start, with its draft model caught up. It is not changed."""
         self._worker, scenario = worker, worker.scenario
         self._running, self._arrived = len(worker.rows), worker.queue.waiting
         self._rows, self._at, self._end = worker.unfinished()
         self._read = scenario.input[self._rows] - self._rows * worker.draws.stride
-        """[R]: added to a place, the tokens of the row."""
+        """[R] added to a position: the tokens of the row."""
         self._new = self._rows[self._running :]
 
     def best(self, choices: Iterable[RoundChoice]) -> tuple[float, RoundChoice]:
-        """→ the seconds at the end of the fastest, and which it is. Only those that come near it are followed row by
-        row; the others are estimated."""
+        """Returns the final seconds of the fastest choice, and that choice. Only choices near it are computed fully."""
         estimates = {choice: self._seconds(choice, self._expected(choice)) for choice in choices}
         near = _NEAR * min(estimates.values())
         return min((self.seconds(choice), choice) for choice, seconds in estimates.items() if seconds <= near)
 
     def seconds(self, choice: RoundChoice) -> float:
-        """At the end."""
+        """Returns the seconds at the end of the run."""
         return self._worker.seconds + self._seconds(choice, self._followed(choice))
 
     def _seconds(self, choice: RoundChoice, course: _RowRounds) -> float:
-        """From here on."""
+        """Returns the seconds from the start state to the end."""
         scenario, (proposer, k) = self._worker.scenario, choice
         machine = scenario.machine
         began = np.array(self._starts(course.rounds.tolist()), dtype=np.int64)
@@ -69,20 +68,20 @@ class FixedKRuns:
             tokens, forwards = float(scenario.input[self._new].sum()), len(np.unique(began[self._running :]))
             total += machine.prefill_s(tokens, forwards)
         last = ended[course.alone == 1] - 1
-        plain = np.bincount(last, minlength=len(running)) == running  # rounds in which no row has a use for a draft
+        plain = np.bincount(last, minlength=len(running)) == running  # rounds in which every row has one token left
         for n in running[plain].tolist():
             total -= machine.seconds(proposer, k, n, 0.0) - machine.seconds("none", 0, n, 0.0)
         return float(total)
 
     def _starts(self, rounds: list[int]) -> list[int]:
-        """rounds [R] → [R] the round in which each begins: as slots become free, and as shards come."""
+        """Takes rounds [R] and returns [R]: the round in which each row gets a slot."""
         scenario = self._worker.scenario
         slots, at_once = scenario.slots, admission_batch(scenario.slots)
         busy, now = rounds[: self._running], 0
         began = [0] * self._running
         heapify(busy)  # the rounds in which slots become free
-        for place, count in enumerate(self._arrivals()):
-            while place and len(busy) > scenario.refill * slots:
+        for index, count in enumerate(self._arrivals()):
+            while index and len(busy) > scenario.refill * slots:
                 now = max(now, heappop(busy))
             left = count
             while left:
@@ -97,13 +96,14 @@ class FixedKRuns:
         return began
 
     def _arrivals(self) -> list[int]:
-        """Rows that wait for a slot from the start on, and of each shard that comes later, when slots are free."""
+        """Returns the rows that wait at the start, and those of each shard that arrives later."""
         shards = self._worker.scenario.shard[self._new]
         if self._worker.scenario.refill >= 1:  # rows always wait
             return [len(shards)]
         return [self._arrived, *np.unique(shards[self._arrived :], return_counts=True)[1].tolist()]
 
     def _followed(self, choice: RoundChoice) -> _RowRounds:
+        """Returns the exact rounds of every row, from the scenario's random draws."""
         if not choice[1]:
             return self._expected(choice)
         following = self._worker.draws.following(*choice)
@@ -126,14 +126,14 @@ class FixedKRuns:
         return _RowRounds(rounds, read + rounds * self._read, alone)
 
     def _expected(self, choice: RoundChoice) -> _RowRounds:
-        """Exact without drafts."""
+        """Returns the expected rounds of every row; exact for K = 0."""
         left = self._end - self._at
         rounds = np.ceil(left / self._tokens(choice)).astype(np.int64)
         read = rounds * (self._at + self._read + 0.5 * (left - left / rounds))
         return _RowRounds(rounds, read, np.zeros(len(left), dtype=np.int64))
 
     def _tokens(self, choice: RoundChoice) -> npt.NDArray[np.float64]:
-        """→ [R] of a round, expected."""
+        """Returns the expected tokens of a round, [R]."""
         scenario, (proposer, k) = self._worker.scenario, choice
         if not k:
             return np.ones(len(self._rows))

@@ -1,4 +1,4 @@
-"""What rounds truly take in the policy's simulator."""
+"""True costs of rounds in the simulator."""
 
 from __future__ import annotations
 
@@ -17,25 +17,29 @@ Amount = TypeVar("Amount", float, Array)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What a round truly takes, in seconds."""
+    """True seconds of rounds on one kind of machine."""
 
     verify: Array
-    """[points, 2]: tokens of the batch, seconds."""
+    """[points, 2]: tokens of the batch, seconds of a forward of the target without attention."""
     draft: Array
+    """[points, 2]: the same for the draft model."""
     kv: float
+    """Seconds per context token of the target."""
     draft_kv: float
+    """Seconds per context token of the draft model."""
     draft_prefill: float
+    """Seconds per token of a draft prefill."""
     draft_forward: float
-    """Of a prefill by the draft model, whatever its size."""
+    """Fixed seconds of a draft prefill."""
     rested: Array
-    """[points, 2]: tokens of the batch, and what share of its seconds a round takes where the machine had a rest before
-    it, as in a profile."""
+    """[points, 2]: tokens of the batch, share of its seconds that a round takes in a start-up profile, without load."""
     ngram: tuple[float, float]
+    """Seconds of an n-gram lookup: fixed, and per row."""
     _known: dict[tuple[ProposerName, int], Array] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Machine:
-        """As in a file of scenarios. Raises KeyError, TypeError or ValueError for what is none."""
+        """Reads a machine of a scenario file. Raises KeyError, TypeError or ValueError for an invalid one."""
         return cls(
             verify=np.array(values["verify"], dtype=float),
             draft=np.array(values["draft"], dtype=float),
@@ -48,29 +52,29 @@ class Machine:
         )
 
     def seconds(self, proposer: ProposerName, k: int, rows: int, context: float) -> float:
-        """One round of `rows` rows that are `context` tokens long in the mean."""
+        """Returns the seconds of one round of `rows` rows with `context` tokens on average."""
         return float(self._forwards(proposer, k, rows)[rows]) + self.token_s(proposer, k) * rows * context
 
     def seconds_of(self, proposer: ProposerName, k: int, rows: npt.NDArray[np.int64], context: Array) -> Array:
-        """The same of several rounds."""
+        """Returns the seconds [m] of rounds with rows [m] and mean context [m]."""
         forwards = self._forwards(proposer, k, int(rows.max()))
         return np.asarray(forwards[rows] + self.token_s(proposer, k) * rows * context)
 
     def profiled(self, proposer: ProposerName, k: int, rows: int, context: float) -> float:
-        """One round as a worker times it before its first row."""
+        """Returns the seconds of one round in a start-up profile."""
         share = _line(self.rested, np.array([rows * (k + 1)]))
         return self.seconds(proposer, k, rows, context) * float(share[0])
 
     def prefill_s(self, tokens: Amount, forwards: Amount) -> Amount:
-        """So many tokens in so many forwards of the draft model."""
+        """Returns the seconds of draft prefills with these tokens and forwards in all."""
         return self.draft_prefill * tokens + self.draft_forward * forwards
 
     def token_s(self, proposer: ProposerName, k: int) -> float:
-        """What each token that rows attend to adds to a round."""
+        """Returns the seconds that each context token adds to a round."""
         return self.kv + (k * self.draft_kv if proposer == "draft" else 0.0)
 
     def _forwards(self, proposer: ProposerName, k: int, most: int) -> Array:
-        """Seconds of a round without attention, by rows: of `most`, too."""
+        """Returns the seconds of a round without attention, by rows, at least up to `most`."""
         known = self._known.get((proposer, k))
         if known is None or len(known) <= most:
             every = np.arange(2 * most + 1)
@@ -84,6 +88,6 @@ class Machine:
 
 
 def _line(points: Array, tokens: npt.NDArray[np.int64]) -> Array:
-    """Beyond the last point as steep as from the one before."""
+    """Interpolates linearly; beyond the last point with the slope before it."""
     slope = (points[-1, 1] - points[-2, 1]) / (points[-1, 0] - points[-2, 0])
     return np.asarray(np.interp(tokens, points[:, 0], points[:, 1]) + slope * np.maximum(0, tokens - points[-1, 0]))

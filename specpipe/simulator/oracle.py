@@ -1,4 +1,4 @@
-"""What a simulated run is compared with: choices of one who knows what rounds take and what is accepted."""
+"""Oracle of the simulator: chooses K from the true costs and acceptance probabilities."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from specpipe.simulator.scenarios import Scenario
 from specpipe.simulator.simulated_worker import SimulatedWorker
 
 RoundChoice = tuple[ProposerName, int]
+"""Proposer and K."""
 CHOOSE_AGAIN = 16
-"""Rounds after which the oracle looks again, as it does where the number of rows has changed by more than CHANGED."""
+"""Rounds between two choices."""
 CHANGED = 1 / 16
+"""Relative change of the running rows that causes a new choice at once."""
 
 
 class Oracle:
-    """Knows what rounds take and what each row accepts: the best K of every round, and when catching up pays."""
+    """Best K of every round and best time to catch up, from the scenario's true values."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -35,18 +37,23 @@ class Oracle:
         self._output = float(scenario.output.mean())
 
     def seconds(self, start: SimulatedWorker, *, within_s: float) -> float:
-        """At the end, going on from `start`, or `within_s` where that is less: the better of one who leaves the draft
-        off until what it brings pays for catching up, and one who does not wait for that."""
-        patient, parting = self._finish(start.fork(), patient=True, within_s=within_s)
-        best = min(patient, within_s)
-        return best if parting is None else min(best, self._finish(parting, patient=False, within_s=best)[0])
+        """Returns the seconds at the end of a run that continues from `start`, at most `within_s`.
+
+        It is the better of two runs: one activates the draft model once its savings exceed the cost of catching up, the
+        other ignores that cost.
+        """
+        seconds, fork = self._finish(start.fork(), charge_catch_up=True, within_s=within_s)
+        best = min(seconds, within_s)
+        return best if fork is None else min(best, self._finish(fork, charge_catch_up=False, within_s=best)[0])
 
     def _finish(
-        self, worker: SimulatedWorker, *, patient: bool, within_s: float
+        self, worker: SimulatedWorker, *, charge_catch_up: bool, within_s: float
     ) -> tuple[float, SimulatedWorker | None]:
-        """→ seconds at the end, or some beyond `within_s` where it would be later, and the state in which patience
-        first made a difference."""
-        parting: SimulatedWorker | None = None
+        """Runs to the end, or until `within_s` is exceeded.
+
+        Returns the seconds and the first state in which the cost of catching up changed the choice.
+        """
+        fork: SimulatedWorker | None = None
         rows, until = 0, 0
         choice: RoundChoice = ("none", 0)
 
@@ -56,31 +63,31 @@ class Oracle:
         while worker.seconds <= within_s and worker.admit():
             if worker.rounds >= until or not holds(len(worker.rows)):
                 rows, until = len(worker.rows), worker.rounds + CHOOSE_AGAIN
-                patiently, at_once = self._choices(worker)
-                if parting is None and patiently != at_once:
-                    parting = worker.fork()
-                choice = patiently if patient else at_once
+                charged, free = self._choices(worker)
+                if fork is None and charged != free:
+                    fork = worker.fork()
+                choice = charged if charge_catch_up else free
             worker.play(*choice, until - worker.rounds, holds=holds)
-        return worker.seconds, parting
+        return worker.seconds, fork
 
     def _choices(self, worker: SimulatedWorker) -> tuple[RoundChoice, RoundChoice]:
-        """→ with patience, and without."""
+        """Returns the best choice with the cost of catching up charged, and without."""
         scenario, rows = self._scenario, worker.rows
         n, machine = len(rows), scenario.machine
         kinds = np.bincount(scenario.kind[rows], minlength=len(scenario.coverage["draft"])) / n
         left = worker.left + max(0.0, worker.queue_depth - n) * self._output
         catching_up = machine.prefill_s(float(worker.behind.sum()), 1.0) / left
-        patient, at_once = [], []
+        charged, free = [], []
         for who, table in self._tokens.items():
             seconds = self._seconds(who, n, worker.context) / (n * (kinds @ table))
-            at_once.append(_least(who, seconds))
+            free.append(_least(who, seconds))
             if who == "draft":
                 seconds[1:] += catching_up
-            patient.append(_least(who, seconds))
-        return min(patient)[1], min(at_once)[1]
+            charged.append(_least(who, seconds))
+        return min(charged)[1], min(free)[1]
 
     def _seconds(self, who: ProposerName, rows: int, context: float) -> Array:
-        """→ [max K + 1]."""
+        """Returns the seconds of a round by K, [max K + 1]."""
         machine, ks = self._scenario.machine, range(self._scenario.max_k + 1)
         if (who, rows) not in self._known:
             bare = [machine.seconds(who, k, rows, 0.0) for k in ks]
@@ -91,5 +98,6 @@ class Oracle:
 
 
 def _least(who: ProposerName, seconds: Array) -> tuple[float, RoundChoice]:
+    """Returns the least of the seconds [max K + 1] and its choice."""
     k = int(seconds.argmin())
     return float(seconds[k]), (who, k)

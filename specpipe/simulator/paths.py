@@ -1,4 +1,4 @@
-"""Where the rows of a simulated worker stand, round by round, though rows end and others get their slots.
+"""Positions of a simulated worker's rows, round by round, while rows end and others take their slots.
 
 Shapes: m rounds with the same K, w rows that run in some of them.
 """
@@ -14,40 +14,40 @@ from specpipe.simulator.draws import Ints
 from specpipe.simulator.row_queue import RowQueue
 
 Walk = Callable[[Ints, Ints, int], Ints]
-"""As `Draws.walk`, with one K."""
+"""`Draws.walk` with a fixed proposer and K."""
 
 
 class Paths(NamedTuple):
-    """Where rows stand, the oldest first."""
+    """Positions of rows over consecutive rounds, the oldest row first."""
 
     rows: Ints
-    """[w]"""
+    """[w] row numbers."""
     end: Ints
-    """[w] the place where each ends."""
+    """[w] end position of each row."""
     begin: Ints
-    """[w] the round in which each gets its slot, rising."""
+    """[w] round in which each row gets its slot, ascending."""
     at: Ints
-    """[m + 1, w] before each round and after the last: before it has its slot where it begins, later at its end."""
+    """[m + 1, w] position before each round and after the last; its first one before it has a slot."""
     left: Ints
-    """[m, w] tokens that a row has still to generate; 0 where it does not run."""
+    """[m, w] tokens that a row still generates; 0 while it has no slot."""
 
     def until(self, rounds: int) -> Paths:
-        """The first ones."""
+        """Returns the first rounds."""
         if rounds == len(self.left):
             return self
         w = int(np.searchsorted(self.begin, rounds))
         return Paths(self.rows[:w], self.end[:w], self.begin[:w], self.at[: rounds + 1, :w], self.left[:rounds, :w])
 
     def __add__(self, other: object) -> Paths:
-        """Of as many rounds, beside these."""
+        """Returns these rows beside those of `other`, which has as many rounds."""
         assert isinstance(other, Paths)
         return Paths(*(np.concatenate(pair, axis=-1) for pair in zip(self, other, strict=True)))
 
 
 def extended(old: Paths, queue: RowQueue, walk: Walk, holds: Callable[[int], bool], *, alone: bool) -> Paths:
-    """With the rows that get slots meanwhile, as far as neither a shard nor another K may be due.
+    """Returns the paths with the rows that get slots meanwhile, up to the next shard or change of K.
 
-    holds: whether the K is right for so many rows; alone: new rows want rounds of their own.
+    holds: returns True if K stays the same at an occupancy; alone: rounds end when new rows get slots.
     """
     starts, rounds = _starts(old, queue, holds, alone=alone)
     if not starts:
@@ -57,16 +57,16 @@ def extended(old: Paths, queue: RowQueue, walk: Walk, holds: Callable[[int], boo
     since = np.arange(rounds + 1)[:, None] - begin
     at = walk(place, end, rounds - starts[0])[np.maximum(since, 0), each]
     both = old.until(rounds) + Paths(rows, end, begin, at, (end - at[:-1]) * (since[:-1] >= 0))
-    over = (at == end).any(axis=1)  # slots that become free once more
+    over = (at == end).any(axis=1)  # slots that become free again
     return both.until(int(np.argmax(over))) if over[-1] else both
 
 
 def _starts(old: Paths, queue: RowQueue, holds: Callable[[int], bool], *, alone: bool) -> tuple[list[int], int]:
-    """→ the round in which each new row gets its slot; rounds until a shard comes or another K may be due."""
+    """Returns the round in which each new row gets its slot, and the rounds until a shard or another K is due."""
     starts: list[int] = []
     arrived, before = queue.waiting, (-1, 0)
     for i, going in enumerate(np.count_nonzero(old.left[1:], axis=1).tolist(), start=1):
-        if (going, len(starts)) == before:  # as a round ago
+        if (going, len(starts)) == before:  # unchanged since the round before
             continue
         before = going, len(starts)
         running, waiting = going + len(starts), arrived - len(starts)

@@ -1,4 +1,4 @@
-"""A driver and a worker under a policy: only the rounds are simulated."""
+"""A driver and a worker under a policy, over simulated rounds."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from specpipe.speculation.policy import Policy
 from specpipe.speculation.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 from specpipe.speculation.tuner import MOSTLY_NEW, REPLAN_ROUNDS, rounds_to_plan
 
-_NOISE = 0.03  # of a measured round's seconds, log-normal
-_HICCUP = 0.002  # share of rounds that take three times as long
+_NOISE = 0.03  # standard deviation of measured seconds, log-normal
+_HICCUP = 0.002  # share of rounds that are measured three times as long
 _AT_ONCE = 512  # rounds whose noise is drawn together
 _PROFILED_PREFILLS = (16, 128, 1024)  # tokens
 
 
 class Noise:
-    """What measuring adds to seconds: the same for the same rounds, however they are played."""
+    """Measurement noise: the same factors for the same rounds, in segments of any length."""
 
     def __init__(self, seed: list[int]) -> None:
         self._rng = np.random.default_rng(seed)
         self._factors = np.empty(0)
 
     def of(self, seconds: Array) -> Array:
-        """seconds [m], of the rounds that follow → as measured."""
+        """Returns seconds [m] of the next rounds as measured."""
         while len(self._factors) < len(seconds):
             drawn = np.exp(_NOISE * self._rng.standard_normal(_AT_ONCE))
             drawn[self._rng.random(_AT_ONCE) < _HICCUP] *= 3.0
@@ -45,7 +45,7 @@ class Noise:
 
 
 class PolicyRun:
-    """A driver and a worker under a policy, round by round."""
+    """Steps a simulated driver and worker from plan to plan."""
 
     def __init__(self, scenario: Scenario, worker: SimulatedWorker, policy: Policy) -> None:
         self._scenario, self.worker, self._policy = scenario, worker, policy
@@ -69,7 +69,7 @@ class PolicyRun:
         self.plan = policy.plan(self._observer.policy_inputs(queue_depth=worker.queue_depth, plan=None))
 
     def _profile(self) -> Profile:
-        """What a worker times at its start: few rounds, each point with an error of its own."""
+        """Returns the start-up profile of the worker, with one measurement error per point."""
         scenario, machine, context = self._scenario, self._scenario.machine, float(PROFILED_CONTEXT)
         shapes = rounds_to_profile(scenario.slots, scenario.max_k, scenario.proposers)
         timed = self._off(np.array([machine.profiled(who, k, rows, context) for rows, who, k in shapes]))
@@ -86,16 +86,16 @@ class PolicyRun:
         )
 
     def _off(self, seconds: Array) -> Array:
-        """Medians of a few rounds, in a situation that is not the job's."""
+        """Returns seconds with the errors of a profile, which measures a few rounds without load."""
         random = np.random.default_rng([self._scenario.seed, 3])
         return seconds * np.exp(_NOISE * random.standard_normal(len(seconds)))
 
     def step(self, most: int = REPLAN_ROUNDS) -> int:
-        """Rounds until the next decision, at most so many → how many; 0 when no row is left."""
+        """Plays the rounds until the next decision, at most `most`. Returns their number; 0 when no row is left."""
         worker = self.worker
         if not worker.admit():
             return 0
-        if worker.queue.shards_in != self._shards_in:  # the driver hands shards out with what it knows
+        if worker.queue.shards_in != self._shards_in:  # the driver sends its priors with each shard
             self._shards_in = worker.queue.shards_in
             self._replan(admit_rows=True)
         elif self._left() < 1:
@@ -112,7 +112,7 @@ class PolicyRun:
         return played.rounds
 
     def _play(self, most: int) -> Segment:
-        """Rounds for which the plan says the same."""
+        """Plays the rounds for which the plan has the same K."""
         worker, plan = self.worker, self.plan
         choice = plan.choice(len(worker.rows), worker.rounds)
         if plan.explore is not None:
@@ -122,7 +122,7 @@ class PolicyRun:
         return worker.play(*choice, most, holds=lambda n: plan.k_for(n) == choice[1], least_ready=plan.least_ready)
 
     def _prefills(self, played: Segment) -> list[PrefillPoint]:
-        """Each as measured."""
+        """Returns the draft prefills of a segment as measured."""
         tokens = played.prefills[played.prefills > 0]
         if not len(tokens):
             return []
@@ -133,10 +133,11 @@ class PolicyRun:
         ]
 
     def _left(self) -> int:
-        """Rounds until the next plan."""
+        """Returns the rounds until the next plan."""
         return rounds_to_plan(self.worker.rounds - self._since) - self._since
 
     def _replan(self, *, admit_rows: bool = False) -> None:
+        """Makes a new plan from the evidence so far. admit_rows: a shard has arrived."""
         self._since = 0
         recent, self._recent = self._recent, RoundLog(self._scenario, self.worker.draws)
         self._shard_log.merge(recent)

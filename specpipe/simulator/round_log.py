@@ -16,22 +16,23 @@ from specpipe.speculation.prefill_cost import size_octave
 
 
 class RoundLog:
-    """What simulated rounds show to those who measure them."""
+    """Sums simulated rounds into evidence, as a worker does with real ones."""
 
     def __init__(self, scenario: Scenario, draws: Draws) -> None:
         self._scenario, self._draws = scenario, draws
         self._drafts: dict[ProposerName, Ints] = {}
-        """[max K + 2, max K + 2] rounds of rows by drafts + 1 and by tokens that they yielded."""
+        """[max K + 2, max K + 2] row rounds by drafts + 1 and by tokens generated."""
         self._rounds: Counter[ProposerName] = Counter()
-        """With drafts, as the next."""
+        """Rounds with K > 0."""
         self._row_rounds: Counter[ProposerName] = Counter()
+        """Rows in rounds with K > 0, summed over rounds."""
         self._costs: dict[RoundShape, RoundSum] = {}
         self._rows = self._input_tokens = self._output_tokens = self._running = 0
         self._prefills: dict[int, PrefillPoint] = {}
-        """By size."""
+        """By octave of tokens."""
 
     def add(self, segment: Segment, seconds: Sequence[float], prefills: Sequence[PrefillPoint] = ()) -> None:
-        """As measured: `seconds` [m], 0 for those that say nothing, and what the draft caught up."""
+        """Adds a segment. seconds [m]: as measured, 0 for rounds to ignore; prefills: of the draft model."""
         running, scenario, ended = segment.running.tolist(), self._scenario, segment.ended
         if segment.k:
             self._drafts[segment.proposer] = self._drafts.get(segment.proposer, 0) + self._counted(segment)
@@ -54,6 +55,7 @@ class RoundLog:
             self._prefills[size] = point + self._prefills[size] if size in self._prefills else point
 
     def _counted(self, segment: Segment) -> Ints:
+        """Returns [max K + 2, max K + 2] row rounds by drafts + 1 and by tokens generated."""
         paths, size = segment.paths, self._scenario.max_k + 2
         most = np.minimum(paths.left, segment.k + 1)
         if segment.late is not None:
@@ -64,7 +66,7 @@ class RoundLog:
         return np.bincount(kinds.ravel(), minlength=size**2).reshape(size, size)
 
     def merge(self, later: RoundLog) -> None:
-        """Those rounds, too."""
+        """Adds the rounds of a later log."""
         for who, counted in later._drafts.items():
             self._drafts[who] = self._drafts.get(who, 0) + counted
         self._rounds += later._rounds
@@ -78,7 +80,7 @@ class RoundLog:
         self._output_tokens += later._output_tokens
 
     def evidence(self, behind: float = 0.0, left: float = 0.0) -> Evidence:
-        """behind, left: of `Evidence`."""
+        """Returns all rounds as evidence. behind, left: mean tokens of running rows, as in `Evidence`."""
         return Evidence(
             verified={who: _counts(counted) for who, counted in self._drafts.items()},
             rounds=dict(self._rounds),
@@ -95,10 +97,12 @@ class RoundLog:
 
 
 def _counts(counted: Ints) -> AcceptanceCounts:
-    """What the engine would report of these rounds."""
-    by_drafts = counted[1:, 1:]  # and by how many were accepted
+    """Returns the counts that an engine would report for these row rounds."""
+    by_drafts = counted[1:, 1:]  # [drafts, accepted]
     each = np.arange(len(by_drafts))
-    at_least = by_drafts[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]  # so many drafts, and so many accepted
+    at_least = (
+        by_drafts[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]
+    )  # row rounds with at least so many drafts and accepted tokens
     proposed = at_least[1:, 0]
     widest = int(np.count_nonzero(proposed))
     return AcceptanceCounts(

@@ -1,4 +1,4 @@
-"""Scenarios of the policy's simulator: what rounds truly take, what is truly accepted, and which rows come when."""
+"""Scenarios of the simulator: true costs of rounds, true acceptance, and the arrival of rows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from specpipe.errors import JobError
 from specpipe.simulator.machine import Machine
 
 LEAST_ROUNDS = 700
-"""About as many as a scenario has even where every round drafts the most."""
+"""Approximate number of rounds of a scenario in which every round drafts max K tokens."""
 BUILT_IN = Path(__file__).with_name("scenarios.yaml")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """One run of one worker. Rows come in shards, in order. R rows, D kinds of rows."""
+    """One run of one worker. Rows arrive in shards, in order. Shapes: R rows, D kinds of rows."""
 
     family: str
     index: int
@@ -32,27 +32,29 @@ class Scenario:
     max_k: int
     proposers: tuple[ProposerName, ...]
     refill: float
-    """The next shard comes when so many rows, or fewer, still run, as a share of the slots."""
+    """Share of busy slots at or below which the next shard arrives; 1: rows always wait."""
     shard: npt.NDArray[np.int64]
-    """[R]: which shard a row belongs to, rising."""
+    """[R] shard of each row, ascending."""
     kind: npt.NDArray[np.int64]
-    """[R]."""
+    """[R] kind of each row, an index into `accepts` and `coverage`."""
     input: npt.NDArray[np.int64]
-    """[R] tokens."""
+    """[R] prompt tokens."""
     output: npt.NDArray[np.int64]
-    """[R] tokens, 2 or more."""
+    """[R] generated tokens, at least 2."""
     accepts: Mapping[ProposerName, Array]
-    """[D, max K]: conditional acceptance."""
+    """[D, max K] conditional acceptance by position."""
     coverage: Mapping[ProposerName, Array]
-    """[D]: share of rounds that have a draft."""
+    """[D] share of rounds that have a draft."""
     seed: int
     prefill_budget: int = field(default_factory=lambda: EngineConfig().prefill_budget)
-    """Tokens that the draft catches up a step at most."""
+    """Largest number of tokens that the draft model catches up in a step."""
 
 
 def load_scenarios(path: str | None = None, *, seed: int | None = None) -> list[Scenario]:
-    """The scenarios of a file, or of the one that comes with specpipe; `seed`: in place of the file's, others of the
-    same families. Raises JobError for a file that is none."""
+    """Returns the scenarios of a file, by default of the one in the package. Raises JobError for an invalid file.
+
+    seed: replaces the seed of the file; other scenarios of the same families result.
+    """
     source = path or str(BUILT_IN)
     try:
         data = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
@@ -65,14 +67,15 @@ def load_scenarios(path: str | None = None, *, seed: int | None = None) -> list[
     except OSError as error:
         raise JobError(f"{source} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise JobError(
-            f"{source} is no file of scenarios: {what}; expected machines, datasets and families as in {BUILT_IN.name}"
+            f"{source} is not a valid scenario file: {what}. Expected machines, datasets and families as in {BUILT_IN}"
         ) from None
     return out
 
 
 def _one(rng: np.random.Generator, values: Any) -> Any:
+    """Returns a random entry of a list, or a value that is no list."""
     return values[int(rng.integers(len(values)))] if isinstance(values, list) else values
 
 
@@ -123,6 +126,6 @@ def _positions(kinds: list[Mapping[str, Any]], proposer: str, max_k: int) -> Arr
 
 
 def families(scenarios: list[Scenario], *, limit: int | None = None) -> Iterator[tuple[str, list[Scenario]]]:
-    """By family, in the order of the file; `limit`: only the first so many of each."""
+    """Yields the scenarios by family, in the order of the file. limit: scenarios per family."""
     for name in dict.fromkeys(scenario.family for scenario in scenarios):
         yield name, [scenario for scenario in scenarios if scenario.family == name][:limit]

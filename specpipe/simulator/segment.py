@@ -1,4 +1,7 @@
-"""Rounds of a simulated worker, one after the other, with the same K. m rounds, w rows that run in some of them."""
+"""Segments: consecutive rounds of a simulated worker with one K.
+
+Shapes: m rounds, w rows that run in some of them.
+"""
 
 from __future__ import annotations
 
@@ -13,46 +16,48 @@ from specpipe.simulator.paths import Paths
 
 
 class Segment(NamedTuple):
-    """What the rounds came to."""
+    """Results of the rounds."""
 
     proposer: ProposerName
     """"none" where k is 0."""
     k: int
     running: Ints
-    """[m] rows in each round."""
+    """[m] running rows."""
     context: npt.NDArray[np.float64]
-    """[m] mean tokens of a row when a round began."""
+    """[m] mean tokens of a row at the start of each round."""
     seconds: npt.NDArray[np.float64]
-    """[m] of the rounds proper."""
+    """[m] seconds of the rounds, without draft prefills."""
     prefills: Ints
-    """[m] tokens that the draft caught up before each."""
+    """[m] tokens that the draft model prefilled before each round."""
     paths: Paths
+    """Positions of the rows."""
     late: Mask | None
-    """[w] rows without a draft because the draft model was behind; None: no row."""
+    """[w] rows without a draft because the draft model was behind; None if there is none."""
     ended: Ints
-    """Rows that ended."""
+    """Numbers of the rows that ended."""
 
     @property
     def rounds(self) -> int:
+        """Number of rounds."""
         return len(self.seconds)
 
 
 def catch_up(behind: Ints, new: Mask, budget: int, *, all_alike: bool) -> tuple[int, Ints]:
-    """behind [n]: tokens that the draft has not seen → those that it reads in a step, and what is left.
+    """Returns the tokens that the draft model prefills in a step, and the tokens [n] that are still missing.
 
-    The draft reads prompts of `new` rows [n] beside the target unless `all_alike`, and what it has not seen of other
-    rows as far as `budget` allows, those nearest to drafting first. One token is no more than its first step reads
-    anyway.
+    behind [n]: missing tokens; new [n]: rows whose prompts it reads beside the target, unless `all_alike`. Of other
+    rows it reads up to `budget` tokens, those with fewest missing first. A row that lacks one token needs no prefill:
+    the first draft step reads it.
     """
     behind = np.where(behind == 1, 0, behind)
     nothing = np.zeros_like(behind)
-    if (whole := int(behind.sum())) <= budget:
-        return whole, nothing
+    if (missing := int(behind.sum())) <= budget:
+        return missing, nothing
     prompts = nothing if all_alike else np.where(new, behind, 0)
     behind -= prompts
     with_prompts = int(prompts.sum())
     order = np.argsort(behind, kind="stable")  # as the engine does
     ahead = np.cumsum(behind[order]) - behind[order]
-    room = np.clip(max(0, budget - with_prompts) - ahead, 0, behind[order])
-    behind[order] -= room
-    return with_prompts + int(room.sum()), behind
+    taken = np.clip(max(0, budget - with_prompts) - ahead, 0, behind[order])
+    behind[order] -= taken
+    return with_prompts + int(taken.sum()), behind

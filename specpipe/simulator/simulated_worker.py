@@ -1,7 +1,7 @@
-"""A worker that only pretends: slots, shards, rounds and draft KV as the engine has them, seconds by a machine's table.
+"""Simulated worker: slots, shards, rounds and draft KV as in the engine, with seconds from a machine's tables.
 
-What a round yields follows from the row, the position and K (policy_draws.py), so that the rounds of one K are played
-in one go, though rows end and others get their slots. Shapes: n rows that run, m rounds of a segment, w rows in it.
+The tokens of a round follow from row, position and K (draws.py). So consecutive rounds of one K are computed together,
+even while rows end and others get their slots. Shapes: n running rows, m rounds of a segment, w rows in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specpipe.simulator.segment import Segment, catch_up
 
 
 class SimulatedWorker:
-    """State between rounds; `fork` copies it, so that others can go on from the same place."""
+    """State between rounds. `fork` copies it, so that other runs can continue from it."""
 
     def __init__(self, scenario: Scenario, draws: Draws) -> None:
         self.scenario, self.draws = scenario, draws
@@ -29,31 +29,31 @@ class SimulatedWorker:
         self.rounds = 0
         self.queue = RowQueue(scenario, draws.stride)
         self.rows: Ints = np.empty(0, dtype=np.int64)
-        """[n] those that hold a slot, the oldest first."""
+        """[n] rows with a slot, the oldest first."""
         self._at, self._end = self.rows, self.rows
-        """[n] the place of each, and the one where it ends."""
+        """[n] position and end position of each."""
         self.behind: Ints = self.rows
-        """[n] tokens that the draft has not seen."""
+        """[n] tokens that are missing in the draft model's KV."""
 
     def fork(self) -> SimulatedWorker:
-        """A copy that goes on by itself."""
+        """Returns an independent copy."""
         other = copy.copy(self)  # arrays are replaced, never changed
         other.queue = copy.copy(self.queue)
         return other
 
     def caught_up(self) -> SimulatedWorker:
-        """The same, the draft having seen all."""
+        """Sets the draft model as caught up, and returns the worker."""
         self.behind = np.zeros_like(self.behind)
         return self
 
     @property
     def mean_behind(self) -> float:
-        """Tokens that the draft has not seen, of a row that holds a slot."""
+        """Mean missing draft tokens of a row with a slot."""
         return float(self.behind.sum()) / max(1, len(self.behind))
 
     @property
     def mean_left(self) -> float:
-        """Tokens that a row which holds a slot may still generate: all have the limit of the longest."""
+        """Mean tokens that a row with a slot may still generate, where all have the longest row's limit."""
         generated = (self._at - self.rows * self.draws.stride).sum() / max(1, len(self.rows))
         return float(self.draws.stride - 1 - generated)
 
@@ -64,25 +64,25 @@ class SimulatedWorker:
 
     @property
     def left(self) -> int:
-        """Tokens that the rows which hold a slot will still generate."""
+        """Tokens that the rows with slots will still generate."""
         return int((self._end - self._at).sum())
 
     @property
     def context(self) -> float:
-        """Mean tokens of the rows that hold a slot."""
+        """Mean tokens of the rows with slots."""
         return float((self._at + self._lengths(self.rows)).sum()) / len(self.rows)
 
     def _lengths(self, rows: Ints) -> Ints:
-        """Added to a place: tokens of the row."""
+        """Returns [n] offsets: position + offset = tokens of the row."""
         return self.scenario.input[rows] - rows * self.draws.stride
 
     def unfinished(self) -> tuple[Ints, Ints, Ints]:
-        """→ rows that have not ended, those that hold a slot first; the place of each, and the one where it ends."""
+        """Returns the unfinished rows, those with slots first, their positions and end positions."""
         rows, at, end = self.queue.next(self.queue.left)
         return np.concatenate([self.rows, rows]), np.concatenate([self._at, at]), np.concatenate([self._end, end])
 
     def admit(self) -> bool:
-        """Shards arrive and rows get slots; says whether any row runs."""
+        """Takes in due shards and gives free slots to rows. Returns True if any row runs."""
         self.queue.arrive(len(self.rows))
         if new := self.queue.due(len(self.rows), self.queue.waiting):
             rows, at, end = self.queue.next(new)
@@ -102,12 +102,12 @@ class SimulatedWorker:
         least_ready: float = 0.0,
         catch_up: int | None = None,
     ) -> Segment:
-        """So many rounds with this K, fewer where a shard comes. Call `admit` before.
+        """Plays up to `most` rounds with this K, until a shard arrives. Call `admit` before.
 
-        holds: whether this K is right for another number of rows: where not, the segment ends; least_ready: as in a
-        plan; catch_up: tokens that the draft catches up a step, if fewer than the budget: new rows end the segment.
+        holds: returns True if K stays the same at an occupancy, otherwise the segment ends; least_ready: as in a plan;
+        catch_up: limit on the tokens caught up in a step, if below the budget; new rows then end the segment.
         """
-        if k and self.left == len(self.rows):  # no row has a use for a draft
+        if k and self.left == len(self.rows):  # every row has one token left
             k, most = 0, 1
         caught_up, late = self._catch_up(catch_up) if k and proposer == "draft" else (0, None)
         if late is not None:
@@ -126,7 +126,7 @@ class SimulatedWorker:
         return self._book(proposer, k, paths, caught_up, late)
 
     def _catch_up(self, limit: int | None) -> tuple[int, Mask | None]:
-        """→ tokens, and the rows that are still behind, if there are any."""
+        """Catches up. Returns the tokens, and a mask [n] of the rows that are still behind, or None."""
         if not self.behind.any():
             return 0, None
         new = self._at == self.rows * self.draws.stride
@@ -135,9 +135,10 @@ class SimulatedWorker:
         return tokens, self.behind > 0 if self.behind.any() else None
 
     def _book(self, proposer: ProposerName, k: int, paths: Paths, caught_up: int, late: Mask | None) -> Segment:
+        """Computes the seconds of the rounds and applies them to the state."""
         machine = self.scenario.machine
         running, left = np.count_nonzero(paths.left, axis=1), paths.left.sum(axis=1)
-        if k and (useless := running == left)[1:].any():  # a token of each row, without a draft
+        if k and (useless := running == left)[1:].any():  # every row has one token left: a plain round
             rounds = 1 + int(np.argmax(useless[1:]))
             paths, running, left = paths.until(rounds), running[:rounds], left[:rounds]
         context = ((paths.left > 0) @ (paths.end + self._lengths(paths.rows)) - left) / running
@@ -151,7 +152,7 @@ class SimulatedWorker:
         return Segment(proposer, k, running, context, seconds, prefills, paths, late, self._keep(paths))
 
     def _follow(self, proposer: ProposerName, paths: Paths, late: Mask | None) -> Ints:
-        """How far the draft is behind, old rows and new → [m] tokens of prompts that it read beside the target."""
+        """Updates `behind` for old and new rows. Returns [m] prompt tokens read beside the target."""
         n, prefills = len(self.rows), np.zeros(len(paths.at) - 1, dtype=np.int64)
         prompts = self.scenario.input[paths.rows[n:]]
         if proposer != "draft":
@@ -165,7 +166,7 @@ class SimulatedWorker:
         return prefills
 
     def _keep(self, paths: Paths) -> Ints:
-        """The rows that go on keep their slots → those that ended."""
+        """Removes rows that ended from their slots, and returns them."""
         self.queue.take(len(paths.rows) - len(self.rows))
         self.rows, self._at, self._end = paths.rows, paths.at[-1], paths.end
         over = self._at == self._end

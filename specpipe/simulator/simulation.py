@@ -1,7 +1,7 @@
-"""How close a policy comes to an oracle and to the best fixed K, over many simulated runs.
+"""Comparison of a policy with an oracle and with the best fixed K, over many simulated runs.
 
-The policy, its observers and its plans are the ones that runs use; only the rounds are simulated. After a warm-up both
-the oracle and every fixed K go on from the state that the policy has reached, with the draft caught up for nothing.
+Policy, observers and plans are those of real runs; only the rounds are simulated. After a warm-up the oracle and every
+fixed K continue from the state that the policy has reached, with the draft model caught up at no cost.
 """
 
 from __future__ import annotations
@@ -24,39 +24,41 @@ from specpipe.speculation.goodput import Goodput
 from specpipe.speculation.policy import Policy
 
 WARM_UP = 50
-_WORTH_A_PROCESS = 8  # scenarios
+_WORTH_A_PROCESS = 8  # scenarios per process, at least
 _PLAIN: RoundChoice = ("none", 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationResult:
-    """One scenario."""
+    """Result of one scenario."""
 
     family: str
     index: int
     rounds: int
-    """Of the policy, warm-up included."""
+    """Rounds of the policy, warm-up included."""
     shards: int
     policy_s: float
-    """Seconds after the warm-up, as the following."""
+    """Seconds of the policy after the warm-up."""
     oracle_s: float
+    """Seconds of the oracle after the warm-up."""
     fixed_s: float
-    """Of the best fixed K."""
+    """Seconds of the best fixed K after the warm-up."""
     fixed_k: int
     fixed_proposer: ProposerName
 
     @property
     def against_oracle(self) -> float:
-        """Seconds over the oracle's, less 1."""
+        """Relative excess over the oracle's seconds."""
         return self.policy_s / self.oracle_s - 1
 
     @property
     def against_fixed(self) -> float:
+        """Relative excess over the seconds of the best fixed K."""
         return self.policy_s / self.fixed_s - 1
 
 
 def simulate(scenario: Scenario, *, policy: Policy | None = None, warm_up: int = WARM_UP) -> SimulationResult:
-    """Plays one scenario with the policy, by default goodput, and from the end of the warm-up with all others."""
+    """Simulates one scenario with the policy, goodput by default, and from the end of the warm-up with the others."""
     worker = SimulatedWorker(scenario, Draws(scenario))
     run = PolicyRun(scenario, worker, policy or Goodput(k=scenario.max_k, proposers=scenario.proposers))
     while worker.rounds < warm_up and run.step(warm_up - worker.rounds):
@@ -84,7 +86,7 @@ def simulate(scenario: Scenario, *, policy: Policy | None = None, warm_up: int =
 def simulate_all(
     scenarios: Sequence[Scenario], *, warm_up: int = WARM_UP, processes: int | None = None
 ) -> Iterator[SimulationResult]:
-    """In order; as many at once as there are cores, or as `processes` says."""
+    """Yields results in the order of the scenarios. Runs one process per core, or `processes`."""
     play = partial(simulate, warm_up=warm_up)
     wanted = min(processes or len(os.sched_getaffinity(0)), len(scenarios) // _WORTH_A_PROCESS)
     if wanted < 2:

@@ -1,4 +1,4 @@
-"""What is worth a try: a K or a proposer that the plan would not take, but that may be better for all that is known."""
+"""Exploration: trial rounds of a K or proposer that the plan does not choose but that may be better."""
 
 from __future__ import annotations
 
@@ -12,39 +12,38 @@ from specpipe.speculation.policy import PolicyInputs
 from specpipe.speculation.throughput import ProposerChoice, RemainingWork, expected_tokens, prefill_s
 
 EXPLORE_SHARE = 0.01
-"""Of all rounds, at most so much is spent on a K or a proposer that the plan would not take, and half as much of all
-seconds, catching up included."""
+"""Largest share of rounds spent on trials. Of the seconds, with catching up, at most half of this share is lost."""
 EARLY_ROUNDS = 64
 EARLY_SHARE = 1 / 16
-"""In a worker's first rounds the share is larger: what is learnt then pays longest."""
+"""Share of trials in a worker's first EARLY_ROUNDS rounds: their evidence is of use for longest."""
 FIRST_TRY = 16
-"""Rounds until the first try of a proposer of which nothing is known, of any rows or of those that run, whatever it
-costs."""
+"""Largest interval in rounds until the first trial of a proposer without evidence, or of new rows, at any cost."""
 RARELY = 4096
-"""Rounds until a try at most: what it is cap_s to cost may be wrong, too."""
+"""Largest interval between trials, in rounds: the estimated cost of a trial may be wrong too."""
 TRIES = 4
-"""Rounds of a try for which rows are caught up: that is paid once."""
+"""Rounds of a trial that needs catching up, which is paid once a trial."""
 TRIAL_TOKENS = 1024
+"""Tokens that a trial catches up, at least."""
 TRIAL_ROWS = 4
-"""Rows of mean length that the draft model catches up for a try; of shorter ones, which are nearest to it, more."""
+"""Rows of mean length that the draft model catches up for a trial. Shorter rows come first."""
 OPTIMISTIC_SECONDS = 0.1
-"""Share by which a round that was never timed may be shorter than the cost table says; for one that was timed n times
-near by, over √(n + 1)."""
+"""Largest relative error assumed for the seconds of a round that was never timed; after n timed rounds near by it is
+divided by √(n + 1)."""
 
 
 class _Trial(NamedTuple):
-    """A round, or a few, of something else."""
+    """One candidate for a trial."""
 
     proposer: ProposerName
     k: int
     times: int
-    """One after the other."""
+    """Consecutive rounds."""
     gain: float
-    """Share of the time that it would save, for all that is known."""
+    """Optimistic share of time saved."""
     lost: float
-    """Seconds, if it is no better than thought."""
+    """Expected loss in seconds."""
     rounds: float
-    """What it counts for in the budget."""
+    """Rounds charged to the budget."""
 
 
 def explore(
@@ -56,24 +55,23 @@ def explore(
     share: float,
     least_gain: float,
 ) -> Exploration | None:
-    """What might be better than the plan, for all that is known, where trying it is affordable: of all K and proposers
-    the one that promises most for what a try costs. None: nothing is, or too little is left to pay for it.
+    """Returns the trial with the best ratio of optimistic gain to cost, or None if no trial is worth its cost.
 
-    best: what the plan takes; share: of all rounds, at most; least_gain: what is less is not worth a try.
+    best: the plan's choice; share: largest share of rounds for trials; least_gain: smallest relative gain of interest.
     """
     inputs, n = work.inputs, work.n
     now = float(best.token_s[best.ks[n], n])
-    for daring in (False, True):  # what may well be first
-        asked = (best, work, costs, now / (1 + least_gain), daring)
-        tries = [one for choice in choices for one in _trials(choice, *asked)]
-        if tries:
+    for ignore_costs in (False, True):  # plausible trials first
+        limits = (best, work, costs, now / (1 + least_gain), ignore_costs)
+        trials = [trial for choice in choices for trial in _trials(choice, *limits)]
+        if trials:
             break
     else:
         return None
-    found = max(tries, key=lambda one: one.gain / one.rounds)
+    found = max(trials, key=lambda trial: trial.gain / trial.rounds)
     if found.gain * float(work.ahead.sum()) * now < found.lost:
         return None
-    every = 2 ** math.ceil(math.log2(found.rounds / share))  # so that a new plan does not begin the count anew
+    every = 2 ** math.ceil(math.log2(found.rounds / share))  # a power of 2, so that most new plans keep the phase
     every = min(every, RARELY)
     if found.k and (inputs.plan is None or inputs.acceptance[found.proposer].has_no_data):
         every = min(every, FIRST_TRY)
@@ -87,12 +85,17 @@ def explore(
 
 
 def _trials(
-    choice: ProposerChoice, best: ProposerChoice, work: RemainingWork, costs: CostTable, most: float, daring: bool
+    choice: ProposerChoice,
+    best: ProposerChoice,
+    work: RemainingWork,
+    costs: CostTable,
+    max_token_s: float,
+    ignore_costs: bool,
 ) -> Iterator[_Trial]:
-    """Every K of a proposer, other than the plan's, that may well come to `most` seconds a token or less.
+    """Yields each K of a proposer, other than the plan's, whose optimistic seconds per token are below `max_token_s`.
 
-    daring: if, too, a round that was never timed is as short as plain decoding and the draft's prefill costs nothing:
-    that finds out where what is cap_s of costs is wrong altogether.
+    ignore_costs: assume that rounds that were never timed take as long as plain decoding and that draft prefills are
+    free. Such trials correct cost estimates that are far off.
     """
     inputs, n, who = work.inputs, work.n, choice.proposer
     drafting, catching_up, times = float(n), 0.0, 1
@@ -102,15 +105,15 @@ def _trials(
         times = TRIES if inputs.rounds >= EARLY_ROUNDS else 1
     optimistic_tokens = expected_tokens(inputs.acceptance[who], len(choice.tokens) - 1, optimistic=True)
     grid = costs.grid(proposer=who, max_k=len(optimistic_tokens) - 1, slots=inputs.slots, context=inputs.context)
-    prefill = 0.0 if daring else prefill_s(who, inputs, costs) * float(work.new[n])
+    prefill = 0.0 if ignore_costs else prefill_s(who, inputs, costs) * float(work.new[n])
     now, now_k = float(best.token_s[best.ks[n], n]), int(best.ks[n])
     plain = float(grid.seconds[0, n])
     for k, (seconds, known) in enumerate(zip(grid.seconds[:, n].tolist(), grid.known[:, n].tolist(), strict=True)):
         least = seconds * (1 - OPTIMISTIC_SECONDS * math.sqrt(1 - known))
-        if daring:
+        if ignore_costs:
             least = min(least, seconds - (1 - known) * (seconds - plain))
         token_s = least / (n * optimistic_tokens[k]) + (prefill if k else 0.0)
-        if token_s >= most or (who == best.proposer and k == now_k):
+        if token_s >= max_token_s or (who == best.proposer and k == now_k):
             continue
         made = n + drafting * (choice.tokens[k] - 1)
         lost = times * max(0.0, seconds - made * now) + (catching_up if k else 0.0)
@@ -119,5 +122,5 @@ def _trials(
 
 
 def trial_tokens(inputs: PolicyInputs) -> int:
-    """What the draft model catches up for a round that explores: a few rows show as much as is needed."""
+    """Returns the tokens that the draft model catches up for a trial: enough for a few rows."""
     return min(inputs.prefill_budget, max(TRIAL_TOKENS, math.ceil(TRIAL_ROWS * inputs.behind)))

@@ -1,4 +1,4 @@
-"""The same K whatever the load."""
+"""The fixed policy: the same K at every load."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ class Fixed:
 
     @property
     def max_k(self) -> int:
+        """Widest round: k."""
         return self.k
 
     def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
+        """Returns the same K for every occupancy."""
         return SpeculationPlan(
             ks=(self.k,), proposer=self.proposer, queue_depth=inputs.queue_depth, reason=f"fixed: K={self.k}"
         )

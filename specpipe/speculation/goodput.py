@@ -1,4 +1,4 @@
-"""The K, and the proposer, that are expected to generate the most tokens per second. docs/speculation.md has the why.
+"""The goodput policy: the K and proposer with the highest expected tokens per second. docs/speculation.md explains it.
 
 Shapes: N slots, K widest round; arrays are indexed by rows running, 0 … N, and by draft tokens, 0 … K.
 """
@@ -20,33 +20,37 @@ from specpipe.speculation.policy import PolicyInputs
 from specpipe.speculation.throughput import ProposerChoice, RemainingWork, expected_tokens, seconds_per_token
 
 HYSTERESIS = 0.02
-"""What is in force is left only for something expected to be this much faster."""
+"""Relative gain from which the plan in force is replaced."""
 LOOK = 8
-"""Rounds until a draft that is to be turned on is tried on a few rows."""
+"""Interval in rounds of trials on a few rows before the draft model is activated."""
 LOOK_DRAFTS = 8.0
-"""Not if so many drafts, those of the past decayed, say how it does."""
+"""Decayed drafts from which the evidence suffices without such trials."""
 LOOK_TRIALS = 4
-"""Not if catching up all rows is as cheap as so many tries."""
+"""Trials whose catching up may cost as much as catching up all rows; below that no trial is made."""
 MOST_READY = 0.9
-"""Rows that end and come never let all of them be ready."""
+"""Largest `least_ready` of a plan: with rows ending and starting, never all of them have caught up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goodput:
-    """argmax over K and proposer of expected tokens / seconds, 0 included, for every occupancy."""
+    """Chooses, for every occupancy, the K (0 included) and proposer with the most expected tokens per second."""
 
     k: int
     """Widest round."""
     proposers: tuple[ProposerName, ...]
-    """Those to choose from, "none" aside."""
+    """Proposers to choose from, without "none"."""
     explore_share: float = EXPLORE_SHARE
+    """Largest share of rounds spent on trials."""
     hysteresis: float = HYSTERESIS
+    """Relative gain from which the plan in force is replaced."""
 
     @property
     def max_k(self) -> int:
+        """Widest round: k."""
         return self.k
 
     def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
+        """Returns the plan with the lowest expected seconds, and the trial to run beside it."""
         depth = inputs.queue_depth
         if inputs.costs is None:
             return SpeculationPlan(ks=(0,), proposer="none", queue_depth=depth, reason="goodput: no round is timed yet")
@@ -56,23 +60,24 @@ class Goodput:
         n = work.n
         if _needs_trial_first(best, work):
             k, catch_up = int(best.ks[n]), trial_tokens(inputs)
-            tries: Exploration | None = Exploration(k=k, proposer="draft", rounds=1, every=LOOK, catch_up=catch_up)
+            trial: Exploration | None = Exploration(k=k, proposer="draft", rounds=1, every=LOOK, catch_up=catch_up)
             best = best._replace(ks=np.zeros_like(best.ks))
         else:
             share = self.explore_share if inputs.rounds >= EARLY_ROUNDS else EARLY_SHARE
-            tries = explore(best, choices, work, inputs.costs, share=share, least_gain=2 * self.hysteresis)
+            trial = explore(best, choices, work, inputs.costs, share=share, least_gain=2 * self.hysteresis)
         taken = 1 / best.token_s[best.ks, np.arange(len(best.ks))]
         return SpeculationPlan(
             ks=tuple(best.ks.tolist()),
             proposer=best.proposer if best.ks.any() else "none",
             queue_depth=depth,
-            reason=plan_reason(best, work, tries),
-            explore=tries,
+            reason=plan_reason(best, work, trial),
+            explore=trial,
             tokens_per_s=tuple(taken.tolist()),
             least_ready=_least_ready(best, n) if best.proposer == "draft" and best.ks[n] else 0.0,
         )
 
     def _choose(self, proposer: ProposerName, work: RemainingWork, costs: CostTable) -> ProposerChoice:
+        """Returns the best K of a proposer at every occupancy, with the draft model active where that pays."""
         inputs, n = work.inputs, work.n
         tokens = expected_tokens(inputs.acceptance[proposer], self.k)
         token_s = seconds_per_token(proposer, work, costs, tokens)
@@ -80,19 +85,19 @@ class Goodput:
         plain, drafting, ks = favoured[0], favoured[1:].min(axis=0), 1 + favoured[1:].argmin(axis=0)
         caught_up = 0.0
         if proposer == "draft":
-            turn = plan_activation(plain - drafting, work.ahead, inputs, costs.draft_prefill)
-            caught_up = turn.seconds
-            ks[: turn.fewest] = 0
-            ks[turn.most + 1 : n + 1] = 0
-            # Where more rows run, those that come are new: where the draft is off now it is off there too.
-            ks[n + 1 :] *= (drafting[n + 1 :] < plain[n + 1 :]) & (turn.most == n)
+            active = plan_activation(plain - drafting, work.ahead, inputs, costs.draft_prefill)
+            caught_up = active.seconds
+            ks[: active.fewest] = 0
+            ks[active.most + 1 : n + 1] = 0
+            # At higher occupancies the added rows are new. If the model is off now, it is off there too.
+            ks[n + 1 :] *= (drafting[n + 1 :] < plain[n + 1 :]) & (active.most == n)
         else:
             ks *= drafting < plain
         seconds = float(work.ahead @ np.where(ks > 0, drafting, plain))
         return ProposerChoice(proposer, ks, token_s, tokens, seconds + caught_up)
 
     def _favour(self, proposer: ProposerName, plan: SpeculationPlan | None, size: int) -> Array:
-        """What seconds are divided by: what is in force, at first plain decoding, is a little better than it is."""
+        """Returns the divisors of the seconds per token that favour the plan in force, at first plain decoding."""
         if plan is None:
             return _favour((0,), False, self.k, size, self.hysteresis)
         return _favour(plan.ks, plan.proposer == proposer, self.k, size, self.hysteresis)
@@ -100,8 +105,11 @@ class Goodput:
 
 @lru_cache(maxsize=16)
 def _favour(ks: tuple[int, ...], going_on: bool, max_k: int, size: int, hysteresis: float) -> Array:
-    """→ [max K + 1, size]. ks: in force while so many rows run, from 0; going_on: with the same proposer: to go on with
-    another K costs nothing, to turn the proposer off may."""
+    """Returns [max_k + 1, size] divisors of at least 1.
+
+    ks: draft tokens in force by occupancy, from 0. going_on: the proposer is the one in force. Changing only its K is
+    free, so all of its K get half of the advantage.
+    """
     favour, rows = np.ones((max_k + 1, size)), np.arange(size)
     in_force = np.minimum(np.array(ks)[np.minimum(rows, len(ks) - 1)], max_k)
     if going_on:
@@ -112,7 +120,7 @@ def _favour(ks: tuple[int, ...], going_on: bool, max_k: int, size: int, hysteres
 
 
 def _needs_trial_first(best: ProposerChoice, work: RemainingWork) -> bool:
-    """Whether to try the draft on a few rows before all are caught up: little is known of late, and much to pay."""
+    """True if the draft model is tried on a few rows first: recent evidence is thin and catching up all is dear."""
     inputs, n, plan = work.inputs, work.n, work.inputs.plan
     if best.proposer != "draft" or not best.ks[n] or (plan is not None and plan.proposer == "draft" and plan.k_for(n)):
         return False
@@ -121,8 +129,8 @@ def _needs_trial_first(best: ProposerChoice, work: RemainingWork) -> bool:
 
 
 def _least_ready(best: ProposerChoice, n: int) -> float:
-    """Share of n rows with a draft from which on a round with drafts makes more tokens a second than a plain one."""
+    """Returns the share of n rows that must have a draft for a speculative round to be faster than a plain one."""
     k = int(best.ks[n])
     gain = best.tokens[k] - 1
-    longer = best.tokens[k] * float(best.token_s[k, n] / best.token_s[0, n]) - 1  # a token: seconds / (n · tokens)
+    longer = best.tokens[k] * float(best.token_s[k, n] / best.token_s[0, n]) - 1  # token_s is seconds / (n · tokens)
     return min(max(longer / gain, 0.0), MOST_READY) if gain > 0 else 0.0

@@ -1,4 +1,4 @@
-"""From a policy's name to the policy."""
+"""Policies by name."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specpipe.speculation.queue_threshold import QueueThreshold
 
 
 def make_policy(name: str, *, k: int, max_running: int, proposers: Sequence[ProposerName]) -> Policy:
-    """`k`: tokens drafted in a round, or for goodput at most; `max_running`: queue_threshold's limit; `proposers`: what
-    workers have, of which goodput chooses and the others take the first. Without any nothing is drafted.
+    """Returns the policy of this name; `Off` if there is no proposer. Raises ValueError for an unknown name.
 
-    Raises ValueError for a name that no policy has.
+    k: draft tokens of a round, for goodput at most; max_running: threshold of queue_threshold; proposers: those that
+    the workers have. Goodput chooses among them, the other policies use the first.
     """
     if name == "off" or not proposers:
         return Off()

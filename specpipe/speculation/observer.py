@@ -1,4 +1,4 @@
-"""From evidence to the inputs that a policy sees. The driver, the workers and the simulator all use this one."""
+"""Observer: turns evidence into the inputs of a policy, in driver, workers and simulator alike."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from specpipe.speculation.policy import PolicyInputs
 
 DRIVER_HALF_LIFE = 4096.0
 WORKER_HALF_LIFE = 16.0
-"""Rounds after which acceptance counts half: a worker follows its rows, the driver averages over shards."""
+"""Half-lives of acceptance counts, in rounds: a worker follows its rows, the driver averages over shards."""
 ROWS = 32
-"""With more of them at once, a round says more, and fewer rounds will do."""
+"""Rows of a round above which the half-life shrinks in proportion: such rounds carry more evidence."""
 LEAST_DRAFTS = 64.0
-"""Drafts that it takes at least for the past to count half: a single row needs longer to show anything."""
+"""Smallest half-life in drafts: a single row adds evidence slowly."""
 STALE = 1.0
-"""Half-lives after which what a proposer that does not run has shown counts half: it may be worth another try."""
+"""Half-lives after which the evidence of an idle proposer has half its weight: it becomes worth another trial."""
 OF_AGE = 1.5
-"""Tokens that a row comes to, over those that it has where rows of all ages up to the longest run."""
+"""Ratio of final to current mean length when row ages are uniform."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Priors:
-    """What is known so far: small, picklable, sent to workers with every shard."""
+    """Estimates so far. Small and picklable: the driver sends them with every shard, and workers use them as priors."""
 
     acceptance: Mapping[ProposerName, AcceptanceEstimate] = field(default_factory=dict)
     costs: CostTable = field(default_factory=CostTable)
     running: int = 0
-    """Rows of the latest round; 0: unknown, as below."""
+    """Rows of the latest round; 0 if unknown, as for the fields below."""
     context: float = 0.0
     input_tokens: float = 0.0
     output_tokens: float = 0.0
     rounds: int = 0
-    """Seen so far."""
+    """Rounds so far."""
     rows: int = 0
-    """That have ended so far."""
+    """Rows that ended so far."""
     behind: float | None = None
-    """Mean tokens of a running row that the draft model has not seen; None before any row: new ones lack all."""
+    """Mean tokens of a running row that are missing in the draft model's KV; None before any row."""
     left: float | None = None
-    """Mean tokens that a running row may still generate; None: as many as rows do."""
+    """Mean tokens that a running row may still generate; None if unknown: the mean output of a row is used."""
 
 
 class Observer:
-    """Sums evidence, decayed. One owner, no lock."""
+    """Decayed sums of evidence. One owner, no lock."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Observer:
         prefill_budget: int = PREFILL_BUDGET,
         priors: Priors | None = None,
     ) -> None:
-        """`proposers`: those that the worker can run, "none" aside. `half_life`: rounds after which acceptance counts
-        half. `output_tokens`: expected of a row before one has ended. `priors`: what is known already."""
+        """proposers: those of the worker, without "none". half_life: of acceptance counts, in rounds. output_tokens:
+        expected length of a row before any has ended. priors: estimates to start from."""
         self._slots, self._half_life, self._prefill_budget = slots, half_life, prefill_budget
         self._expected_output = output_tokens
         self.priors = Priors(acceptance={name: AcceptanceEstimate() for name in proposers if name != "none"})
@@ -66,7 +66,7 @@ class Observer:
             self.use_priors(priors)
 
     def see(self, evidence: Evidence) -> None:
-        """Take in what rounds and rows have shown since the last time."""
+        """Adds evidence of rounds and rows."""
         old = self.priors
         costs = old.costs.with_points(evidence.costs) if evidence.costs else old.costs
         if evidence.draft_prefills:
@@ -87,21 +87,22 @@ class Observer:
         )
 
     def _seen(self, name: ProposerName, known: AcceptanceEstimate, evidence: Evidence) -> AcceptanceEstimate:
+        """Returns a proposer's acceptance with this evidence: its counts, or decay while it was idle."""
         if name not in evidence.verified:
             idle = sum(point.rounds for point in evidence.costs)
             return known.discounted(0.5 ** (idle / (STALE * self._half_life))) if idle else known
         counts = evidence.verified[name]
         halvings = max(evidence.rounds.get(name, 0) / self._half_life, counts.drafts / (ROWS * self._half_life))
         keep = 0.5 ** min(halvings, counts.drafts / LEAST_DRAFTS)
-        # A row without a draft of the draft model is one that is still being caught up: that passes.
+        # With the draft model, a row lacks a draft only while it is being caught up, which is no lack of coverage.
         row_rounds = counts.drafts if name == "draft" else evidence.row_rounds.get(name, 0)
         return known.with_counts(counts, row_rounds=row_rounds, keep=keep)
 
     def use_priors(self, priors: Priors) -> None:
-        """What others know: costs and acceptance count where this one has seen little of its own."""
+        """Uses these estimates as priors: they count where this observer has little evidence of its own."""
         own = self.priors
         acceptance = {
-            name: _leaning(known, priors.acceptance[name].as_prior()) if name in priors.acceptance else known
+            name: _with_prior(known, priors.acceptance[name].as_prior()) if name in priors.acceptance else known
             for name, known in own.acceptance.items()
         }
         self.priors = Priors(
@@ -118,7 +119,7 @@ class Observer:
         )
 
     def admit_rows(self, *, queue_depth: float) -> float:
-        """New rows are about to take the free slots: what others have shown says less of them. → their share."""
+        """Discounts the evidence for rows that are about to take the free slots. Returns their share of all rows."""
         known, now = self.priors, self.policy_inputs(queue_depth=queue_depth, plan=None)
         full = max(known.running, min(self._slots, round(queue_depth)))
         if not full:
@@ -137,11 +138,11 @@ class Observer:
         return new
 
     def policy_inputs(self, *, queue_depth: float, plan: SpeculationPlan | None) -> PolicyInputs:
-        """`plan`: the one in force."""
+        """Returns the inputs for a plan. plan: the one in force."""
         known = self.priors
         output = known.output_tokens or self._expected_output
         prompt = known.input_tokens or output
-        if 0 < known.rows < self._slots and known.context:  # the short rows end first; the others say how long they are
+        if 0 < known.rows < self._slots and known.context:  # short rows end first, so running rows correct the mean
             output = max(output, OF_AGE * (known.context - prompt))
         context, behind = known.context or prompt + output / 2, prompt if known.behind is None else known.behind
         return PolicyInputs(
@@ -161,12 +162,13 @@ class Observer:
         )
 
 
-def _leaning(known: AcceptanceEstimate, on: AcceptanceEstimate) -> AcceptanceEstimate:
-    return replace(known, prior=on.prior, prior_coverage=on.prior_coverage)
+def _with_prior(known: AcceptanceEstimate, source: AcceptanceEstimate) -> AcceptanceEstimate:
+    """Returns the estimate with the prior of `source`."""
+    return replace(known, prior=source.prior, prior_coverage=source.prior_coverage)
 
 
 def _last(old: float, total: float, count: int) -> float:
-    """Mean of the new, leaning half on the old."""
+    """Returns the mean of the old value and of total / count; the old value if count is 0."""
     if not count:
         return old
     return total / count if not old else 0.5 * (old + total / count)

@@ -1,4 +1,4 @@
-"""No speculation: plain decoding."""
+"""The policy without speculation: plain decoding."""
 
 from __future__ import annotations
 
@@ -15,4 +15,5 @@ class Off:
     max_k: int = 0
 
     def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
+        """Returns K = 0 for every occupancy."""
         return SpeculationPlan(ks=(0,), proposer="none", queue_depth=inputs.queue_depth, reason="off")

@@ -1,4 +1,4 @@
-"""A plan's reason, as a sentence."""
+"""The reason of a plan, as a sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specpipe.speculation.throughput import ProposerChoice, RemainingWork
 
 
 def plan_reason(best: ProposerChoice, work: RemainingWork, explore: Exploration | None) -> str:
-    """Of what the best proposer would do."""
+    """Returns the reason of the goodput policy's plan: throughput with and without drafts, acceptance, K by rows."""
     proposer, ks, n = best.proposer, best.ks, work.n
     k, rate = int(ks[n]), (1 / best.token_s[:, n]).tolist()
     accepted = work.inputs.acceptance[proposer].conditional(len(rate) - 1)[: min(4, max(1, int(ks.max())))]
@@ -30,7 +30,7 @@ def plan_reason(best: ProposerChoice, work: RemainingWork, explore: Exploration 
 
 
 def _ranges(ks: npt.NDArray[np.int64]) -> str:
-    """As in "1-4: 5, 5-16: 3"."""
+    """Formats K by rows as "1-4: 5, 5-16: 3"."""
     first = [1, *(np.flatnonzero(np.diff(ks[1:])) + 2).tolist()]
     last = [*(row - 1 for row in first[1:]), len(ks) - 1]
     return ", ".join(f"{a}-{b}: {ks[a]}" if b > a else f"{a}: {ks[a]}" for a, b in zip(first, last, strict=True))

@@ -1,4 +1,4 @@
-"""What a policy sees and what it decides."""
+"""Inputs of a policy, and the interface of policies."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specpipe.speculation.cost_table import CostTable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyInputs:
-    """What is known when a plan is made: when a shard is handed out, and every few rounds in the worker.
+    """State of a worker when a plan is made: when a shard is assigned, and every few rounds in the worker.
 
-    Everything in it is past: a choice of K that saw the token just drawn would bias the output.
+    All values are of past rounds. A choice of K that depended on the token just drawn would bias the output.
     """
 
     slots: int
@@ -23,39 +23,40 @@ class PolicyInputs:
     queue_depth: float
     """Rows running + rows waiting in the worker + rows not yet handed out over live workers."""
     acceptance: Mapping[ProposerName, AcceptanceEstimate] = field(default_factory=dict)
-    """Decayed, of every proposer that the worker has; "none" is always there and not listed."""
+    """Decayed acceptance of every proposer of the worker, without "none"."""
     costs: CostTable | None = None
-    """What rounds take on this worker; None before anything was measured."""
+    """Costs of rounds on this worker; None before any measurement."""
     occupancy: int = 0
-    """Rows of the latest round; 0 before any."""
+    """Rows of the latest round; 0 before the first."""
     context: float = 256.0
     """Mean tokens of a running row."""
     input_tokens: float = 256.0
-    """Mean prompt of a row."""
+    """Mean prompt tokens of a row."""
     output_tokens: float = EXPECTED_OUTPUT_TOKENS
     """Mean tokens that a row generates."""
     behind: float = 0.0
-    """Mean tokens of a running row that the draft model has not seen: what turning it on would have to catch up."""
+    """Mean tokens of a running row that are missing in the draft model's KV."""
     left: float = 256.0
     """Mean tokens that a running row may still generate."""
     prefill_budget: int = PREFILL_BUDGET
-    """Tokens that the draft model catches up in a round at most."""
+    """Largest number of tokens that the draft model catches up in a round."""
     rounds: int = 0
-    """That the worker has run."""
+    """Rounds that the worker has run."""
     plan: SpeculationPlan | None = None
-    """The one in force."""
+    """Plan in force."""
 
     @property
     def running(self) -> int:
-        """Rows that run at once: as many as in the latest round, or all slots; fewer where no more rows are left."""
+        """Running rows: those of the latest round, or all slots before it, limited by the rows that are left."""
         return max(1, min(self.occupancy or self.slots, self.slots, round(self.queue_depth)))
 
 
 class Policy(Protocol):
-    """Decides, for each occupancy, which K."""
+    """Chooses K and the proposer for each occupancy."""
 
     @property
     def max_k(self) -> int:
-        """Widest round that any plan of this policy asks for: the engine reserves memory for it."""
+        """Largest K of any plan of this policy; the engine reserves memory for it."""
 
-    def plan(self, inputs: PolicyInputs) -> SpeculationPlan: ...
+    def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
+        """Returns the plan for these inputs. Must depend on nothing else, so that runs can be compared."""

@@ -1,4 +1,4 @@
-"""What a prefill by the draft model takes: something a forward, for launches and weights, and something a token."""
+"""Cost of prefills by the draft model: a price per forward (launches, weights) and a price per token."""
 
 from __future__ import annotations
 
@@ -14,53 +14,55 @@ from specpipe.core import PrefillPoint
 
 Amount = TypeVar("Amount", float, Array)
 TOKENS_OF_A_FORWARD = 256.0
-"""Tokens that take as long as reading the weights does: what a forward of one size alone is taken to be made of."""
-_MEMORY = 32.0  # forwards that the past of a cell counts for at most
-_CREDIBLE = 2.0  # forwards that make a cell count half
-_ODD = 2.0  # times what is expected that a forward is cap_s: it may have met a compiler
+"""Tokens whose arithmetic is assumed to take as long as reading the weights, where all forwards have one size."""
+_MEMORY = 32.0  # largest weight of a cell's history, in forwards
+_CREDIBLE = 2.0  # forwards at which a cell has half its full weight
+_OUTLIER = 2.0  # times the expected seconds at which a forward is clipped: it may include compilation
 _RIDGE = 1e-4
 
 
 class PrefillPrice(NamedTuple):
-    """Seconds."""
+    """Prices of a prefill, in seconds."""
 
     forward: float
     token: float
 
     def seconds(self, tokens: Amount, forwards: Amount) -> Amount:
-        """Of so many forwards with so many tokens together."""
+        """Returns the seconds of these forwards with `tokens` tokens in all."""
         return tokens * self.token + forwards * self.forward
 
 
 class _Cell(NamedTuple):
-    """Forwards of about the same size."""
+    """Mean over forwards of about the same size."""
 
     forwards: float
+    """Weight."""
     tokens: float
-    """Of one."""
+    """Tokens of one forward."""
     seconds: float
-    """Of one."""
+    """Seconds of one forward."""
 
 
 class PrefillCost:
-    """What was measured, by size. Immutable: `with_points` makes a new one."""
+    """Measured prefills by size. Immutable: `with_points` returns a new one."""
 
     def __init__(self, points: Iterable[PrefillPoint] = ()) -> None:
         self._cells: dict[int, _Cell] = {}
-        """By octave of the tokens."""
+        """By octave of tokens."""
         for point in points:
             self._add(point, cap_s=math.inf)
 
     def with_points(self, points: Iterable[PrefillPoint]) -> PrefillCost:
-        """What was known and what was measured since; the past fades."""
+        """Returns the cost with these prefills merged in; history decays."""
         other = PrefillCost()
         other._cells = dict(self._cells)
         for point in points:
             expected = self.price.seconds(float(point.tokens), float(point.forwards)) if self else math.inf
-            other._add(point, cap_s=_ODD * expected)
+            other._add(point, cap_s=_OUTLIER * expected)
         return other
 
     def _add(self, point: PrefillPoint, *, cap_s: float) -> None:
+        """Merges one point in place, its seconds limited to `cap_s`."""
         if point.forwards < 1 or point.tokens < 1 or point.seconds <= 0:
             return
         tokens, seconds = point.tokens / point.forwards, min(point.seconds, cap_s) / point.forwards
@@ -75,14 +77,15 @@ class PrefillCost:
         )
 
     def __bool__(self) -> bool:
-        """Whether anything was measured."""
+        """True if any prefill was measured."""
         return bool(self._cells)
 
     @cached_property
     def price(self) -> PrefillPrice:
-        """Least squares of relative errors over the cells, both prices 0 or more.
+        """Prices of 0 or more that minimise the squared relative errors over the cells.
 
-        A small ridge shares out what forwards of one size cannot tell apart: what large ones take goes to tokens.
+        If all forwards have one size, the two prices cannot be separated. A small ridge then assigns the seconds of
+        large forwards to tokens.
         """
         xx = xy = yy = x1 = y1 = 0.0
         for forwards, tokens, seconds in self._cells.values():
@@ -100,11 +103,12 @@ class PrefillCost:
         return PrefillPrice(TOKENS_OF_A_FORWARD * fixed / over, slope / over)
 
     def to_json(self) -> list[dict[str, float]]:
+        """Returns JSON values for the cost cache; the inverse of `from_json`."""
         return [cell._asdict() for _, cell in sorted(self._cells.items())]
 
     @classmethod
     def from_json(cls, data: Iterable[dict[str, Any]]) -> PrefillCost:
-        """Raises ValueError, KeyError or TypeError for what `to_json` did not write."""
+        """Reads the values of `to_json`. Raises ValueError, KeyError or TypeError for others."""
         made = cls()
         for entry in data:
             cell = _Cell(*(float(entry[name]) for name in _Cell._fields))
@@ -115,5 +119,5 @@ class PrefillCost:
 
 
 def size_octave(tokens: float) -> int:
-    """Octave: forwards of one take about as long as each other."""
+    """Returns the octave of a number of tokens; forwards of one octave share a cell."""
     return round(math.log2(max(1.0, tokens)))

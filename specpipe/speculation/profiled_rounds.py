@@ -1,4 +1,4 @@
-"""The rounds that a worker times before its first row."""
+"""Rounds that a worker times before its first row."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from specpipe.core import ProposerName
 
 PROFILED_CONTEXT = 256
-"""Tokens of KV that each row of a round timed at the start reads. With many rows KV is a fifth of a round, and more of
-plain decoding than of speculation: without it the two could not be compared."""
+"""KV tokens that each row of a profiled round attends to. With many rows, reading KV takes a fifth of a round, and a
+larger share of plain rounds: without it plain and speculative rounds could not be compared."""
 
 
 def rounds_to_profile(slots: int, k: int, proposers: Iterable[ProposerName]) -> list[tuple[int, ProposerName, int]]:
-    """→ (rows, proposer, K) of the rounds worth timing before the first row, the most telling first.
+    """Returns (rows, proposer, K) of the rounds to time, the most informative first.
 
-    One row, all slots, and their geometric mean, plain and with two draft tokens (fewer if K is less): with all slots
-    alone, what a draft step costs in itself and by the row cannot be told apart.
+    Rows: one, all slots, and their geometric mean, so that the fixed cost of a draft step and its cost per row can be
+    separated. K: 0, and 2 or `k` if that is less.
     """
     names: list[ProposerName] = ["none", *(name for name in proposers if name != "none" and k)]
     ends, between = list(dict.fromkeys((1, slots))), round(slots**0.5)

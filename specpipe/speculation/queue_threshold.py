@@ -1,4 +1,4 @@
-"""The classical rule: no speculation for the batch while more than N rows are running."""
+"""The queue-threshold policy: no speculation while more than `threshold` rows run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ class QueueThreshold:
 
     @property
     def max_k(self) -> int:
+        """Widest round: k."""
         return self.k
 
     def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
+        """Returns K = k up to the threshold and 0 above it."""
         speculating = (self.k,) * (min(self.threshold, inputs.slots) + 1)  # occupancies 0 … threshold
         plain = (0,) if self.threshold < inputs.slots else ()
         return SpeculationPlan(

@@ -1,11 +1,12 @@
-"""A physical model of what a round takes: the roofline of a decoder-only pair.
+"""Physical model of a round's seconds: the roofline of a decoder-only pair.
 
 A round of n rows with K draft tokens, T = n·(K + 1) verified tokens, rows c tokens long:
 
     seconds = a + b·T + b'·√T + b"·max(0, T − 192) + d·n·c  +  K·(e + f·n) for a draft model, e + f·n for n-grams
 
-a: the target's weights; b: arithmetic of verified tokens, bent as caches and tiles fill; d: reading a token's KV;
-e, f: the same of the proposer. All coefficients are 0 or more, so the model rises with K, n and c.
+a: reading the target's weights; b, b', b": arithmetic of verified tokens, bent as caches and tiles fill;
+d: reading the KV of one token; e, f: cost of a proposer's step, fixed and per row. All coefficients are 0 or more, so
+the model never decreases in K, n or c.
 """
 
 from __future__ import annotations
@@ -21,42 +22,47 @@ from specpipe.core import ProposerName
 Number = TypeVar("Number", float, Array)
 FEATURES, ARITHMETIC, KV, DRAFT = 9, 1, 2, 3
 LOAD_SLOWDOWN = FEATURES
-"""The coefficient beyond those of a round: by how much more than a rested machine's rounds those of a job take."""
-_LONG = 1024.0  # tokens of context: with rows of one length KV and arithmetic look alike, and arithmetic gets the time
-_RIDGE = 192.0
-_WARM = 64.0  # tokens of which a rested machine gains half of what it gains at most
-_SCATTER, _RESTED = 0.02, 0.15  # of relative errors, and of what a rested machine gains, before it is known
+"""Index of the last coefficient: slowdown of rounds under load against the start-up profile."""
+_LONG = 1024.0  # context tokens from which time is assigned to KV; with rows of one length it looks like arithmetic
+_RIDGE = 192.0  # verified tokens from which arithmetic bounds a round
+_WARM = 64.0  # verified tokens at which half of the slowdown appears
+_SCATTER, _SLOWDOWN = 0.02, 0.15  # prior standard deviations of relative errors and of the slowdown
 _FLAT = 1e-9
-_SHARE_OUT = np.diag([*FEATURES * [1e-3], (_SCATTER / _RESTED) ** 2])
+_SHARE_OUT = np.diag([*FEATURES * [1e-3], (_SCATTER / _SLOWDOWN) ** 2])
 
 
 def one_hot(proposer: ProposerName) -> tuple[float, float]:
-    """1 for the one that drafts, else 0: draft model, n-grams."""
+    """Returns (1, 0) for "draft", (0, 1) for "ngram" and (0, 0) for "none"."""
     return float(proposer == "draft"), float(proposer == "ngram")
 
 
 def model_terms(draft: Number, ngram: Number, k: Number, n: Number, context: Number) -> tuple[Number, ...]:
-    """→ 9: what each coefficient is multiplied by, of one round or of arrays of one shape. draft, ngram: `one_hot`."""
+    """Returns the 9 factors of the coefficients, for one round or elementwise for arrays of one shape.
+
+    draft, ngram: `one_hot`; k: draft tokens; n: rows; context: mean tokens of a row.
+    """
     tokens, speculates = n * (k + 1), (k > 0) * ngram
     beyond = tokens - _RIDGE
     drafted = draft * k
-    root, late = tokens**0.5, (beyond + abs(beyond)) / 2
-    return 0 * k + 1, tokens, n * context, drafted, drafted * n, speculates, speculates * n, root, late
+    root, excess = tokens**0.5, (beyond + abs(beyond)) / 2
+    return 0 * k + 1, tokens, n * context, drafted, drafted * n, speculates, speculates * n, root, excess
 
 
 def slowdown_share(k: float, n: float) -> float:
-    """How much of the shortfall shows in a round of a rested machine: power bounds rounds of many tokens, memory those
-    of few."""
+    """Returns the share of the load slowdown that is missing in a profiled round.
+
+    Rounds of many tokens are bound by power, which an idle machine has in reserve; rounds of few are bound by memory.
+    """
     tokens = n * (k + 1)
     return tokens / (tokens + _WARM)
 
 
 def fit_model(rows: Array, weight: Array, *, near: Array | None = None) -> Array:
-    """rows [cells, 10]: terms / seconds, and −`rested`, or 0 of rounds in a job; weight [cells]. → [10], 0 or more.
+    """Returns the coefficients [10], all 0 or more, with the least squared relative errors.
 
-    Least squares of rows @ x − 1, that is of relative errors. `near`: coefficients that may be close; saves time.
-
-    A small ridge on each coefficient's contribution shares out what the points cannot tell apart.
+    rows [cells, 10]: model terms / seconds, and −`slowdown_share` of profiled rounds or 0; weight [cells]; near [10]:
+    coefficients that are close, to save time. Minimises (rows @ x − 1)², with a small ridge on each contribution for
+    coefficients that the points cannot separate.
     """
     scale = np.maximum(rows.max(axis=0), 1e-30)
     scale[LOAD_SLOWDOWN] = 1.0
@@ -68,7 +74,9 @@ def fit_model(rows: Array, weight: Array, *, near: Array | None = None) -> Array
 
 
 def _least(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
-    """argmin over x ≥ 0 of x·gram·x / 2 − target·x, gram positive definite. free: which of x may be above 0.
+    """Returns argmin over x ≥ 0 of x·gram·x / 2 − target·x for a positive definite gram.
+
+    free: first guess of the entries above 0.
 
     Active sets: Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
     """
@@ -76,7 +84,7 @@ def _least(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
     while x.min() < 0:
         free = free & (x > 0)
         x = _solve(gram, target, free)
-    for _ in range(4 * len(target)):  # as a rule a few
+    for _ in range(4 * len(target)):  # a few in practice
         slope = np.where(free, 0.0, target - gram @ x)
         most = int(np.argmax(slope))
         if slope[most] <= _FLAT:
@@ -95,14 +103,17 @@ def _least(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
 
 
 def _solve(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
-    """Without a bound; what is not free is 0."""
+    """Returns the unbounded minimum over the free entries; the others are 0."""
     at, x = np.flatnonzero(free), np.zeros(len(target))
     x[at] = np.linalg.solve(gram[at[:, None], at], target[at])
     return x
 
 
 def monotone(seconds: Array) -> Array:
-    """The mean of the least rising bound above and the greatest below: rising in both axes, an outlier halved."""
+    """Returns values that do not decrease in either axis: the mean of the least upper and the greatest lower bound.
+
+    An outlier loses half of its excess.
+    """
     above = np.maximum.accumulate(np.maximum.accumulate(seconds, axis=0), axis=1)
     flipped = seconds[::-1, ::-1]
     below = np.minimum.accumulate(np.minimum.accumulate(flipped, axis=0), axis=1)[::-1, ::-1]

@@ -1,4 +1,4 @@
-"""What a run has learnt for its policy: acceptance from all workers together, costs by hardware."""
+"""Estimates of a run for its policy: acceptance over all workers, round costs by hardware."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specpipe.speculation.policy import PolicyInputs
 
 
 class RunEstimates:
-    """The driver's. Constant work for each report, however many workers there are."""
+    """Estimates on the driver. The work of a report does not depend on the number of workers."""
 
     def __init__(
         self,
@@ -23,8 +23,8 @@ class RunEstimates:
         output_tokens: float = EXPECTED_OUTPUT_TOKENS,
         known: Callable[[str], CostTable] = lambda hardware: CostTable(),
     ) -> None:
-        """`known`: what rounds took on some hardware in earlier runs. `output_tokens`: expected of a row before one has
-        ended."""
+        """known: returns the round costs of earlier runs on some hardware. output_tokens: expected length of a row
+        before any has ended."""
         self._observer = Observer(
             slots=slots, proposers=proposers, output_tokens=output_tokens, prefill_budget=prefill_budget
         )
@@ -35,13 +35,13 @@ class RunEstimates:
         """By hardware."""
 
     def admit(self, worker: str, hardware: str, profile: Profile) -> None:
-        """A worker is ready, on such hardware; `profile`: what it timed there at its start."""
+        """Adds a worker that is ready, with its start-up profile."""
         self._hardware[worker] = hardware
         table = self.tables[hardware] if hardware in self.tables else self._known(hardware)
         self.tables[hardware] = table.with_profile(profile)
 
     def see(self, worker: str | None, evidence: Evidence) -> None:
-        """What a worker's rounds have shown; None: those of an earlier start, whose costs are known already."""
+        """Adds evidence of a worker; None for rounds of an earlier start, whose costs are in the cache already."""
         self._observer.see(evidence)
         hardware = self._hardware.get(worker) if worker is not None else None
         if hardware is None:
@@ -54,15 +54,16 @@ class RunEstimates:
         self.tables[hardware] = table
 
     def priors(self, worker: str) -> Priors:
-        """For a worker that is ready."""
+        """Returns the estimates to send with a shard to this worker."""
         return dataclasses.replace(self._observer.priors, costs=self._table(worker))
 
     def policy_inputs(self, worker: str, *, queue_depth: float) -> PolicyInputs:
+        """Returns the inputs for a plan of this worker."""
         found = self._observer.policy_inputs(queue_depth=queue_depth, plan=None)
         return dataclasses.replace(found, costs=self._table(worker) or None)
 
     def hardware(self, worker: str) -> str:
-        """Empty before the worker is ready."""
+        """Returns the name of the worker's hardware; empty before the worker is ready."""
         return self._hardware.get(worker, "")
 
     def _table(self, worker: str) -> CostTable:

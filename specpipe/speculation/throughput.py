@@ -1,6 +1,6 @@
-"""What a policy may expect: tokens of a round, tokens per second, and what is still to be generated.
+"""Expected tokens of a round, seconds per token, and the tokens that remain, by occupancy.
 
-`optimistic` asks what may be for all that is known, rather than what is likely: it decides what is worth a try.
+`optimistic` values are upper bounds that the evidence still allows. They decide which choices are worth a trial.
 Shapes: N slots, K widest round; arrays are indexed by rows running, 0 … N, and by draft tokens, 0 … K.
 """
 
@@ -21,42 +21,44 @@ from specpipe.speculation.cost_table import CostTable
 from specpipe.speculation.policy import PolicyInputs
 
 OPTIMISTIC_ACCEPTANCE = 0.85
-"""Conditional acceptance that a position may turn out to have for all that is known, where little is."""
+"""Optimistic conditional acceptance of a position without observations."""
 OPTIMISTIC_WEIGHT = 16.0
-_FULL = 0.8  # of the present occupancy: fewer rows run only when no more come
+"""Observations at which half of the optimism is left."""
+_FULL = 0.8  # share of the present occupancy below which no new rows are expected
 
 
 class ProposerChoice(NamedTuple):
-    """What one proposer would do."""
+    """Best K of one proposer at every occupancy."""
 
     proposer: ProposerName
     ks: npt.NDArray[np.int64]
-    """[N + 1]."""
+    """[N + 1] draft tokens by occupancy."""
     token_s: Array
-    """[K + 1, N + 1] expected seconds."""
+    """[K + 1, N + 1] expected seconds per token."""
     tokens: tuple[float, ...]
-    """K + 1: expected of a row's round."""
+    """K + 1 values: expected tokens of a row's round."""
     seconds: float
-    """Until all that waits is done."""
+    """Expected seconds until the queue is done."""
 
 
 class RemainingWork(NamedTuple):
-    """Work that the policy inputs leave to be done, by occupancy."""
+    """Tokens that remain to be generated, by occupancy."""
 
     inputs: PolicyInputs
     n: int
-    """Rows that run at once."""
+    """Running rows."""
     ahead: Array
-    """[N + 1] tokens that are still to be generated at each occupancy: the queue's at the present one, then those of
-    the rows that run as they end one after the other, evenly."""
+    """[N + 1] tokens to be generated at each occupancy: those of waiting rows at the present one, then those of running
+    rows, which are assumed to end one after the other at even intervals."""
     new: Array
-    """[N + 1] share of what is generated at each occupancy that belongs to rows which have no slot yet."""
+    """[N + 1] share of those tokens that belongs to rows without a slot yet."""
 
     @classmethod
     def of(cls, inputs: PolicyInputs) -> RemainingWork:
+        """Returns the remaining work that the policy inputs imply."""
         n, rows = inputs.running, _rows(inputs.slots)
         waiting = max(0.0, inputs.queue_depth - n)
-        new_last = min(1.0, waiting / n)  # rows that run to the end are such that wait, or those that run
+        new_last = min(1.0, waiting / n)  # share of waiting rows among those that run last
         last = min(inputs.output_tokens, 2 * inputs.left)
         ahead = rows * ((last + new_last * (inputs.output_tokens - last)) / n)
         ahead[n + 1 :] = 0.0
@@ -67,9 +69,9 @@ class RemainingWork(NamedTuple):
         return cls(inputs, n, ahead, new)
 
 
-@lru_cache(maxsize=64)  # a plan asks for the same several times
+@lru_cache(maxsize=64)  # one plan needs the same values several times
 def expected_tokens(acceptance: AcceptanceEstimate, max_k: int, *, optimistic: bool = False) -> tuple[float, ...]:
-    """→ K + 1: tokens that a row's round of K drafts yields, 1 + coverage · Σ_i Π_{j ≤ i} c_j."""
+    """Returns max_k + 1 values: expected tokens of a row's round of K drafts, 1 + coverage · Σ_i Π_{j ≤ i} c_j."""
     product, tokens = acceptance.coverage, [1.0]
     if optimistic:
         product += (1 - product) * OPTIMISTIC_WEIGHT / (OPTIMISTIC_WEIGHT + acceptance.row_rounds)
@@ -83,7 +85,10 @@ def expected_tokens(acceptance: AcceptanceEstimate, max_k: int, *, optimistic: b
 
 
 def seconds_per_token(proposer: ProposerName, work: RemainingWork, costs: CostTable, tokens: Sequence[float]) -> Array:
-    """→ [K + 1, N + 1], the draft's prefill of new rows paid. Rows 0 read as 1. tokens: `expected_tokens`."""
+    """Returns [K + 1, N + 1], including draft prefills of new rows; column 0 equals column 1.
+
+    tokens: `expected_tokens`.
+    """
     inputs = work.inputs
     grid = costs.grid(proposer=proposer, max_k=len(tokens) - 1, slots=inputs.slots, context=inputs.context)
     token_s = grid.seconds / (np.array(tokens)[:, None] * np.maximum(_rows(inputs.slots), 1.0))
@@ -92,7 +97,7 @@ def seconds_per_token(proposer: ProposerName, work: RemainingWork, costs: CostTa
 
 
 def prefill_s(proposer: ProposerName, inputs: PolicyInputs, costs: CostTable) -> float:
-    """Seconds that the draft's prefill of a new row costs a token of it."""
+    """Returns the seconds of a new row's draft prefill per token of its output."""
     if proposer != "draft":
         return 0.0
     # Rows that get slots together share a forward.
@@ -102,5 +107,5 @@ def prefill_s(proposer: ProposerName, inputs: PolicyInputs, costs: CostTable) ->
 
 @lru_cache(maxsize=16)
 def _rows(slots: int) -> Array:
-    """[N + 1]"""
+    """Returns [N + 1]: 0 … N."""
     return np.arange(slots + 1.0)

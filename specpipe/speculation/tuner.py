@@ -1,4 +1,4 @@
-"""A worker's own tuning: between two shards the policy goes on with what the worker's rounds show."""
+"""Tuning within a worker: new plans between two shards, from the evidence of the worker's own rounds."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from specpipe.speculation.observer import WORKER_HALF_LIFE, Observer, Priors
 from specpipe.speculation.policy import Policy
 
 REPLAN_ROUNDS = 16
-"""Between two plans; fewer at first, when every round teaches much."""
+"""Rounds between two plans; fewer at first, while each round adds much evidence."""
 MOSTLY_NEW = 0.9
-"""With a greater share of new rows no plan is in force: it was made for others."""
-_SHARE = 0.02  # of the time goes into making plans, at most
+"""Share of new rows above which the plan in force gets no hysteresis: it was made for other rows."""
+_SHARE = 0.02  # largest share of time spent on planning
 
 
 def rounds_to_plan(rounds: int) -> int:
-    """From one plan to the next, after so many rounds."""
+    """Returns the rounds from one plan to the next, after this many rounds."""
     return min(REPLAN_ROUNDS, max(1, rounds))
 
 
 class Tuner:
-    """Follows an engine's steps and says which plan is to rule. One owner, no lock."""
+    """Chooses the plan in force from an engine's steps. One owner, no lock."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Tuner:
         prefill_budget: int = PREFILL_BUDGET,
         output_tokens: float = EXPECTED_OUTPUT_TOKENS,
     ) -> None:
-        """`proposers`: those that the engine has. `output_tokens`: expected of a row before one has ended."""
+        """proposers: those of the engine. output_tokens: expected length of a row before any has ended."""
         self._policy = policy
         self._observer = Observer(
             slots=slots,
@@ -46,24 +46,24 @@ class Tuner:
         self._recent, self._unsent = EvidenceLog(), EvidenceLog()
         self._rounds = self._since = 0
         self.queue_depth = 0.0
-        """As the driver said, less the rows that have ended since."""
+        """Queue depth of the last shard order, less the rows that ended since."""
         self.planning_s = 0.0
-        """What making plans has taken so far."""
+        """Seconds spent on planning so far."""
         self._next = 0.0
         self.plan: SpeculationPlan | None = None
-        """The one in force."""
+        """Plan in force."""
 
     def order(self, plan: SpeculationPlan, priors: Priors) -> SpeculationPlan:
-        """A shard has come, with the driver's plan and what the run has learnt → the plan that rules from now on.
+        """Takes in a shard order with the driver's plan and priors. Returns the plan in force from now on.
 
-        It is the policy's again, made here: the worker may know its rows better than the driver does.
+        The policy plans again here, because the worker has newer evidence of its rows than the driver.
         """
         self.queue_depth = plan.queue_depth
         self._observer.use_priors(priors)
         return self._replan(admit_rows=True)
 
     def step(self, step: StepReport) -> SpeculationPlan | None:
-        """A step is over → a new plan, every few rounds, if it differs from the one in force in what it asks for."""
+        """Takes in a finished step. Returns a new plan every few rounds if its K, proposer or trial has changed."""
         self._recent.add(step)
         self._unsent.add(step)
         self.queue_depth = max(0.0, self.queue_depth - len(step.completions))
@@ -73,9 +73,10 @@ class Tuner:
             return None
         before = self.plan
         plan = self._replan()
-        return None if before is not None and _asks(before) == _asks(plan) else plan
+        return None if before is not None and _effect(before) == _effect(plan) else plan
 
     def _replan(self, *, admit_rows: bool = False) -> SpeculationPlan:
+        """Makes a plan from all evidence so far. admit_rows: a shard's rows are about to take the free slots."""
         began = time.perf_counter()
         self._since = 0
         self._observer.see(self._recent.take())
@@ -90,9 +91,10 @@ class Tuner:
         return plan
 
     def evidence(self) -> Evidence:
-        """What the driver has not heard of yet."""
+        """Returns and clears the evidence since the last call, for the driver."""
         return self._unsent.take()
 
 
-def _asks(plan: SpeculationPlan) -> tuple[object, ...]:
+def _effect(plan: SpeculationPlan) -> tuple[object, ...]:
+    """Returns the parts of a plan that change what the engine does."""
     return plan.ks, plan.proposer, plan.explore

@@ -1,4 +1,4 @@
-"""The simulator, and how close goodput comes to an oracle in it. `specpipe bench policy` prints the same figures."""
+"""The simulator, and goodput against its oracle. `specpipe bench policy` prints the same figures."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def scenario(family: str, index: int = 0, among: list[Scenario] = SCENARIOS) -> 
     return next(s for s in among if s.family == family and s.index == index)
 
 
-def hold(results: list[SimulationResult]) -> None:
+def assert_goals_met(results: list[SimulationResult]) -> None:
     """3 % of the oracle in the median, 6 % at the 95th percentile; 3 % of the best fixed K in 99 of 100, 4 % always."""
     oracle = [result.against_oracle for result in results]
     assert np.median(oracle) <= 0.03
@@ -36,30 +36,30 @@ def hold(results: list[SimulationResult]) -> None:
     assert worst.against_fixed <= 0.04, worst
 
 
-def test_there_are_two_hundred_scenarios_and_more() -> None:
+def test_scenario_file_has_over_two_hundred_scenarios() -> None:
     assert len(SCENARIOS) >= 200
     names = [name for name, _ in families(SCENARIOS)]
     assert {"draining queue", "bursts", "shifting shards", "mixed rows", "useless draft"} <= set(names)
     assert sum(int(s.shard[-1]) + 1 for s in SCENARIOS) > 500
 
 
-def test_goodput_holds_its_goals_on_some() -> None:
+def test_goodput_meets_its_goals_on_some_scenarios() -> None:
     some = ("draining queue", "shifting shards", "useless draft", "draft or n-grams")
     results = [simulate(scenario(family)) for family in some]
-    hold(results)
+    assert_goals_met(results)
     assert min(result.rounds for result in results) >= 500
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 1])
-def test_goodput_holds_its_goals_on_all(seed: int | None) -> None:
-    """Seed 1: scenarios on which nothing was tuned."""
+def test_goodput_meets_its_goals_on_all_scenarios(seed: int | None) -> None:
+    """Seed 1 draws scenarios that no constant was tuned on."""
     results = list(simulate_all(load_scenarios(seed=seed)))
-    hold(results)
+    assert_goals_met(results)
     assert min(result.rounds for result in results) >= 500
 
 
-def test_the_same_file_gives_the_same_scenarios_and_the_same_outcome() -> None:
+def test_scenarios_and_results_depend_on_the_seed_alone() -> None:
     again = load_scenarios(str(BUILT_IN), seed=0)
     assert all((a.output == b.output).all() and a.seed == b.seed for a, b in zip(SCENARIOS, again, strict=True))
     others = load_scenarios(seed=1)
@@ -68,7 +68,7 @@ def test_the_same_file_gives_the_same_scenarios_and_the_same_outcome() -> None:
 
 
 def play_out(worker: SimulatedWorker, proposer: ProposerName, k: int, most: int) -> tuple[int, float, Evidence]:
-    """→ tokens of rows that ended, seconds by the stretches, and what they show."""
+    """Plays a run to its end. Returns the tokens of ended rows, the seconds of the segments and their evidence."""
     scenario, log = worker.scenario, RoundLog(worker.scenario, worker.draws)
     tokens, seconds = 0, 0.0
     while worker.admit():
@@ -85,7 +85,7 @@ def play_out(worker: SimulatedWorker, proposer: ProposerName, k: int, most: int)
 @pytest.mark.parametrize("proposer", ["draft", "ngram"])
 @pytest.mark.parametrize("k", [0, 2, 5])
 @pytest.mark.parametrize(("family", "index"), [("draft or n-grams", 1), ("bursts", 0)])
-def test_a_simulated_worker_generates_every_token_once(family: str, index: int, proposer: ProposerName, k: int) -> None:
+def test_simulated_worker_generates_every_token_once(family: str, index: int, proposer: ProposerName, k: int) -> None:
     chosen = scenario(family, index)
     draws = Draws(chosen)
     worker = SimulatedWorker(chosen, draws)
@@ -101,7 +101,7 @@ def test_a_simulated_worker_generates_every_token_once(family: str, index: int, 
 
 
 @pytest.mark.parametrize("family", ["bursts", "mixed rows", "draft or n-grams"])
-def test_rounds_played_in_one_go_lead_to_the_same_decisions(family: str) -> None:
+def test_segments_lead_to_the_same_plans_as_single_rounds(family: str) -> None:
     chosen = scenario(family)
     draws = Draws(chosen)
     runs = [
@@ -117,7 +117,7 @@ def test_rounds_played_in_one_go_lead_to_the_same_decisions(family: str) -> None
     assert together.worker.seconds == pytest.approx(single.worker.seconds)
 
 
-def test_acceptance_is_what_the_dataset_says() -> None:
+def test_measured_acceptance_equals_that_of_the_dataset() -> None:
     chosen = scenario("useless draft")
     _, _, seen = play_out(SimulatedWorker(chosen, Draws(chosen)), "draft", 3, most=16)
     assert seen.verified["draft"].accepted_tokens == 0 < seen.verified["draft"].draft_tokens
@@ -126,7 +126,7 @@ def test_acceptance_is_what_the_dataset_says() -> None:
     assert seen.verified["draft"].conditional == pytest.approx(middle.accepts["draft"][0, :3], abs=0.02)
 
 
-def test_a_draft_that_is_behind_is_caught_up_before_it_drafts() -> None:
+def test_rows_get_drafts_only_after_catching_up() -> None:
     chosen = scenario("draining queue")
     worker = SimulatedWorker(chosen, Draws(chosen))
     worker.admit()
@@ -139,7 +139,7 @@ def test_a_draft_that_is_behind_is_caught_up_before_it_drafts() -> None:
     assert log.evidence().verified["draft"].drafts == np.count_nonzero(worker.behind == 0)
 
 
-def test_rounds_stay_plain_while_too_few_rows_have_caught_up() -> None:
+def test_rounds_stay_plain_until_enough_rows_caught_up() -> None:
     chosen = scenario("draining queue")
     worker = SimulatedWorker(chosen, Draws(chosen))
     worker.admit()
@@ -152,7 +152,7 @@ def test_rounds_stay_plain_while_too_few_rows_have_caught_up() -> None:
     assert played.late is None or np.count_nonzero(played.late) <= 0.1 * played.running[0]
 
 
-def test_a_draft_that_is_on_reads_prompts_beside_the_target() -> None:
+def test_active_draft_reads_prompts_beside_the_target() -> None:
     chosen = scenario("draining queue")
     worker = SimulatedWorker(chosen, Draws(chosen))
     worker.admit()
@@ -162,7 +162,7 @@ def test_a_draft_that_is_on_reads_prompts_beside_the_target() -> None:
 
 
 @pytest.mark.parametrize(("family", "index"), [("bursts", 0), ("few rows", 1), ("draft or n-grams", 0)])
-def test_a_course_is_what_playing_it_round_by_round_comes_to(family: str, index: int) -> None:
+def test_fixed_k_seconds_equal_those_of_played_rounds(family: str, index: int) -> None:
     chosen = scenario(family, index)
     worker = SimulatedWorker(chosen, Draws(chosen))
     while worker.rounds < 50 and worker.admit():
@@ -193,7 +193,7 @@ families:
 """
 
 
-def test_bench_policy_plays_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_bench_policy_accepts_a_scenario_file(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text(SMALL)
     result = CliRunner().invoke(main, ["bench", "policy", "--scenarios", str(path), "--limit", "1", "--json"])
@@ -208,20 +208,22 @@ def test_bench_policy_plays_a_file_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("families:", "family:"), "no 'families'"),
-        (("machines: [m]", "machines: [x]"), "no 'x'"),
+        (("families:", "family:"), "'families' is missing"),
+        (("machines: [m]", "machines: [x]"), "'x' is missing"),
         (("verify: [[1, 0.01], [64, 0.02]]", "verify: fast"), "could not convert"),
-        (("seed: 3", "seed: [3"), "no file of scenarios"),
+        (("seed: 3", "seed: [3"), "not a valid scenario file"),
     ],
 )
-def test_a_file_that_is_no_scenarios_says_what_is_wrong(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+def test_invalid_scenario_file_is_an_error_with_its_reason(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
     path = tmp_path / "own.yaml"
     path.write_text(SMALL.replace(*change))
-    with pytest.raises(JobError, match=r"own\.yaml is no file of scenarios") as error:
+    with pytest.raises(JobError, match=r"own\.yaml is not a valid scenario file") as error:
         load_scenarios(str(path))
     assert message in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_scenario_file_is_an_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"nowhere\.yaml cannot be read"):
         load_scenarios(str(tmp_path / "nowhere.yaml"))
