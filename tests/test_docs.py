@@ -25,7 +25,7 @@ FILES = [*(ROOT / name for name in OTHERS), *(DOCS / name for name in PAGES)]
 TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
 MAX_WORDS = 20_000
 MAX_COLUMNS = 120
-PLACEHOLDERS = {"specpipe/speculation/NAME.py"}
+PLACEHOLDERS = {"specpipe/speculation/policies/NAME.py"}
 
 
 def nav(node: Any) -> list[str]:

@@ -20,7 +20,8 @@ from specpipe.engine.forward.attention_interface import register
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
 from specpipe.pipeline.run.run import execute
-from specpipe.speculation.policy import Policy, PolicyInputs
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.policies.policy import Policy
 
 EXAMPLES = Path(__file__).parents[1] / "docs/examples"
 

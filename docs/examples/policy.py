@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from specpipe.core import ProposerName, SpeculationPlan
-from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,8 +21,8 @@ from specpipe.core import (
     StepReport,
 )
 from specpipe.engine.engine import Engine
-from specpipe.speculation.policy import Policy
-from specpipe.speculation.run_estimates import RunEstimates
+from specpipe.speculation.estimates.run_estimates import RunEstimates
+from specpipe.speculation.policies.policy import Policy
 from specpipe.speculation.tuner import Tuner
 
 _WORKER = "worker"

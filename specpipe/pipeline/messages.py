@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from specpipe.core import Evidence, Profile, Shard, ShardReport, SpeculationPlan
-from specpipe.speculation.observer import Priors
+from specpipe.speculation.estimates.observer import Priors
 from specpipe.telemetry.timeline_interval import TimelineInterval
 
 

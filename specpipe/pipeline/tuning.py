@@ -9,9 +9,9 @@ import pyarrow as pa
 from specpipe.job import JobSpec
 from specpipe.pipeline.prepare import PreparedJob
 from specpipe.pipeline.store.cost_cache import CostCache
-from specpipe.speculation.make_policy import make_policy
-from specpipe.speculation.policy import Policy
-from specpipe.speculation.run_estimates import RunEstimates
+from specpipe.speculation.estimates.run_estimates import RunEstimates
+from specpipe.speculation.policies.make_policy import make_policy
+from specpipe.speculation.policies.policy import Policy
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.shard_table import evidence
 

@@ -15,7 +15,7 @@ from specpipe.report.number_format import decimal, percent
 from specpipe.report.plots import bars_across, plot
 from specpipe.report.run_source import RunSource
 from specpipe.report.timeline_section import timeline_figure
-from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.estimates.cost_table import CostTable
 from specpipe.telemetry.shard_table import total
 
 _MAX_BARS = 7  # fixed K shown beside the run

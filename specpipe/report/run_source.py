@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.estimates.cost_table import CostTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,11 +14,11 @@ from specpipe.simulator.round_log import RoundLog
 from specpipe.simulator.scenarios import Scenario
 from specpipe.simulator.segment import Segment
 from specpipe.simulator.simulated_worker import SimulatedWorker
-from specpipe.speculation.cost_table import CostTable
-from specpipe.speculation.evidence_log import RoundShape, TypicalRounds
-from specpipe.speculation.observer import WORKER_HALF_LIFE, Observer, Priors
-from specpipe.speculation.policy import Policy
-from specpipe.speculation.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
+from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.evidence_log import RoundShape, TypicalRounds
+from specpipe.speculation.estimates.observer import WORKER_HALF_LIFE, Observer, Priors
+from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
+from specpipe.speculation.policies.policy import Policy
 from specpipe.speculation.tuner import MOSTLY_NEW, REPLAN_ROUNDS, rounds_to_plan
 
 _NOISE = 0.03  # standard deviation of measured seconds, log-normal

@@ -11,8 +11,8 @@ from specpipe.core import AcceptanceCounts, Evidence, PrefillPoint, ProposerName
 from specpipe.simulator.draws import Draws, Ints
 from specpipe.simulator.scenarios import Scenario
 from specpipe.simulator.segment import Segment
-from specpipe.speculation.evidence_log import RoundShape, RoundSum
-from specpipe.speculation.prefill_cost import size_octave
+from specpipe.speculation.estimates.evidence_log import RoundShape, RoundSum
+from specpipe.speculation.estimates.prefill_cost import size_octave
 
 
 class RoundLog:

@@ -20,8 +20,8 @@ from specpipe.simulator.oracle import Oracle, RoundChoice
 from specpipe.simulator.policy_run import PolicyRun
 from specpipe.simulator.scenarios import Scenario
 from specpipe.simulator.simulated_worker import SimulatedWorker
-from specpipe.speculation.goodput import Goodput
-from specpipe.speculation.policy import Policy
+from specpipe.speculation.policies.goodput import Goodput
+from specpipe.speculation.policies.policy import Policy
 
 WARM_UP = 50
 _WORTH_A_PROCESS = 8  # scenarios per process, at least

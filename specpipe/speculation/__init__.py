@@ -1,5 +1,5 @@
-"""Speculation policies: the number of draft tokens K and the proposer, by occupancy.
+"""Speculative decoding policies: the number of draft tokens K and the proposer for every number of running rows.
 
-May import core, errors and the cache folder. Begin with policy.py (`PolicyInputs`, `Policy`), then goodput.py, the
-policy that chooses K by expected throughput, and tuner.py, which replans inside a worker.
+May import core and errors. `estimates` holds what past rounds show, `policies` the rules that choose
+K from it, and tuner.py applies a policy inside a worker. Begin with policies/policy.py, then estimates/observer.py.
 """

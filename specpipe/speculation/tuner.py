@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, Evidence, ProposerName, SpeculationPlan, StepReport
-from specpipe.speculation.evidence_log import EvidenceLog
-from specpipe.speculation.observer import WORKER_HALF_LIFE, Observer, Priors
-from specpipe.speculation.policy import Policy
+from specpipe.speculation.estimates.evidence_log import EvidenceLog
+from specpipe.speculation.estimates.observer import WORKER_HALF_LIFE, Observer, Priors
+from specpipe.speculation.policies.policy import Policy
 
 REPLAN_ROUNDS = 16
 """Rounds between two plans; fewer at first, while each round adds much evidence."""

@@ -16,8 +16,8 @@ from specpipe.pipeline.messages import Pool, ShardOrder
 from specpipe.pipeline.run.run import Viewer, execute
 from specpipe.pipeline.store.verify import verify
 from specpipe.pipeline.worker.config import WorkerConfig
-from specpipe.speculation.off import Off
-from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.policies.off import Off
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 FAULTS = ("kill", "exit", "cuda", "oom", "hang", "stop")

@@ -17,7 +17,7 @@ from specpipe.pipeline.run.run import execute
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.report import render_run
 from specpipe.report.goodput_section import compare_with_fixed_k
-from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.estimates.cost_table import CostTable
 
 
 def costs() -> CostTable:

@@ -17,7 +17,7 @@ from specpipe.simulator.round_log import RoundLog
 from specpipe.simulator.scenarios import BUILT_IN, Scenario, families, load_scenarios
 from specpipe.simulator.simulated_worker import SimulatedWorker
 from specpipe.simulator.simulation import SimulationResult, simulate, simulate_all
-from specpipe.speculation.goodput import Goodput
+from specpipe.speculation.policies.goodput import Goodput
 
 SCENARIOS = load_scenarios()
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from specpipe.core import AcceptanceCounts, Completion, Request, SamplingParams, ShardRound, SpeculationPlan, StepReport
-from specpipe.speculation.fixed import Fixed
-from specpipe.speculation.observer import Observer, Priors
-from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.estimates.observer import Observer, Priors
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.policies.fixed import Fixed
 from specpipe.speculation.tuner import REPLAN_ROUNDS, Tuner
 
 ALL_ACCEPTED = AcceptanceCounts(

@@ -29,8 +29,8 @@ from specpipe.pipeline.driver.driver import Driver
 from specpipe.pipeline.messages import ShardOrder
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.store.ledger import read_ledger
-from specpipe.speculation.make_policy import make_policy
-from specpipe.speculation.run_estimates import RunEstimates
+from specpipe.speculation.estimates.run_estimates import RunEstimates
+from specpipe.speculation.policies.make_policy import make_policy
 from specpipe.telemetry.run_summary import RunFacts, summarise
 from specpipe.telemetry.shard_log import ShardLog
 from specpipe.telemetry.shard_record import shard_schema

@@ -15,8 +15,8 @@ from specpipe.pipeline.driver.config import DriverConfig
 from specpipe.pipeline.driver.fleet import Fleet, Member
 from specpipe.pipeline.driver.tasks import Task, TaskQueue
 from specpipe.pipeline.messages import ShardOrder
-from specpipe.speculation.policy import Policy
-from specpipe.speculation.run_estimates import RunEstimates
+from specpipe.speculation.estimates.run_estimates import RunEstimates
+from specpipe.speculation.policies.policy import Policy
 
 # A goodput plan takes the driver half a millisecond: of each window only the first plans are computed, later orders
 # of about the same queue depth share them.

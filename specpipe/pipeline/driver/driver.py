@@ -20,8 +20,8 @@ from specpipe.pipeline.driver.tasks import Task, TaskQueue
 from specpipe.pipeline.failures import EngineError, StaleRunError
 from specpipe.pipeline.logs import with_fields
 from specpipe.pipeline.messages import Pool, ShardOrder, WorkerInfo, WorkerStatus
-from specpipe.speculation.policy import Policy
-from specpipe.speculation.run_estimates import RunEstimates
+from specpipe.speculation.estimates.run_estimates import RunEstimates
+from specpipe.speculation.policies.policy import Policy
 
 log = logging.getLogger(__name__)
 _FINAL_STATUS_S = 2.0  # wait for the final statuses of all workers

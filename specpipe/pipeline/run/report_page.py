@@ -16,7 +16,7 @@ from specpipe.pipeline.run.inspection import view_run
 from specpipe.pipeline.store.folder import COSTS, REPORT, RunFolder
 from specpipe.pipeline.store.manifest import Manifest
 from specpipe.pipeline.store.timeline_file import read_timelines
-from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.estimates.cost_table import CostTable
 
 if TYPE_CHECKING:
     from specpipe.report import ErrorExample, RunSource

@@ -42,7 +42,7 @@ from specpipe.pipeline.store.resume_check import check_resumable
 from specpipe.pipeline.store.timeline_file import TimelineFile
 from specpipe.pipeline.tuning import job_cost_cache, job_estimates, job_policy
 from specpipe.pipeline.worker.config import WorkerConfig
-from specpipe.speculation.run_estimates import RunEstimates
+from specpipe.speculation.estimates.run_estimates import RunEstimates
 from specpipe.telemetry.metrics import run_label
 from specpipe.telemetry.shard_log import ShardLog
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from specpipe import __version__
 from specpipe.cache import cache_folder
-from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.estimates.cost_table import CostTable
 
 log = logging.getLogger(__name__)
 

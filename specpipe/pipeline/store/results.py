@@ -13,7 +13,7 @@ from specpipe.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INCOMPLETE, EXIT_IN
 from specpipe.pipeline.store.folder import COSTS, SHARDS, SUMMARY, RunFolder
 from specpipe.pipeline.store.manifest import Manifest
 from specpipe.pipeline.store.timeline_file import parquet_bytes, peak_of
-from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.estimates.cost_table import CostTable
 from specpipe.telemetry.run_summary import RunFacts, summarise
 
 

@@ -20,7 +20,7 @@ from specpipe.models.source import ModelSource, Role
 from specpipe.pipeline.failures import is_out_of_memory
 from specpipe.pipeline.prepare import find_model
 from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
-from specpipe.speculation.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
+from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 
 if TYPE_CHECKING:
     from specpipe.engine.engine import Engine

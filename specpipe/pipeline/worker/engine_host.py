@@ -20,7 +20,7 @@ from specpipe.pipeline.tuning import job_tuner
 from specpipe.pipeline.worker.build import build_parts
 from specpipe.pipeline.worker.config import WorkerConfig
 from specpipe.pipeline.worker.engine_loop import EngineLoop
-from specpipe.speculation.observer import Priors
+from specpipe.speculation.estimates.observer import Priors
 from specpipe.telemetry.engine_totals import EngineTotals
 from specpipe.telemetry.shard_meter import ShardMeter
 from specpipe.telemetry.timeline_sampler import TimelineSampler

@@ -14,7 +14,7 @@ from specpipe.core import Completion, Evidence, Request, SpeculationPlan, StepRe
 from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
 from specpipe.pipeline.messages import EngineGauges, WorkerStatus
 from specpipe.pipeline.worker.engine_protocol import EngineProtocol, StoppedEngine
-from specpipe.speculation.observer import Priors
+from specpipe.speculation.estimates.observer import Priors
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.engine_totals import EngineTotals
 from specpipe.telemetry.shard_meter import ShardMeter

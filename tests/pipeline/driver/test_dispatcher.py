@@ -12,8 +12,8 @@ from specpipe.pipeline.driver.dispatcher import Dispatched, Dispatcher
 from specpipe.pipeline.driver.fleet import Fleet, Member
 from specpipe.pipeline.driver.tasks import TaskQueue
 from specpipe.pipeline.messages import WorkerInfo
-from specpipe.speculation.policy import PolicyInputs
-from specpipe.speculation.run_estimates import RunEstimates
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.estimates.run_estimates import RunEstimates
 
 
 class Counting:

@@ -14,8 +14,8 @@ from specpipe.pipeline.driver.driver import Driver
 from specpipe.pipeline.driver.progress import Progress, Speed
 from specpipe.pipeline.driver.progress_tracker import EarlierProgress
 from specpipe.pipeline.messages import ShardOrder, WorkerInfo
-from specpipe.speculation.policy import PolicyInputs
-from specpipe.speculation.run_estimates import RunEstimates
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.estimates.run_estimates import RunEstimates
 
 
 class Recording:

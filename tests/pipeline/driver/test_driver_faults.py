@@ -12,7 +12,7 @@ from specpipe.errors import MachineError, ModelError, OutputError, SpecpipeError
 from specpipe.pipeline.failures import EngineError, ShardError, StaleRunError
 from specpipe.pipeline.interrupts import drain_on_interrupt
 from specpipe.pipeline.messages import ShardOrder, WorkerInfo
-from specpipe.speculation.off import Off
+from specpipe.speculation.policies.off import Off
 
 
 def drive(pool: FakePool, count: int = 6, workers: int = 2, **config: object) -> RecordingDriver:

@@ -13,7 +13,7 @@ from specpipe.pipeline.driver.config import Observers
 from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.failures import EngineError, ShardError
 from specpipe.pipeline.messages import ShardOrder, WorkerInfo
-from specpipe.speculation.off import Off
+from specpipe.speculation.policies.off import Off
 
 
 def drive(pool: FakePool, count: int, *, observers: Observers | None = None, **config: object) -> RecordingDriver:

@@ -7,7 +7,7 @@ import pytest
 
 from specpipe.core import CostPoint
 from specpipe.pipeline.store.cost_cache import CostCache
-from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.estimates.cost_table import CostTable
 
 PAIR = {"target": "a" * 40, "draft": "b" * 40}
 TABLE = CostTable([CostPoint(proposer="none", k=0, running=4, context=100, rounds=50, seconds=1.0)])

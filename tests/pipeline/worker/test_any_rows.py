@@ -18,8 +18,8 @@ from specpipe.data.requests.request_builder import input_columns
 from specpipe.pipeline.messages import ShardOrder
 from specpipe.pipeline.store.part_check import PartCheck
 from specpipe.pipeline.worker.worker import Worker
-from specpipe.speculation.off import Off
-from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.policies.off import Off
 
 PLAN = Off().plan(PolicyInputs(slots=3, queue_depth=1.0, acceptance=AcceptanceCounts()))
 

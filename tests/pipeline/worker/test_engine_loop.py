@@ -8,8 +8,8 @@ from support.fake_workers import wait_for
 from specpipe.core import EngineConfig, Request, SamplingParams, SpeculationPlan, StepReport
 from specpipe.pipeline.failures import EngineError
 from specpipe.pipeline.worker.engine_loop import WARM_UP_SHARD, EngineLoop
-from specpipe.speculation.fixed import Fixed
-from specpipe.speculation.observer import Priors
+from specpipe.speculation.estimates.observer import Priors
+from specpipe.speculation.policies.fixed import Fixed
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.timeline_sampler import TimelineSampler
 

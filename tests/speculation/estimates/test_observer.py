@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from specpipe.core import AcceptanceCounts, CostPoint, Evidence
-from specpipe.speculation.observer import WORKER_HALF_LIFE, Observer
-from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.estimates.observer import WORKER_HALF_LIFE, Observer
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 
 ROUNDS = Evidence(
     costs=(CostPoint(proposer="none", k=0, running=6, context=300.0, rounds=16, seconds=0.1),),

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specpipe.core import Exploration
-from specpipe.speculation.throughput import ProposerChoice, RemainingWork
+from specpipe.speculation.policies.throughput import ProposerChoice, RemainingWork
 
 
 def plan_reason(best: ProposerChoice, work: RemainingWork, explore: Exploration | None) -> str:

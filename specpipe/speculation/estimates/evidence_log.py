@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from specpipe.core import AcceptanceCounts, Completion, CostPoint, Evidence, PrefillPoint, ProposerName, StepReport
-from specpipe.speculation.prefill_cost import size_octave
+from specpipe.speculation.estimates.prefill_cost import size_octave
 
 POINTS = 64
 """Largest number of cost points in one Evidence; the rest stays for the next one."""

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from specpipe.core import AcceptanceCounts, CostPoint, PrefillPoint, ProposerName, SpeculationPlan
-from specpipe.speculation.acceptance_estimate import AcceptanceEstimate
-from specpipe.speculation.cost_table import CostTable
-from specpipe.speculation.exploration import EARLY_ROUNDS, RARELY
-from specpipe.speculation.goodput import Goodput
-from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.estimates.acceptance_estimate import AcceptanceEstimate
+from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.policies.exploration import EARLY_ROUNDS, RARELY
+from specpipe.speculation.policies.goodput import Goodput
 
 SLOTS = 64
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specpipe.core import ProposerName
-from specpipe.speculation.fixed import Fixed
-from specpipe.speculation.goodput import Goodput
-from specpipe.speculation.off import Off
-from specpipe.speculation.policy import Policy
-from specpipe.speculation.queue_threshold import QueueThreshold
+from specpipe.speculation.policies.fixed import Fixed
+from specpipe.speculation.policies.goodput import Goodput
+from specpipe.speculation.policies.off import Off
+from specpipe.speculation.policies.policy import Policy
+from specpipe.speculation.policies.queue_threshold import QueueThreshold
 
 
 def make_policy(name: str, *, k: int, max_running: int, proposers: Sequence[ProposerName]) -> Policy:

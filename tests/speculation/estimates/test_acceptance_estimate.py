@@ -1,7 +1,7 @@
 import pytest
 
 from specpipe.core import AcceptanceCounts
-from specpipe.speculation.acceptance_estimate import PRIOR, AcceptanceEstimate
+from specpipe.speculation.estimates.acceptance_estimate import PRIOR, AcceptanceEstimate
 
 
 def counts(reached: tuple[int, ...], accepted: tuple[int, ...]) -> AcceptanceCounts:

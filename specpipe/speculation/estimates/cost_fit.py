@@ -14,8 +14,16 @@ import numpy.typing as npt
 
 from specpipe.arrays import Array
 from specpipe.core import ProposerName
-from specpipe.speculation.cost_cells import MEMORY, SHORT, CostCells, proposer_code
-from specpipe.speculation.round_model import FEATURES, KV, LOAD_SLOWDOWN, fit_model, model_terms, monotone, one_hot
+from specpipe.speculation.estimates.cost_cells import MEMORY, SHORT, CostCells, proposer_code
+from specpipe.speculation.estimates.round_model import (
+    FEATURES,
+    KV,
+    LOAD_SLOWDOWN,
+    fit_model,
+    model_terms,
+    monotone,
+    one_hot,
+)
 
 _REFIT_SHARE = 1 / 8  # new rounds over all rounds from which the model is fitted again
 _CREDIBLE = 4.0  # rounds at which a cell has half its full weight in the fit

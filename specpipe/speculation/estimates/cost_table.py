@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from specpipe.core import CostPoint, PrefillPoint, Profile, ProposerName
-from specpipe.speculation.cost_cells import CellKey, CostCell, CostCells, cell_key
-from specpipe.speculation.cost_fit import CostFit, CostGrid
-from specpipe.speculation.prefill_cost import TOKENS_OF_A_FORWARD, PrefillCost, PrefillPrice
-from specpipe.speculation.round_model import DRAFT
+from specpipe.speculation.estimates.cost_cells import CellKey, CostCell, CostCells, cell_key
+from specpipe.speculation.estimates.cost_fit import CostFit, CostGrid
+from specpipe.speculation.estimates.prefill_cost import TOKENS_OF_A_FORWARD, PrefillCost, PrefillPrice
+from specpipe.speculation.estimates.round_model import DRAFT
 
 _VERSION = 2
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from specpipe.core import AcceptanceCounts, Completion, PrefillPoint, Request, SamplingParams, ShardRound, StepReport
-from specpipe.speculation.evidence_log import POINTS, EvidenceLog, RoundShape, TypicalRounds
+from specpipe.speculation.estimates.evidence_log import POINTS, EvidenceLog, RoundShape, TypicalRounds
 
 COUNTS = AcceptanceCounts(
     drafts=2, draft_tokens=4, accepted_tokens=1, reached_per_position=(2, 1), accepted_per_position=(1, 0)

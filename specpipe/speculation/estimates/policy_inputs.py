@@ -1,39 +1,38 @@
-"""Inputs of a policy, and the interface of policies."""
+"""Inputs of a policy: the worker's state and the estimates from past rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, ProposerName, SpeculationPlan
-from specpipe.speculation.acceptance_estimate import AcceptanceEstimate
-from specpipe.speculation.cost_table import CostTable
+from specpipe.speculation.estimates.acceptance_estimate import AcceptanceEstimate
+from specpipe.speculation.estimates.cost_table import CostTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyInputs:
-    """State of a worker when a plan is made: when a shard is assigned, and every few rounds in the worker.
+    """State of a worker when a plan is made: for each shard by the driver, and every few rounds in the worker.
 
-    All values are of past rounds. A choice of K that depended on the token just drawn would bias the output.
+    All values come from past rounds. A choice of K that depended on the token just drawn would bias the output.
     """
 
     slots: int
-    """Rows that the worker generates at once."""
+    """Slots of the worker: the most rows that run at once."""
     queue_depth: float
     """Rows running + rows waiting in the worker + rows not yet handed out over live workers."""
     acceptance: Mapping[ProposerName, AcceptanceEstimate] = field(default_factory=dict)
     """Decayed acceptance of every proposer of the worker, without "none"."""
     costs: CostTable | None = None
-    """Costs of rounds on this worker; None before any measurement."""
+    """Round costs of this worker; None before any measurement."""
     occupancy: int = 0
-    """Rows of the latest round; 0 before the first."""
+    """Rows of the latest round; 0 before any."""
     context: float = 256.0
     """Mean tokens of a running row."""
     input_tokens: float = 256.0
     """Mean prompt tokens of a row."""
     output_tokens: float = EXPECTED_OUTPUT_TOKENS
-    """Mean tokens that a row generates."""
+    """Mean generated tokens of a row."""
     behind: float = 0.0
     """Mean tokens of a running row that are missing in the draft model's KV."""
     left: float = 256.0
@@ -43,20 +42,9 @@ class PolicyInputs:
     rounds: int = 0
     """Rounds that the worker has run."""
     plan: SpeculationPlan | None = None
-    """Plan in force."""
+    """The plan in force."""
 
     @property
     def running(self) -> int:
         """Running rows: those of the latest round, or all slots before it, limited by the rows that are left."""
         return max(1, min(self.occupancy or self.slots, self.slots, round(self.queue_depth)))
-
-
-class Policy(Protocol):
-    """Chooses K and the proposer for each occupancy."""
-
-    @property
-    def max_k(self) -> int:
-        """Largest K of any plan of this policy; the engine reserves memory for it."""
-
-    def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
-        """Returns the plan for these inputs. Must depend on nothing else, so that runs can be compared."""

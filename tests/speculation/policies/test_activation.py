@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from specpipe.arrays import Array
-from specpipe.speculation.activation import HORIZON, PREMIUM, Activation, plan_activation
-from specpipe.speculation.policy import PolicyInputs
-from specpipe.speculation.prefill_cost import PrefillPrice
-from specpipe.speculation.throughput import RemainingWork
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.estimates.prefill_cost import PrefillPrice
+from specpipe.speculation.policies.activation import HORIZON, PREMIUM, Activation, plan_activation
+from specpipe.speculation.policies.throughput import RemainingWork
 
 SLOTS = 64
 TOKEN_S = 1e-6

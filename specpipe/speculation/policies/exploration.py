@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from specpipe.core import Exploration, ProposerName
-from specpipe.speculation.cost_table import CostTable
-from specpipe.speculation.policy import PolicyInputs
-from specpipe.speculation.throughput import ProposerChoice, RemainingWork, expected_tokens, prefill_s
+from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.policies.throughput import ProposerChoice, RemainingWork, expected_tokens, prefill_s
 
 EXPLORE_SHARE = 0.01
 """Largest share of rounds spent on trials. Of the seconds, with catching up, at most half of this share is lost."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, Evidence, ProposerName, SpeculationPlan
-from specpipe.speculation.acceptance_estimate import AcceptanceEstimate
-from specpipe.speculation.cost_table import CostTable
-from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.estimates.acceptance_estimate import AcceptanceEstimate
+from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 
 DRIVER_HALF_LIFE = 4096.0
 WORKER_HALF_LIFE = 16.0

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specpipe.core import PrefillPoint
-from specpipe.speculation.prefill_cost import PrefillCost
+from specpipe.speculation.estimates.prefill_cost import PrefillCost
 
 FORWARD, TOKEN = 1.2e-3, 3.5e-6
 

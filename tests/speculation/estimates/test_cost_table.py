@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from specpipe.core import CostPoint, PrefillPoint, Profile, ProposerName
-from specpipe.speculation.cost_table import CostTable
-from specpipe.speculation.round_model import FEATURES, model_terms, monotone
+from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.round_model import FEATURES, model_terms, monotone
 
 
 def truth(k: int, n: int, context: float = 256.0) -> float:

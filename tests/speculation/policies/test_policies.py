@@ -1,9 +1,9 @@
 import pytest
 
-from specpipe.speculation.fixed import Fixed
-from specpipe.speculation.off import Off
-from specpipe.speculation.policy import PolicyInputs
-from specpipe.speculation.queue_threshold import QueueThreshold
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.policies.fixed import Fixed
+from specpipe.speculation.policies.off import Off
+from specpipe.speculation.policies.queue_threshold import QueueThreshold
 
 
 def inputs(slots: int = 8, queue_depth: float = 12.5) -> PolicyInputs:

@@ -12,12 +12,12 @@ import numpy as np
 
 from specpipe.arrays import Array
 from specpipe.core import Exploration, ProposerName, SpeculationPlan
-from specpipe.speculation.activation import plan_activation
-from specpipe.speculation.cost_table import CostTable
-from specpipe.speculation.exploration import EARLY_ROUNDS, EARLY_SHARE, EXPLORE_SHARE, explore, trial_tokens
-from specpipe.speculation.plan_reason import plan_reason
-from specpipe.speculation.policy import PolicyInputs
-from specpipe.speculation.throughput import ProposerChoice, RemainingWork, expected_tokens, seconds_per_token
+from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.policies.activation import plan_activation
+from specpipe.speculation.policies.exploration import EARLY_ROUNDS, EARLY_SHARE, EXPLORE_SHARE, explore, trial_tokens
+from specpipe.speculation.policies.plan_reason import plan_reason
+from specpipe.speculation.policies.throughput import ProposerChoice, RemainingWork, expected_tokens, seconds_per_token
 
 HYSTERESIS = 0.02
 """Relative gain from which the plan in force is replaced."""

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, Evidence, Profile, ProposerName
-from specpipe.speculation.cost_table import CostTable
-from specpipe.speculation.observer import Observer, Priors
-from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.observer import Observer, Priors
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 
 
 class RunEstimates:

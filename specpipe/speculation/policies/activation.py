@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specpipe.arrays import Array
-from specpipe.speculation.policy import PolicyInputs
-from specpipe.speculation.prefill_cost import PrefillPrice
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.estimates.prefill_cost import PrefillPrice
 
 HORIZON = 256.0
 """Rounds whose expected savings may pay for catching up. Acceptance drifts: rows that accept little stay longest."""

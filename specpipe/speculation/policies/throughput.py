@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from specpipe.arrays import Array
 from specpipe.core import ProposerName, admission_batch
-from specpipe.speculation.acceptance_estimate import AcceptanceEstimate
-from specpipe.speculation.cost_table import CostTable
-from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.estimates.acceptance_estimate import AcceptanceEstimate
+from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 
 OPTIMISTIC_ACCEPTANCE = 0.85
 """Optimistic conditional acceptance of a position without observations."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specpipe.speculation.round_model import FEATURES, LOAD_SLOWDOWN, _least, fit_model, model_terms
+from specpipe.speculation.estimates.round_model import FEATURES, LOAD_SLOWDOWN, _least, fit_model, model_terms
 
 
 def test_the_fit_is_the_least_over_coefficients_that_are_not_negative() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from specpipe.arrays import Array
 from specpipe.core import CostPoint, ProposerName
-from specpipe.speculation.round_model import FEATURES, model_terms, one_hot, slowdown_share
+from specpipe.speculation.estimates.round_model import FEATURES, model_terms, one_hot, slowdown_share
 
 MEMORY = 64.0
 """Largest weight of a cell's history, in rounds. A cell follows drift within about as many."""

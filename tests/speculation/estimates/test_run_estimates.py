@@ -2,8 +2,8 @@
 
 from specpipe.core import AcceptanceCounts, CostPoint, Evidence, Profile
 from specpipe.pipeline.messages import WorkerInfo
-from specpipe.speculation.cost_table import CostTable
-from specpipe.speculation.run_estimates import RunEstimates
+from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.run_estimates import RunEstimates
 
 COUNTS = AcceptanceCounts(drafts=100, reached_per_position=(100,), accepted_per_position=(20,))
 

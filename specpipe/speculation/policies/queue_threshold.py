@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specpipe.core import ProposerName, SpeculationPlan
-from specpipe.speculation.policy import PolicyInputs
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

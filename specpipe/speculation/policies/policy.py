@@ -1,0 +1,19 @@
+"""Protocol of a speculation policy."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from specpipe.core import SpeculationPlan
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+
+
+class Policy(Protocol):
+    """Chooses K and the proposer for every number of running rows."""
+
+    @property
+    def max_k(self) -> int:
+        """Largest K of any plan; the engine reserves memory for it."""
+
+    def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
+        """Returns the plan for these inputs. Must depend on nothing else, so that runs can be compared."""
