@@ -1,4 +1,4 @@
-"""Caches lie where the user, or the system's custom, says."""
+"""Location of the cache folder."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from specpipe.cache import cache_folder
 
 
-def test_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_follows_environment_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECPIPE_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
     monkeypatch.delenv("SPECPIPE_CACHE")

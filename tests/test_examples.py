@@ -1,4 +1,4 @@
-"""The examples that CONTRIBUTING.md shows work."""
+"""The examples of CONTRIBUTING.md run."""
 
 import importlib.util
 from pathlib import Path
@@ -46,7 +46,7 @@ def tokens(engine: Engine, chosen: SpeculationPlan) -> list[tuple[int, ...]]:
     return [completion.token_ids for completion in drain(engine)]
 
 
-def test_a_policy_of_ones_own_changes_k_and_no_token(model: torch.nn.Module) -> None:
+def test_custom_policy_changes_k_and_no_token(model: torch.nn.Module) -> None:
     policy: Policy = example("policy").Taper(k=4, proposer="ngram")
     chosen = policy.plan(PolicyInputs(slots=3, queue_depth=2.0))
     assert [chosen.k_for(running) for running in (1, 2, 3, 9)] == [3, 1, 0, 0]
@@ -54,9 +54,7 @@ def test_a_policy_of_ones_own_changes_k_and_no_token(model: torch.nn.Module) -> 
     assert tokens(make_engine(model, proposer="ngram", max_k=policy.max_k), chosen) == plain
 
 
-def test_a_proposer_of_ones_own_is_asked_and_loses_nothing(
-    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_custom_proposer_drafts_and_loses_no_row(model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = tokens(make_engine(model, proposer="none"), plan(0, proposer="none"))
     monkeypatch.setattr("specpipe.engine.proposers.make_proposers.NGramProposer", example("proposer").Repeat)
     engine = make_engine(model, proposer="ngram")
@@ -66,7 +64,7 @@ def test_a_proposer_of_ones_own_is_asked_and_loses_nothing(
     assert sum(completion.draft_tokens for completion in completions) > 5 * 15  # it always has three to offer
 
 
-def test_a_format_of_ones_own_is_planned_read_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_format_is_planned_read_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(table_formats.FORMATS, "orc", example("dataset_format").ORC)
     monkeypatch.setitem(input_files._EXTENSIONS, "orc", "orc")
     prompts = [f"prompt {i}" for i in range(3000)]

@@ -1,4 +1,4 @@
-"""Imports go one way, and loading one part does not load what it has no business with."""
+"""Import rules: each part imports only the parts below it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_package_of_the_pipeline_imports_only_what_lies_below_it(package: str)
     assert not [f"{path.relative_to(ROOT)}: {name}" for path, name in names if not is_within(name, below)]
 
 
-def test_no_part_is_forgotten() -> None:
+def test_import_rules_cover_every_part() -> None:
     found = [*(ROOT / "specpipe").glob("*.py"), *(path.parent for path in (ROOT / "specpipe").glob("*/__init__.py"))]
     parts = {f"specpipe.{path.stem}" for path in found if not path.stem.startswith("__")}
     assert parts | {"specpipe_kernels"} == {part for part in ALLOWED if part.count(".") < 2}

@@ -1,4 +1,4 @@
-"""Where the files of infra/ are, and the versions that they must agree with."""
+"""Fixtures: the folder infra/ and the version of Ray in its image."""
 
 from pathlib import Path
 
@@ -14,6 +14,6 @@ def infra() -> Path:
 
 @pytest.fixture(scope="session")
 def ray_version() -> str:
-    """The one that the image installs."""
+    """Version of Ray that the image installs."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return next(line.removeprefix("ray==") for line in lines if line.startswith("ray=="))

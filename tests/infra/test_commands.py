@@ -1,4 +1,4 @@
-"""Every command in infra/ is one that its program takes."""
+"""Commands in infra/ are valid for their programs."""
 
 import re
 import shlex
@@ -55,28 +55,28 @@ def cron_line(infra: Path) -> str:
     return line
 
 
-def test_every_command_is_understood(infra: Path) -> None:
+def test_commands_of_all_files_parse(infra: Path) -> None:
     found = list(commands(infra))
     assert len(found) >= 8
     for words in found:
         parse(words)
 
 
-def test_what_does_not_exist_is_not_understood() -> None:
+def test_unknown_commands_and_options_do_not_parse() -> None:
     with pytest.raises(click.UsageError):
         parse(["ray", "job", "submit", "--wait-for-me", "--", "specpipe", "run"])
     with pytest.raises(click.UsageError):
         parse(["ray", "job", "submit", "--", "specpipe", "eval", "walk"])
 
 
-def test_schedules_mean_half_past_two(infra: Path) -> None:
+def test_schedules_run_at_half_past_two(infra: Path) -> None:
     cron = yaml.safe_load((infra / "kubernetes/nightly.yaml").read_text(encoding="utf-8"))
     for schedule in (cron["spec"]["schedule"], " ".join(cron_line(infra).split()[:5])):
         assert croniter.expand(schedule)[0][:2] == [[30], [2]]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd's own checker")
-def test_systemd_takes_the_units(infra: Path, tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(infra: Path, tmp_path: Path) -> None:
     for name in ("specpipe-nightly.service", "specpipe-nightly.timer"):
         text = (infra / "schedule" / name).read_text(encoding="utf-8")
         (tmp_path / name).write_text(

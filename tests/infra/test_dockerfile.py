@@ -1,4 +1,4 @@
-"""The image: linted, not root, pinned, without weights."""
+"""The image: linted, not root, pinned versions, no weights."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ def test_hadolint_finds_nothing(infra: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_it_runs_as_a_user_by_number_and_installs_what_is_pinned(infra: Path) -> None:
+def test_image_runs_as_numeric_user_with_pinned_packages(infra: Path) -> None:
     text = (infra / "Dockerfile").read_text(encoding="utf-8")
     final = text.split("\nFROM ")[-1]
     users = re.findall(r"^USER (.+)$", final, re.MULTILINE)
@@ -21,7 +21,7 @@ def test_it_runs_as_a_user_by_number_and_installs_what_is_pinned(infra: Path) ->
     assert installs and all("--constraint constraints.txt" in install for install in installs)
 
 
-def test_it_copies_the_package_and_nothing_else(infra: Path) -> None:
+def test_image_copies_only_the_package(infra: Path) -> None:
     text = (infra / "Dockerfile").read_text(encoding="utf-8")
     copied = [
         source for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE) for source in line.split()[:-1]

@@ -23,7 +23,7 @@ def documents(infra: Path) -> list[dict[str, Any]]:
 
 
 def pod_templates(node: Any) -> Iterator[dict[str, Any]]:
-    """Every pod template below, in whatever kind."""
+    """Yields every pod template within a document."""
     if isinstance(node, dict):
         if "template" in node and "containers" in node["template"].get("spec", {}):
             yield node["template"]
@@ -38,14 +38,14 @@ def validate(document: dict[str, Any]) -> None:
     kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
-def test_kinds_of_kubernetes_fit_its_schema(infra: Path) -> None:
+def test_kubernetes_objects_match_its_schema(infra: Path) -> None:
     checked = [document for document in documents(infra) if document["apiVersion"] in CORE]
     assert {document["kind"] for document in checked} == {"CronJob", "PersistentVolumeClaim"}
     for document in checked:
         validate(document)
 
 
-def test_a_field_that_does_not_exist_would_be_found(infra: Path) -> None:
+def test_unknown_field_does_not_match_the_schema(infra: Path) -> None:
     (cron,) = (document for document in documents(infra) if document["kind"] == "CronJob")
     wrong = copy.deepcopy(cron)
     wrong["spec"]["concurencyPolicy"] = wrong["spec"].pop("concurrencyPolicy")
@@ -53,7 +53,7 @@ def test_a_field_that_does_not_exist_would_be_found(infra: Path) -> None:
         validate(wrong)
 
 
-def test_every_pod_is_a_valid_one_that_is_not_root(infra: Path) -> None:
+def test_every_pod_is_valid_and_not_root(infra: Path) -> None:
     templates = [template for document in documents(infra) for template in pod_templates(document)]
     assert len(templates) == 5
     for template in templates:
@@ -63,7 +63,7 @@ def test_every_pod_is_a_valid_one_that_is_not_root(infra: Path) -> None:
         assert all(c["securityContext"]["allowPrivilegeEscalation"] is False for c in template["spec"]["containers"])
 
 
-def test_clusters_run_the_ray_of_the_image_and_ask_for_a_token(infra: Path, ray_version: str) -> None:
+def test_clusters_use_the_image_ray_version_and_tokens(infra: Path, ray_version: str) -> None:
     kinds = {document["kind"]: document["spec"] for document in documents(infra)}
     for spec in (kinds["RayCluster"], kinds["RayJob"]["rayClusterSpec"]):
         assert spec["rayVersion"] == ray_version
@@ -73,19 +73,19 @@ def test_clusters_run_the_ray_of_the_image_and_ask_for_a_token(infra: Path, ray_
     assert images == {launcher["docker"]["image"]}
 
 
-def test_the_schedule_lets_no_two_evaluations_overlap(infra: Path) -> None:
+def test_schedule_forbids_overlapping_evaluations(infra: Path) -> None:
     (cron,) = (document["spec"] for document in documents(infra) if document["kind"] == "CronJob")
     assert cron["concurrencyPolicy"] == "Forbid"
 
 
-def test_the_launcher_file_fits_rays_own_schema(infra: Path) -> None:
+def test_launcher_file_matches_the_schema_of_ray(infra: Path) -> None:
     config = yaml.safe_load((infra / "cluster.yaml").read_text(encoding="utf-8"))
     validate_config(prepare_config(config))
     with pytest.raises(ValidationError):
         validate_config({**prepare_config(config), "head_node": "x"})
 
 
-def test_the_nightly_job_loads_and_writes_to_shared_storage_alone(infra: Path) -> None:
+def test_nightly_job_loads_and_writes_to_shared_storage_only(infra: Path) -> None:
     job = load_eval_job(str(infra / "schedule/nightly.yaml"))
     assert job.folder.startswith("/shared/runs/nightly-")
     assert str(job.evaluation.history).startswith("/shared/")

@@ -1,4 +1,4 @@
-"""Prometheus and Grafana: every query parses, and asks for metrics and labels that specpipe exports."""
+"""Prometheus and Grafana: every query parses and uses metrics and labels that specpipe exports."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def queries(infra: Path) -> Iterator[str]:
 
 
 def check(query: str) -> set[str]:
-    """The series that a query reads. Raises for one that nothing exports, or a label that it has not."""
+    """Returns the series that a query reads. Raises for a series or a label that is not exported."""
     shown = str(promql_parser.parse(query.replace("$run", "any")))
     read = set(re.findall(r"\bray_\w+", shown))
     assert read and read <= SERIES.keys(), f"{query}: {read - SERIES.keys()}"
@@ -46,7 +46,7 @@ def check(query: str) -> set[str]:
     return read
 
 
-def test_every_query_reads_what_is_exported(infra: Path) -> None:
+def test_every_query_reads_exported_series(infra: Path) -> None:
     read = set.union(*(check(query) for query in queries(infra)))
     shown = {name.removesuffix("_bucket") for name in read}
     assert shown == {metric.exported for metric in METRICS}  # and all of it is looked at somewhere
@@ -55,12 +55,12 @@ def test_every_query_reads_what_is_exported(infra: Path) -> None:
 @pytest.mark.parametrize(
     "query", ["sum(ray_specpipe_token_total)", "sum by (shard) (ray_specpipe_k)", 'ray_specpipe_k{shard="3"}']
 )
-def test_a_query_for_something_else_would_be_found(query: str) -> None:
+def test_query_of_an_unknown_series_is_found(query: str) -> None:
     with pytest.raises(AssertionError):
         check(query)
 
 
-def test_panels_have_their_own_ids_and_do_not_overlap(infra: Path) -> None:
+def test_panels_have_unique_ids_and_do_not_overlap(infra: Path) -> None:
     panels = dashboard(infra)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken = [
@@ -72,7 +72,7 @@ def test_panels_have_their_own_ids_and_do_not_overlap(infra: Path) -> None:
     assert len(set(taken)) == len(taken) and max(x for x, _ in taken) < 24
 
 
-def test_legends_and_alerts_name_labels_that_are_there(infra: Path) -> None:
+def test_legends_and_alerts_name_existing_labels(infra: Path) -> None:
     labels = {label for metric in METRICS for label in metric.labels}
     text = (infra / "monitoring/alerts.yml").read_text(encoding="utf-8")
     legends = [target["legendFormat"] for panel in dashboard(infra)["panels"] for target in panel["targets"]]
@@ -80,7 +80,7 @@ def test_legends_and_alerts_name_labels_that_are_there(infra: Path) -> None:
     assert {name for legend in legends for name in re.findall(r"{{(\w+)}}", legend)} <= labels
 
 
-def test_prometheus_scrapes_rays_own_list_and_the_pods_port(infra: Path) -> None:
+def test_prometheus_scrapes_ray_target_list_and_pod_port(infra: Path) -> None:
     config = yaml.safe_load((infra / "monitoring/prometheus.yml").read_text(encoding="utf-8"))
     assert [job["job_name"] for job in config["scrape_configs"]] == ["ray", "ray-pods"]
     assert config["rule_files"] == ["alerts.yml"]

@@ -1,4 +1,4 @@
-"""A cluster of two nodes on this machine, and jobs that are submitted to it from outside."""
+"""Jobs submitted from outside to a cluster of two nodes on this machine."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from specpipe.telemetry.metrics import METRICS
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 # Counters that stay at 0 while nothing goes wrong.
-NOTHING_WENT_WRONG = {f"ray_specpipe_{name}_total" for name in ("shard_retries", "worker_losses", "preemptions")}
+FAILURE_COUNTERS = {f"ray_specpipe_{name}_total" for name in ("shard_retries", "worker_losses", "preemptions")}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def cluster() -> Iterator[RayCluster]:
 
 
 def job_folder(folder: Path, rows: int = 8, **output: object) -> Path:
-    """What `ray job submit --working-dir` sends: a job file. Its data lies where both nodes see it."""
+    """Returns a working directory for `ray job submit` with a job file; both nodes can read the data."""
     sent = folder / "sent"
     sent.mkdir()
     prompts = [f"What is {i} plus {i % 7}?" for i in range(rows)]
@@ -50,12 +50,12 @@ def job_folder(folder: Path, rows: int = 8, **output: object) -> Path:
 
 
 def run(*changes: str) -> list[str]:
-    """The submitted command."""
+    """Returns the submitted command."""
     command = ["--", "python", "-m", "specpipe", "run", "job.yaml"]
     return command + [part for change in changes for part in ("--set", change)]
 
 
-def test_a_job_from_outside_runs_and_its_exit_code_is_told(cluster: RayCluster, tmp_path: Path) -> None:
+def test_submitted_job_runs_and_reports_its_exit_code(cluster: RayCluster, tmp_path: Path) -> None:
     sent = job_folder(tmp_path, path=str(tmp_path / "out"))
     done = cluster.submit("--working-dir", sent, *run("sampling.max_new_tokens=20"))
     assert done.returncode == 0 and "complete" in done.stdout, done.stdout + done.stderr
@@ -81,10 +81,10 @@ def exported(port: int) -> str:
         return page.read().decode()
 
 
-def test_a_live_run_is_seen_in_metrics_and_refuses_a_second_start(cluster: RayCluster, tmp_path: Path) -> None:
+def test_live_run_exports_metrics_and_refuses_a_second_start(cluster: RayCluster, tmp_path: Path) -> None:
     sent = job_folder(tmp_path, rows=400, path=str(tmp_path / "out"))
     live = cluster.start_submit("--submission-id", "live", "--working-dir", sent, *run())
-    names = {metric.exported for metric in METRICS} - NOTHING_WENT_WRONG
+    names = {metric.exported for metric in METRICS} - FAILURE_COUNTERS
 
     def all_there() -> bool:
         assert live.poll() is None, live.communicate()
@@ -118,7 +118,7 @@ def test_logs_of_a_cluster_are_json(cluster: RayCluster, tmp_path: Path) -> None
     assert {record["worker"] for record in mine} <= {"worker-0", "worker-1"}
 
 
-def test_who_has_not_the_clusters_token_is_told_so(cluster: RayCluster, tmp_path: Path) -> None:
+def test_client_without_the_token_gets_a_clear_error(cluster: RayCluster, tmp_path: Path) -> None:
     sent = job_folder(tmp_path, path=str(tmp_path / "out"))
     command = [sys.executable, "-m", "specpipe", "run", str(sent / "job.yaml")]
     env = cluster.env | {"RAY_ADDRESS": f"127.0.0.1:{cluster.gcs}", "RAY_AUTH_TOKEN": "another"}
@@ -127,7 +127,7 @@ def test_who_has_not_the_clusters_token_is_told_so(cluster: RayCluster, tmp_path
     assert "Traceback" not in done.stderr
 
 
-def test_the_nightly_evaluation_runs_as_it_is_submitted(cluster: RayCluster, tmp_path: Path) -> None:
+def test_nightly_evaluation_runs_as_submitted(cluster: RayCluster, tmp_path: Path) -> None:
     nightly = yaml.safe_load((ROOT / "infra/schedule/nightly.yaml").read_text(encoding="utf-8"))
     tiny = yaml.safe_load((ROOT / "jobs/eval-tiny.yaml").read_text(encoding="utf-8"))
     place = str(tmp_path / "runs")

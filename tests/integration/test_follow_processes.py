@@ -1,4 +1,4 @@
-"""`specpipe show --follow` in a process of its own, beside a real run in another."""
+"""`specpipe show --follow` in one process and a real run in another."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.timeout(900)  # two starts of Ray and four interpreters: minutes beside other tests
-def test_a_follower_sees_a_run_to_its_end_and_one_whose_driver_is_killed(write_job: WriteJob, tmp_path: Path) -> None:
+def test_follower_reports_the_end_of_finished_and_killed_runs(write_job: WriteJob, tmp_path: Path) -> None:
     job = write_job(sampling={"max_new_tokens": 150, "ignore_eos": True}, workers={"shard_tokens": 400})
     progress = tmp_path / "out/telemetry/progress.json"
     live = start("run", job)

@@ -1,4 +1,4 @@
-"""The real engine on two workers: one is killed in the middle, and every row's tokens are those of a quiet run."""
+"""Real engines on two workers: after one is killed, the tokens of every row equal those of an undisturbed run."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def build_parts_and_note_pid(config: WorkerConfig, *, pids: Path) -> WorkerParts
 
 
 def run_job(folder: Path, device: str, rows: int, out: str, **workers: object) -> tuple[RunResult, int]:
-    """One start; where there are two workers, one of them is killed as soon as a third of the shards is published."""
+    """Runs the job once. With two workers, one is killed when a third of the shards is published."""
     pids, killed = folder / f"pids-{out}", []
     pids.mkdir()
     pq.write_table(pa.table({"prompt": [f"What is {i} plus {i % 7}?" for i in range(rows)]}), folder / "rows.parquet")
@@ -57,7 +57,7 @@ def run_job(folder: Path, device: str, rows: int, out: str, **workers: object) -
     ("device", "rows"),
     [pytest.param("cpu", 60, marks=pytest.mark.slow), pytest.param("cuda", 1000, marks=pytest.mark.gpu)],
 )
-def test_one_of_two_workers_is_killed_and_the_tokens_are_the_same(tmp_path: Path, device: str, rows: int) -> None:
+def test_tokens_are_the_same_after_one_of_two_workers_is_killed(tmp_path: Path, device: str, rows: int) -> None:
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     quiet, _ = run_job(tmp_path, device, rows, "calm", count=1)

@@ -1,4 +1,4 @@
-"""The job that scaling is measured with, in small: two workers share it and nothing of the start is in its seconds."""
+"""A small version of the job that measures scaling: two workers share it, and its seconds exclude the start."""
 
 import json
 from pathlib import Path

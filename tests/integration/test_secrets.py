@@ -1,4 +1,4 @@
-"""A token stays in the environment that it came from: Ray is not told, and no file of a run holds it."""
+"""A token stays in the environment: neither Ray's runtime environment nor a file of a run contains it."""
 
 import os
 import subprocess
@@ -35,9 +35,7 @@ assert told == ["{}", "{}"], told
 
 
 @pytest.mark.slow
-def test_a_token_is_neither_in_rays_runtime_environment_nor_in_any_file(
-    write_job: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_token_is_in_no_runtime_environment_and_no_file(write_job: Callable[..., Path], tmp_path: Path) -> None:
     environment = {**os.environ, "HF_TOKEN": SECRET}
     command = [sys.executable, "-c", _RUN, str(write_job())]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""One job, a hundred kills at random: of its workers, and now and then of its driver."""
+"""One job and a hundred random kills, of its workers and sometimes of its driver."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def alive(folder: Path) -> list[int]:
-    """Workers whose process is there."""
+    """Returns the workers whose process exists."""
     pids = [int(name) for name in os.listdir(folder / "pids")] if (folder / "pids").exists() else []
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 

@@ -1,4 +1,4 @@
-"""A node that dies takes its worker with it; the run finishes on the other, and nothing is lost."""
+"""A node dies with its worker; the run finishes on the other node and loses no row."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ TESTS, ROWS = str(Path(__file__).parents[1]), 2400
 
 
 @pytest.mark.slow
-def test_a_node_is_lost_and_the_run_finishes_on_the_other(tmp_path: Path) -> None:
+def test_run_finishes_on_the_second_node_after_one_dies(tmp_path: Path) -> None:
     path = os.pathsep.join([TESTS, *sys.path])
     done = subprocess.run(
         [sys.executable, "-m", "support.two_nodes", str(tmp_path), str(ROWS)],

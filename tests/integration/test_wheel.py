@@ -1,4 +1,4 @@
-"""The wheel, in an environment of its own, outside the repository, beside PyPI's package `kernels`."""
+"""The wheel in a new environment outside the repository, beside PyPI's package `kernels`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNREACHABLE = ("No matching distribution found", "Temporary failure in name res
 
 
 def run(*command: object, cwd: Path) -> str:
-    """A command that knows nothing of this checkout; its standard output."""
+    """Runs a command without this checkout on its paths. Returns its standard output."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=280, check=False
@@ -31,7 +31,7 @@ def run(*command: object, cwd: Path) -> str:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """The interpreter of a fresh environment with the wheel and `kernels`; what they need comes from this one."""
+    """Interpreter of a new environment with the wheel and `kernels`; dependencies come from the present one."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     run(*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / "wheels", ROOT, cwd=tmp_path)
     (wheel,) = (tmp_path / "wheels").glob("specpipe-*.whl")
@@ -45,7 +45,7 @@ def python(tmp_path: Path) -> Path:
     return found
 
 
-def test_it_works_outside_the_repository_beside_kernels_of_pypi(python: Path, tmp_path: Path) -> None:
+def test_wheel_works_beside_the_kernels_package_of_pypi(python: Path, tmp_path: Path) -> None:
     code = (
         "import kernels, specpipe, specpipe_kernels as ours; print(kernels.__file__, specpipe.__file__, ours.__file__)"
     )

@@ -1,6 +1,6 @@
-"""A run of so many rows on a Ray worker with the fake engine, `python -m support.million FOLDER ROWS`.
+"""Runs ROWS rows on a Ray worker with the fake engine: `python -m support.million FOLDER ROWS`.
 
-Prints, as JSON lines, how many rows were done and the resident memory of driver and worker (MiB), once a second.
+Prints, once a second as JSON lines, the rows done and the resident memory of driver and worker (MiB).
 """
 
 import json

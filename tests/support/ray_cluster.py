@@ -1,4 +1,4 @@
-"""A real Ray cluster of two nodes on this machine, with token authentication, started as an operator would."""
+"""A real Ray cluster of two nodes on this machine, with token authentication, started as in operation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from support.fake_workers import wait_for
 
 _BIN = Path(sys.executable).parent
-_PATIENCE_S = 150  # Ray's start on a machine that is busy
+_START_TIMEOUT_S = 150  # for Ray's start on a busy machine
 
 
 def free_ports(count: int) -> list[int]:
@@ -79,15 +79,15 @@ class RayCluster:
             with socket.socket() as knock:
                 return knock.connect_ex(("127.0.0.1", port)) == 0
 
-        wait_for(listens, _PATIENCE_S)
+        wait_for(listens, _START_TIMEOUT_S)
 
     def submit(self, *arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """`ray job submit`, to its end."""
+        """Runs `ray job submit` and waits for its end."""
         command = [_BIN / "ray", "job", "submit", "--address", self.dashboard, *arguments]
         return subprocess.run(command, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=280)
 
     def start_submit(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        """`ray job submit`, without waiting."""
+        """Starts `ray job submit`."""
         command = [_BIN / "ray", "job", "submit", "--address", self.dashboard, *arguments]
         return subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

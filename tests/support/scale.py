@@ -1,9 +1,8 @@
-"""What a run of many shards costs the driver, as a line of JSON: `python -m support.scale drive COUNT POLICY`, or
+"""Cost of a run with many shards for the driver, printed as JSON: `python -m support.scale drive COUNT POLICY`, or
 `scan COUNT FOLDER`.
 
-`drive`: 1,000 workers that do nothing but report, with telemetry as a worker's, and under goodput with costs. `scan`:
-the ledger of that many parts, which are made in FOLDER first unless they are there. Each needs a process of its own:
-memory is the process's peak.
+`drive`: 1,000 workers that only report telemetry, under goodput with round costs. `scan`: reading the ledger of COUNT
+parts, which are written to FOLDER first if missing. Run each in a new process: memory is the peak of the process.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ EVIDENCE = Evidence(
 _NUMBER = 1_234_567  # stands for the shard's in a part that is copied
 
 
-class _Forgetful(list[object]):
-    """Where the pool notes its orders: they are not the driver's memory."""
+class _DiscardingList(list[object]):
+    """List for the pool's orders that stores nothing, so that they do not count as the driver's memory."""
 
     def append(self, item: object) -> None:
         pass
@@ -68,7 +67,7 @@ def drive(count: int, policy_name: str) -> dict[str, float]:
         return dataclasses.replace(report(order, worker.name), telemetry=told, evidence=evidence)
 
     pool, log = FakePool(behave, threads=2), ShardLog()  # two: reports come out of order
-    pool.orders = _Forgetful()
+    pool.orders = _DiscardingList()
     evidence = EVIDENCE if policy_name == "goodput" else Evidence()
     policy = make_policy(policy_name, k=4, max_running=8, proposers=("draft", "ngram"))
     observers = Observers(published=lambda report: log.add(report.telemetry))
@@ -87,7 +86,7 @@ def drive(count: int, policy_name: str) -> dict[str, float]:
 
 
 def make_parts(folder: RunFolder, count: int) -> None:
-    """Whole parts of two rows each. One is written by publish_part; the others are its bytes with another number."""
+    """Writes complete parts of two rows each: one by publish_part, the others as its bytes with another number."""
     outputs = Path(folder.path) / "outputs"
     columns = {field.name: pa.nulls(2, field.type) for field in output_schema()}
     told = {**random_record(0).to_dict(), "shard": _NUMBER, "rows": 2, "run_id": RUN_ID}
