@@ -82,6 +82,11 @@ def test_files_that_pages_name_exist() -> None:
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
+def test_the_design_page_names_every_package() -> None:
+    packages = [path.parent.name for path in (ROOT / "specpipe").glob("*/__init__.py")]
+    assert [name for name in packages if f"| `specpipe/{name}`" not in TEXTS[DOCS / "design.md"]] == []
+
+
 def test_modules_that_pages_name_exist() -> None:
     named = {
         name for text in TEXTS.values() for name in re.findall(r"python -m ((?:specpipe|jobs|support)\.[\w.]+)", text)

@@ -14,7 +14,7 @@ LARGE = 1 << 15
 
 
 class GemmTiling(NamedTuple):
-    """Tile sizes of a product; chosen from shapes alone, measured on an H200 (docs/performance.md)."""
+    """Tile sizes of a product; chosen from shapes alone, measured on an H200 (docs/notebook.md)."""
 
     block_n: int
     """Rows of the weight per program."""

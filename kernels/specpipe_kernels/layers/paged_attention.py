@@ -213,7 +213,7 @@ def _paged_attention_kernel(
 
 
 class AttentionTiling(NamedTuple):
-    """Tile sizes of attention; chosen from shapes alone, measured on an H200 (docs/performance.md)."""
+    """Tile sizes of attention; chosen from shapes alone, measured on an H200 (docs/notebook.md)."""
 
     block_m: int
     """Queries of a tile, times query heads per KV head."""

@@ -20,7 +20,7 @@ from specpipe_kernels.sampling.verification.verify import GREEDY, METHOD_CODES, 
 from specpipe_kernels.types import Bounds, Method, Purpose, RejectionOutput, SamplingTensors
 
 # Entries of one position of all requests from which `invariant` scans position by position: its noise then costs more
-# than further launches. The other methods only read rows and gain nothing from it (docs/performance.md).
+# than further launches. The other methods only read rows and gain nothing from it (docs/notebook.md).
 STAGED_FROM = 8_000_000
 
 

@@ -19,7 +19,7 @@ from specpipe_kernels.types import Bounds
 
 NOWHERE = tl.constexpr(2**31 - 1)  # above every token id
 MAX_INVERSE = tl.constexpr(1e30)
-# Measured on an H200 (docs/performance.md): once all processors are occupied, long spans amortise a program's cost.
+# Measured on an H200 (docs/notebook.md): once all processors are occupied, long spans amortise a program's cost.
 MAX_TILE = 2048  # entries of a tile whose threads take LANES entries each
 LANES = 8
 PROGRAMS_PER_PROCESSOR = 4
