@@ -96,6 +96,7 @@ def _token_logprobs_kernel(
     kept = x > float("-inf")
     if cut:
         kept = is_kept(x, offsets, source.bounds, item, TRUNCATED)
+    kept = kept | ((lse != lse) & (offsets < source.vocab))  # NaN, also where the token's own logit is NaN
     tl.store(out.logprobs + items, tl.where(kept, x * inverse - lse, float("-inf")))
     if TOP > 1:
         place = tl.arange(0, PARTS * TOP)

@@ -124,6 +124,17 @@ def test_rows_that_emit_nothing_are_not_read(backend: Backend) -> None:
     assert got.logprobs.isnan().all() and (got.top_tokens == -1).all() and got.top_logprobs.isnan().all()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("row", [oracle.Row(temperature=0.0), oracle.Row(), oracle.Row(top_k=3)])
+def test_every_token_of_an_invalid_row_is_nan(backend: Backend, row: oracle.Row) -> None:
+    """Given bonus tokens may stand on rows that cannot be sampled, even on the NaN itself."""
+    logits = torch.linspace(-1, 1, 16).repeat(3, 1)
+    logits[:, 5], logits[:, 7] = torch.nan, -torch.inf
+    tokens = torch.tensor([[5], [7], [2]])
+    got = run(backend, token_logprobs, logits, tokens, torch.ones(3).int(), sampling([row] * 3))
+    assert got.logprobs.isnan().all()
+
+
 def test_arguments_that_do_not_fit_are_named() -> None:
     rows = sampling([oracle.Row()] * 2)
     tokens, emitted = torch.zeros(2, 2, dtype=torch.int64), torch.ones(2).int()
