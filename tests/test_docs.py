@@ -56,10 +56,10 @@ def test_documentation_stays_within_its_word_limit() -> None:
     assert sum(len(text.split()) for text in TEXTS.values()) <= MAX_WORDS
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_prose_is_wrapped(path: Path) -> None:
-    if path.name == "jobs.md":
-        pytest.skip("generated")
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.name != "jobs.md"], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_prose_is_wrapped_except_on_the_generated_page(path: Path) -> None:
     lines = [line for line in prose(TEXTS[path]).splitlines() if not line.startswith(("|", "    "))]
     assert [line for line in lines if len(line) > MAX_COLUMNS] == []
 

@@ -44,12 +44,12 @@ def test_command_on_two_workers_writes_what_plain_decoding_writes(write_job: Wri
     shown = CliRunner().invoke(main, ["run", str(path)])
     assert (shown.exit_code, shown.stderr) == (3, "")
     assert f"{ROWS + 1} of {ROWS + 1}, 1 failed" in shown.stdout
-    assert "1 row failed and output.max_failed_rows is 0." in shown.stdout
+    assert "output.max_failed_rows is 0." in shown.stdout
     *rows, failed = outputs(tmp_path / "out").to_pylist()
     assert (failed["finish_reason"], failed["num_generated_tokens"]) == ("error", 0)
     assert "tokens; expected at most" in failed["error"]
     allowed = CliRunner().invoke(main, ["run", str(path), "--set", "output.max_failed_rows=1"])
-    assert allowed.exit_code == 0 and "complete already" in allowed.stdout
+    assert allowed.exit_code == 0 and "already complete" in allowed.stdout
 
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert summary["spec_decode_acceptance_length"] > 1.5  # the draft is a noisy copy of the target
