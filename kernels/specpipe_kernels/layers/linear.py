@@ -7,10 +7,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from specpipe_kernels.layers.gemm_tiling import LARGE, MAX_GLU_ROWS, MAX_ROWS
+from specpipe_kernels.layers.layer_args import RopeArgs
 from specpipe_kernels.layers.rms_norm import add_rms_norm
 from specpipe_kernels.layers.rope_store_kv import rope_store_kv
 from specpipe_kernels.layers.silu_mul import silu_mul
-from specpipe_kernels.layers.skinny_gemm import Rope, skinny_gemm
+from specpipe_kernels.layers.skinny_gemm import skinny_gemm
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
 from specpipe_kernels.types import Fp8Weight, Normed, full_weight
 
@@ -37,7 +38,7 @@ def linear(
     if not values.shape[0]:  # a prefill that needs no logits
         return values.new_empty(0, outputs) if out is None else out
     if _is_skinny(values, MAX_GLU_ROWS if outputs >= LARGE else MAX_ROWS):
-        return skinny_gemm(x, weight, PLAIN, bias=bias, out=out)[0]
+        return skinny_gemm(x, weight, PLAIN, bias=bias, out=out).out
     if bias is None and out is not None:
         return torch.mm(_complete_rows(x), full_weight(weight).t(), out=out)
     product = functional.linear(_complete_rows(x), full_weight(weight), bias)
@@ -48,7 +49,7 @@ def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
     """See `specpipe_kernels.linear_glu`."""
     values = x.values if isinstance(x, Normed) else x
     if _is_skinny(values, MAX_GLU_ROWS):
-        return skinny_gemm(x, weight, GLU)[0]
+        return skinny_gemm(x, weight, GLU).out
     return silu_mul(functional.linear(_complete_rows(x), full_weight(weight)))
 
 
@@ -57,8 +58,8 @@ def linear_residual(
 ) -> tuple[Tensor, Normed]:
     """See `specpipe_kernels.linear_residual`."""
     if _is_skinny(x):
-        out, scaled, parts = skinny_gemm(x, weight, RESIDUAL, residual=residual, norm_weight=norm_weight)
-        return out, Normed(scaled, parts, eps)
+        out, scaled, squares = skinny_gemm(x, weight, RESIDUAL, residual=residual, norm_weight=norm_weight)
+        return out, Normed(out if scaled is None else scaled, squares, eps)
     product = functional.linear(x, full_weight(weight))
     if norm_weight is None:
         out = product.add_(residual)
@@ -86,8 +87,9 @@ def linear_rope_store_kv(
     """See `specpipe_kernels.linear_rope_store_kv`."""
     values = x.values if isinstance(x, Normed) else x
     if _is_skinny(values) and q_norm is None:
-        rope = Rope(cos, sin, positions, k_pages, v_pages, write_index, q_heads)
-        return skinny_gemm(x, weight, ROPE, bias=bias, rope=rope)[0].view(values.shape[0], q_heads, -1)
+        rope = RopeArgs(cos, sin, positions, k_pages, v_pages, write_index)
+        q = skinny_gemm(x, weight, ROPE, bias=bias, rope=rope, q_heads=q_heads).out
+        return q.view(values.shape[0], q_heads, -1)
     return rope_store_kv(
         linear(x, weight, bias), cos, sin, positions, k_pages, v_pages, write_index, q_heads=q_heads, q_norm=q_norm,
         k_norm=k_norm, eps=eps,

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specpipe_kernels.layers.layer_args import AttentionSizes, LogitArgs, PageArgs, QueryArgs, SplitParts
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
@@ -78,15 +79,57 @@ def _page(table, block, width, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     return tl.load(table + column, mask=column < width, other=0)
 
 
+@triton.jit
+def _store_part(top, total, acc, parts, tile_head, split, at_m, at, BLOCK_M: tl.constexpr, V_PAD: tl.constexpr):
+    """Stores the part of one split, and returns the number of splits of the tile that were stored before.
+
+    at_m [BLOCK_M] and at [BLOCK_M, V_PAD]: places of the tile's first part.
+    """
+    tl.store(parts.top + at_m + split * BLOCK_M, top)
+    tl.store(parts.total + at_m + split * BLOCK_M, total)
+    tl.store(parts.acc + at + split * (BLOCK_M * V_PAD), acc)
+    tl.debug_barrier()
+    return tl.atomic_add(parts.arrivals + tile_head, 1, sem="acq_rel")
+
+
+@triton.jit
+def _combine_parts(parts, sharing, at_m, at, BLOCK_M: tl.constexpr, V_PAD: tl.constexpr, SPLITS: tl.constexpr):
+    """Returns maximum and sum [BLOCK_M] and accumulator [BLOCK_M, V_PAD] of the first `sharing` splits of a tile."""
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, V_PAD], tl.float32)
+    for other in tl.static_range(SPLITS):  # unrolled: all loads are in flight together
+        has_part = other < sharing
+        other_top = tl.load(
+            parts.top + at_m + other * BLOCK_M, mask=has_part, other=float("-inf"), cache_modifier=".cg"
+        )
+        other_total = tl.load(parts.total + at_m + other * BLOCK_M, mask=has_part, other=0.0, cache_modifier=".cg")
+        other_acc = tl.load(parts.acc + at + other * (BLOCK_M * V_PAD), mask=has_part, other=0.0, cache_modifier=".cg")
+        new_top = tl.maximum(top, other_top)
+        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink, other_shrink = tl.exp2(top - anchor), tl.exp2(other_top - anchor)
+        total = total * shrink + other_total * other_shrink
+        acc = acc * shrink[:, None] + other_acc * other_shrink[:, None]
+        top = new_top
+    return top, total, acc
+
+
 @triton.jit(do_not_specialize=["num_tokens", "rows", "width", "tiles", "stride_table"])
 def _paged_attention_kernel(
-    query, k_pages, v_pages, tables, cu_queries, starts, sinks, out, parts, part_max, part_sum, arrivals,
-    scale, softcap, num_tokens, rows, width, tiles, q_stride_n, q_stride_h, q_stride_d, stride_table,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-    K_PAD: tl.constexpr, V_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ROW_TILES: tl.constexpr, SPLITS: tl.constexpr,
+    pages, out, parts, logits, num_tokens, rows, width, tiles, queries, stride_table,
+    SIZES: tl.constexpr, TILES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ROW_TILES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
+    Q_HEADS: tl.constexpr = SIZES.q_heads
+    KV_HEADS: tl.constexpr = SIZES.kv_heads
+    K_DIM: tl.constexpr = SIZES.k_dim
+    V_DIM: tl.constexpr = SIZES.v_dim
+    K_PAD: tl.constexpr = SIZES.k_pad
+    V_PAD: tl.constexpr = SIZES.v_pad
+    PAGE_SIZE: tl.constexpr = SIZES.page_size
+    BLOCK_M: tl.constexpr = TILES.block_m
+    BLOCK_N: tl.constexpr = TILES.block_n
+    SPLITS: tl.constexpr = TILES.splits
     wait_for_inputs(PDL)
     G: tl.constexpr = Q_HEADS // KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // G
@@ -96,13 +139,15 @@ def _paged_attention_kernel(
     tile = tile_head // KV_HEADS
     kv_head = tile_head % KV_HEADS
     split = tl.program_id(1)
-    row = tile if ROW_TILES else _find_row(cu_queries, tile, rows, BLOCK_Q)  # ROW_TILES: every row fits into one tile
+    row = (
+        tile if ROW_TILES else _find_row(queries.cu_queries, tile, rows, BLOCK_Q)
+    )  # ROW_TILES: every row fits into one tile
     # These loads do not depend on each other: all are in flight before the first result is used.
-    end_of_rows = tl.load(cu_queries + rows)
-    row_first = tl.load(cu_queries + row)
-    row_end = tl.load(cu_queries + row + 1)
-    start = tl.load(starts + row).to(tl.int32)
-    table = tables + row.to(tl.int64) * stride_table
+    end_of_rows = tl.load(queries.cu_queries + rows)
+    row_first = tl.load(queries.cu_queries + row)
+    row_end = tl.load(queries.cu_queries + row + 1)
+    start = tl.load(queries.starts + row).to(tl.int32)
+    table = pages.tables + row.to(tl.int64) * stride_table
     if WINDOW == 0:
         page = _page(table, split, width, PAGE_SIZE, BLOCK_N)
         next_page = _page(table, split + SPLITS, width, PAGE_SIZE, BLOCK_N)
@@ -123,7 +168,8 @@ def _paged_attention_kernel(
     position = tl.where(valid, start + local, -1)
     k_dim = tl.arange(0, K_PAD)
     v_dim = tl.arange(0, V_PAD)
-    q_at = query + token[:, None] * q_stride_n + head[:, None] * q_stride_h + k_dim[None, :] * q_stride_d
+    q_at = queries.query + token[:, None] * queries.stride_n + head[:, None] * queries.stride_h
+    q_at += k_dim[None, :] * queries.stride_d
     q = tl.load(q_at, mask=valid[:, None] & (k_dim[None, :] < K_DIM), other=0.0)
 
     # The visible blocks of keys of this tile; a split processes every SPLITS-th of them.
@@ -151,16 +197,16 @@ def _paged_attention_kernel(
         kv = block * BLOCK_N + slot
         valid_kv = kv < length  # stale memory may hold NaN and is never loaded
         place = line.to(tl.int64) * PAGE_SIZE + block * BLOCK_N % PAGE_SIZE
-        k_at = k_pages + place * K_DIM + (slot[None, :] * K_DIM + k_dim[:, None])
+        k_at = pages.k_pages + place * K_DIM + (slot[None, :] * K_DIM + k_dim[:, None])
         k = tl.load(k_at, mask=valid_kv[None, :] & (k_dim[:, None] < K_DIM), other=0.0)
-        v_at = v_pages + place * V_DIM + (slot[:, None] * V_DIM + v_dim[None, :])
+        v_at = pages.v_pages + place * V_DIM + (slot[:, None] * V_DIM + v_dim[None, :])
         v = tl.load(v_at, mask=valid_kv[:, None] & (v_dim[None, :] < V_DIM), other=0.0)
         # Page numbers are loaded explicitly, two blocks ahead. If they were loaded here, Triton's pipeline would
         # prefetch page numbers and keep a single buffer for keys and values, refilled only after its use.
         line = next_page * KV_HEADS + kv_head
         next_page = _page(table, block + 2 * SPLITS, width, PAGE_SIZE, BLOCK_N)
         s = tl.dot(q, k, input_precision="ieee")
-        s = _logits(s, scale, softcap, position, last, kv, WINDOW, SOFTCAP)
+        s = _logits(s, logits.scale, logits.softcap, position, last, kv, WINDOW, SOFTCAP)
         new_top = tl.maximum(top, tl.max(s, 1))
         anchor = tl.where(new_top == float("-inf"), 0.0, new_top)  # no visible key yet: exp2(-inf - 0) is 0
         p = tl.exp2(s - anchor[:, None])
@@ -176,34 +222,13 @@ def _paged_attention_kernel(
         at_m = tile_head * SPLITS * BLOCK_M + m
         at = at_m[:, None] * V_PAD + v_dim[None, :]
         if sharing > 1:
-            tl.store(part_max + at_m + split * BLOCK_M, top)
-            tl.store(part_sum + at_m + split * BLOCK_M, total)
-            tl.store(parts + at + split * (BLOCK_M * V_PAD), acc)
-            tl.debug_barrier()
-            arrived = tl.atomic_add(arrivals + tile_head, 1, sem="acq_rel")
+            arrived = _store_part(top, total, acc, parts, tile_head, split, at_m, at, BLOCK_M, V_PAD)
             if arrived < sharing - 1:
                 return
-            tl.store(arrivals + tile_head, 0)
-            top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-            total = tl.zeros([BLOCK_M], tl.float32)
-            acc = tl.zeros([BLOCK_M, V_PAD], tl.float32)
-            for other in tl.static_range(SPLITS):  # unrolled: all loads are in flight together
-                has_part = other < sharing
-                other_top = tl.load(
-                    part_max + at_m + other * BLOCK_M, mask=has_part, other=float("-inf"), cache_modifier=".cg"
-                )
-                other_total = tl.load(part_sum + at_m + other * BLOCK_M, mask=has_part, other=0.0, cache_modifier=".cg")
-                other_acc = tl.load(
-                    parts + at + other * (BLOCK_M * V_PAD), mask=has_part, other=0.0, cache_modifier=".cg"
-                )
-                new_top = tl.maximum(top, other_top)
-                anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-                shrink, other_shrink = tl.exp2(top - anchor), tl.exp2(other_top - anchor)
-                total = total * shrink + other_total * other_shrink
-                acc = acc * shrink[:, None] + other_acc * other_shrink[:, None]
-                top = new_top
-    if SINKS:
-        sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
+            tl.store(parts.arrivals + tile_head, 0)
+            top, total, acc = _combine_parts(parts, sharing, at_m, at, BLOCK_M, V_PAD, SPLITS)
+    if logits.sinks is not None:
+        sink = tl.load(logits.sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
         anchor = tl.maximum(top, sink)
         total = total * tl.exp2(top - anchor) + tl.exp2(sink - anchor)
         acc = acc * tl.exp2(top - anchor)[:, None]
@@ -289,21 +314,19 @@ def paged_attention(
     assert block_q > 0 and page_size % tile_sizes.block_n == 0
     count = _tiles(tokens, rows, max_queries, block_q)
     k_pad, v_pad = max(16, power_of_2(k_dim)), max(16, power_of_2(v_dim))
-    parts, part_max, part_sum, counters = out, out, out, out
+    parts = SplitParts(None, None, None, None)
     if tile_sizes.splits > 1:
         shape = (count * kv_heads, tile_sizes.splits, tile_sizes.block_m)
-        parts = out.new_empty(*shape, v_pad, dtype=torch.float32)
-        part_max, part_sum = (out.new_empty(shape, dtype=torch.float32) for _ in range(2))
-        counters = arrivals(query, count * kv_heads)
-    logits = query if sinks is None else sinks
+        acc = out.new_empty(*shape, v_pad, dtype=torch.float32)
+        top, total = (out.new_empty(shape, dtype=torch.float32) for _ in range(2))
+        parts = SplitParts(acc, top, total, arrivals(query, count * kv_heads))
     log2e = math.log2(math.e)
     factors = (scale * log2e, 0.0) if softcap is None else (scale / softcap, softcap * log2e)
     _paged_attention_kernel[(count * kv_heads, tile_sizes.splits)](
-        query, k_pages, v_pages, block_tables, cu_queries, starts, logits, out, parts, part_max, part_sum, counters,
-        *factors, tokens, rows, width, count, *query.stride(), block_tables.stride(0),
-        Q_HEADS=q_heads, KV_HEADS=kv_heads, K_DIM=k_dim, V_DIM=v_dim, K_PAD=k_pad, V_PAD=v_pad, PAGE_SIZE=page_size,
-        BLOCK_M=tile_sizes.block_m, BLOCK_N=tile_sizes.block_n, WINDOW=window or 0, SOFTCAP=softcap is not None,
-        SINKS=sinks is not None, ROW_TILES=max_queries <= block_q, SPLITS=tile_sizes.splits, num_warps=tile_sizes.warps,
-        num_stages=tile_sizes.stages, **launch_options(query),
+        PageArgs(k_pages, v_pages, block_tables), out, parts, LogitArgs(sinks, *factors), tokens, rows, width, count,
+        QueryArgs(query, cu_queries, starts, *query.stride()), block_tables.stride(0),
+        SIZES=AttentionSizes(q_heads, kv_heads, k_dim, v_dim, k_pad, v_pad, page_size), TILES=tile_sizes,
+        WINDOW=window or 0, SOFTCAP=softcap is not None, ROW_TILES=max_queries <= block_q,
+        num_warps=tile_sizes.warps, num_stages=tile_sizes.stages, **launch_options(query),
     )  # fmt: skip
     return out

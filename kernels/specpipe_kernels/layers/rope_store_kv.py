@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specpipe_kernels.layers.layer_args import HeadNorms, HeadSizes, RopeArgs
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
 
@@ -20,22 +21,25 @@ def _head_scale(low, high, eps, D: tl.constexpr):
 
 @triton.jit
 def _rope_store_kernel(
-    qkv, cos, sin, positions, k_pages, v_pages, write_index, q_norm, k_norm, q_out, last_position, eps, stride_qkv,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    HEADS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    qkv, rope, norms, q_out, last_position, eps, stride_qkv,
+    SIZES: tl.constexpr, HALF_PAD: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    Q_HEADS: tl.constexpr = SIZES.q_heads
+    KV_HEADS: tl.constexpr = SIZES.kv_heads
+    D: tl.constexpr = SIZES.dim
+    PAGE_SIZE: tl.constexpr = SIZES.page_size
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     HALF: tl.constexpr = D // 2
     lane = tl.arange(0, HALF_PAD)
     in_half = lane < HALF
     # Loaded before the wait: memory that the previous launch does not write.
-    position = tl.minimum(tl.maximum(tl.load(positions + token), 0), last_position)
-    c_low = tl.load(cos + position * D + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    c_high = tl.load(cos + position * D + HALF + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    s_low = tl.load(sin + position * D + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    s_high = tl.load(sin + position * D + HALF + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    index = tl.load(write_index + token)
+    position = tl.minimum(tl.maximum(tl.load(rope.positions + token), 0), last_position)
+    c_low = tl.load(rope.cos + position * D + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    c_high = tl.load(rope.cos + position * D + HALF + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    s_low = tl.load(rope.sin + position * D + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    s_high = tl.load(rope.sin + position * D + HALF + lane, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    index = tl.load(rope.write_index + token)
     wait_for_inputs(PDL)
     let_next_start(PDL)
     is_q = head < Q_HEADS
@@ -47,17 +51,17 @@ def _rope_store_kernel(
     high_in = tl.load(at + HALF, mask=mask, other=0.0)
     low = low_in.to(tl.float32)
     high = high_in.to(tl.float32)
-    if NORM:
+    if norms.q is not None:
         scale = _head_scale(low, high, eps, D)
         weight_low = tl.where(
             is_q[:, None],
-            tl.load(q_norm + lane, mask=in_half, other=0.0)[None, :],
-            tl.load(k_norm + lane, mask=in_half, other=0.0)[None, :],
+            tl.load(norms.q + lane, mask=in_half, other=0.0)[None, :],
+            tl.load(norms.k + lane, mask=in_half, other=0.0)[None, :],
         )
         weight_high = tl.where(
             is_q[:, None],
-            tl.load(q_norm + HALF + lane, mask=in_half, other=0.0)[None, :],
-            tl.load(k_norm + HALF + lane, mask=in_half, other=0.0)[None, :],
+            tl.load(norms.q + HALF + lane, mask=in_half, other=0.0)[None, :],
+            tl.load(norms.k + HALF + lane, mask=in_half, other=0.0)[None, :],
         )
         low = low * scale * weight_low.to(tl.float32)
         high = high * scale * weight_high.to(tl.float32)
@@ -72,11 +76,11 @@ def _rope_store_kernel(
     page, offset = index // PAGE_SIZE, index % PAGE_SIZE
     base = (page * KV_HEADS * PAGE_SIZE + offset) * D
     k_head = head - Q_HEADS
-    k_at = k_pages + base + k_head[:, None] * (PAGE_SIZE * D) + lane[None, :]
+    k_at = rope.k_pages + base + k_head[:, None] * (PAGE_SIZE * D) + lane[None, :]
     k_mask = is_k[:, None] & in_half[None, :]
     tl.store(k_at, rotated_low, mask=k_mask)
     tl.store(k_at + HALF, rotated_high, mask=k_mask)
-    v_at = v_pages + base + (k_head - KV_HEADS)[:, None] * (PAGE_SIZE * D) + lane[None, :]
+    v_at = rope.v_pages + base + (k_head - KV_HEADS)[:, None] * (PAGE_SIZE * D) + lane[None, :]
     v_mask = is_v[:, None] & in_half[None, :]
     tl.store(v_at, low_in, mask=v_mask)
     tl.store(v_at + HALF, high_in, mask=v_mask)
@@ -107,9 +111,8 @@ def rope_store_kv(
     out = qkv.new_empty(tokens, q_heads, dim)
     if tokens:
         _rope_store_kernel[(tokens, cdiv(q_heads + 2 * kv_heads, HEADS))](
-            qkv, cos, sin, positions, k_pages, v_pages, write_index, cos if q_norm is None else q_norm,
-            cos if k_norm is None else k_norm, out, cos.shape[0] - 1, eps, qkv.stride(0), Q_HEADS=q_heads,
-            KV_HEADS=kv_heads, D=dim, HALF_PAD=power_of_2(dim // 2), PAGE_SIZE=page_size, HEADS=HEADS,
-            NORM=q_norm is not None, num_warps=2, **launch_options(qkv),
+            qkv, RopeArgs(cos, sin, positions, k_pages, v_pages, write_index), HeadNorms(q_norm, k_norm), out,
+            cos.shape[0] - 1, eps, qkv.stride(0), SIZES=HeadSizes(q_heads, kv_heads, dim, page_size),
+            HALF_PAD=power_of_2(dim // 2), HEADS=HEADS, num_warps=2, **launch_options(qkv),
         )  # fmt: skip
     return out

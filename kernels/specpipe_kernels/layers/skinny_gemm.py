@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specpipe_kernels.layers.gemm_tiling import MAX_FP8_ROWS, MAX_GLU_ROWS, GemmTiling, gemm_tiling
+from specpipe_kernels.layers.layer_args import (
+    NO_ROPE,
+    GemmInputs,
+    GemmOutputs,
+    GemmSizes,
+    HeadSizes,
+    RopeArgs,
+    SplitSums,
+)
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, RESIDUAL, ROPE, _skinny_gemm_kernel
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import processors
@@ -19,18 +28,6 @@ from specpipe_kernels.types import Fp8Weight, Normed, full_weight
 _PREFETCH_VALUES = 48  # values per thread that registers can hold for the epilogue during the products
 
 
-class Rope(NamedTuple):
-    """Arguments of the ROPE epilogue; see `specpipe_kernels.linear_rope_store_kv`."""
-
-    cos: Tensor
-    sin: Tensor
-    positions: Tensor
-    k_pages: Tensor
-    v_pages: Tensor
-    write_index: Tensor
-    q_heads: int
-
-
 def skinny_gemm(
     x: Tensor | Normed,
     any_weight: Tensor | Fp8Weight,
@@ -39,14 +36,16 @@ def skinny_gemm(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     norm_weight: Tensor | None = None,
-    rope: Rope | None = None,
+    rope: RopeArgs | None = None,
+    q_heads: int = 0,
     tiles: GemmTiling | None = None,
     out: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> GemmOutputs:
     """Multiplies x [M, K] by the weight [N, K] transposed and applies an epilogue of `skinny_gemm_kernel`.
 
-    Returns the result [M, N] and, where norm_weight [N] is given, `values` and `squares` of a pending norm (`Normed`).
-    tiles: tile sizes; None: those of `gemm_tiling`. out: [M, N] contiguous, receives the result.
+    Where norm_weight [N] is given, `scaled` and `squares` of the results are those of a pending norm (`Normed`).
+    rope and q_heads: arguments of ROPE. tiles: tile sizes; None: those of `gemm_tiling`. out: [M, N] contiguous,
+    receives the result.
     """
     values, squares, eps = x if isinstance(x, Normed) else (x, None, 0.0)
     rows, k = values.shape
@@ -57,7 +56,7 @@ def skinny_gemm(
     out_shape, halves = (rows, n), n
     if rope is not None:
         _, kv_heads, page_size, dim = rope.k_pages.shape
-        out_shape, halves = (rows, rope.q_heads * dim), n // 2
+        out_shape, halves = (rows, q_heads * dim), n // 2
     tile_sizes = tiles or gemm_tiling(
         rows, halves, k, epilogue=epilogue, itemsize=values.element_size(), processors=processors(values.device),
         head_dim=dim,
@@ -69,31 +68,32 @@ def skinny_gemm(
     count = n // dim * cdiv(dim // 2, tile_sizes.block_n) if rope is not None else cdiv(n, tile_sizes.block_n)
     block_m = max(16, power_of_2(rows))
     out = values.new_empty(out_shape) if out is None else out
-    scaled = torch.empty_like(out) if norm_weight is not None else out
-    parts = out.new_empty(count, rows, dtype=torch.float32) if norm_weight is not None else out
-    part = tile_sizes.block_n * block_m * (2 if epilogue in (GLU, ROPE) else 1)
-    scratch = out.new_empty(count * tile_sizes.splits * part if tile_sizes.splits > 1 else 1, dtype=torch.float32)
-    PARTS = 0 if squares is None else squares.shape[0]
-    cos, sin, positions, k_pages, v_pages, index, q_heads = rope or (out, out, out, out, out, out, 0)
+    outputs, splits = GemmOutputs(out, None, None), SplitSums(None, None)
+    if norm_weight is not None:
+        squares_out = out.new_empty(count, rows, dtype=torch.float32)
+        outputs = GemmOutputs(out, torch.empty_like(out), squares_out)
+    if tile_sizes.splits > 1:
+        part = tile_sizes.block_n * block_m * (2 if epilogue in (GLU, ROPE) else 1)
+        sums = out.new_empty(count * tile_sizes.splits * part, dtype=torch.float32)
+        splits = SplitSums(sums, arrivals(values, count))
+    parts = 0 if squares is None else squares.shape[0]
     x_in: Any = values
     w_in: Any = weight
-    if tile_sizes.by_descriptor and _has_descriptors(values, weight):
+    by_descriptor = tile_sizes.by_descriptor and _has_descriptors(values, weight)
+    if by_descriptor:
         x_in = TensorDescriptor.from_tensor(values, [block_m, tile_sizes.block_k])
         w_in = TensorDescriptor.from_tensor(weight, [tile_sizes.block_n, tile_sizes.block_k])
+    scale = None if fp8 is None else fp8.scale
     _skinny_gemm_kernel[(count, tile_sizes.splits)](
-        x_in, values if squares is None else squares, w_in, weight if fp8 is None else fp8.scale,
-        weight if bias is None else bias,
-        out if residual is None else residual, weight if norm_weight is None else norm_weight, out, scaled, parts,
-        scratch, arrivals(values, count), cos, sin, positions, k_pages, v_pages, index,
-        rows, cos.shape[0] - 1, eps, values.stride(0), 0 if residual is None else residual.stride(0),
-        N=n, K=k, BLOCK_M=block_m, BLOCK_N=tile_sizes.block_n, BLOCK_K=tile_sizes.block_k, SPLITS=tile_sizes.splits,
-        PARTS=PARTS, PARTS_PAD=power_of_2(max(1, PARTS)), EPILOGUE=epilogue, BIAS=bias is not None,
-        NORM=norm_weight is not None, Q_HEADS=q_heads, KV_HEADS=kv_heads, D=dim, PAGE_SIZE=page_size,
-        FP8=fp8 is not None, STAGES=tile_sizes.stages, BY_DESCRIPTOR=x_in is not values,
-        PREFETCH=_prefetches(epilogue, tile_sizes, block_m, PARTS), num_warps=tile_sizes.warps,
+        x_in, w_in, GemmInputs(squares, scale, bias, residual, norm_weight), outputs, splits, rope or NO_ROPE,
+        rows, 0 if rope is None else rope.cos.shape[0] - 1, eps, values.stride(0),
+        0 if residual is None else residual.stride(0),
+        SIZES=GemmSizes(n, k, block_m, parts, power_of_2(max(1, parts))),
+        TILES=tile_sizes._replace(by_descriptor=by_descriptor), HEADS=HeadSizes(q_heads, kv_heads, dim, page_size),
+        EPILOGUE=epilogue, PREFETCH=_prefetches(epilogue, tile_sizes, block_m, parts), num_warps=tile_sizes.warps,
         num_stages=tile_sizes.stages, **launch_options(values),
     )  # fmt: skip
-    return out, scaled, parts
+    return outputs
 
 
 def _prefetches(epilogue: int, tile_sizes: GemmTiling, block_m: int, parts: int) -> bool:

@@ -36,24 +36,26 @@ def _load_squares(squares, m, rows, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr
 
 
 @triton.jit
-def _load_rotations(cos, sin, position, last_position, lane, mask, D: tl.constexpr):
+def _load_rotations(rope, position, last_position, lane, mask, D: tl.constexpr):
     """Returns cos and sin of the lower half of a head, then of its upper half, each [lanes, M]."""
     HALF: tl.constexpr = D // 2
     at = tl.minimum(tl.maximum(position, 0), last_position)[None, :] * D + lane[:, None]
-    c_low = tl.load(cos + at, mask=mask, other=0.0)
-    s_low = tl.load(sin + at, mask=mask, other=0.0)
-    c_high = tl.load(cos + at + HALF, mask=mask, other=0.0)
-    s_high = tl.load(sin + at + HALF, mask=mask, other=0.0)
+    c_low = tl.load(rope.cos + at, mask=mask, other=0.0)
+    s_low = tl.load(rope.sin + at, mask=mask, other=0.0)
+    c_high = tl.load(rope.cos + at + HALF, mask=mask, other=0.0)
+    s_high = tl.load(rope.sin + at + HALF, mask=mask, other=0.0)
     return c_low, s_low, c_high, s_high
 
 
 @triton.jit
-def _store_rotated(
-    low, high, c_low, s_low, c_high, s_high, lane, mask, head, m, q_out, k_pages, v_pages, index,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
-):  # fmt: skip
+def _store_rotated(low, high, rotations, lane, mask, head, m, q_out, rope, index, HEADS: tl.constexpr):
     """Rotates q and k, and stores the halves low and high [lanes, M] of a head of every token in q_out or the pages."""
+    Q_HEADS: tl.constexpr = HEADS.q_heads
+    KV_HEADS: tl.constexpr = HEADS.kv_heads
+    PAGE_SIZE: tl.constexpr = HEADS.page_size
+    D: tl.constexpr = HEADS.dim
     HALF: tl.constexpr = D // 2
+    c_low, s_low, c_high, s_high = rotations
     if head < Q_HEADS + KV_HEADS:
         # Rounded before the rotation, as if the projection had been stored.
         low = low.to(q_out.dtype.element_ty).to(tl.float32)
@@ -66,31 +68,22 @@ def _store_rotated(
     else:
         kv_head = (head - Q_HEADS) % KV_HEADS
         place = ((index // PAGE_SIZE * KV_HEADS + kv_head) * PAGE_SIZE + index % PAGE_SIZE) * D
-        base = (k_pages if head < Q_HEADS + KV_HEADS else v_pages) + place[None, :]
+        base = (rope.k_pages if head < Q_HEADS + KV_HEADS else rope.v_pages) + place[None, :]
     tl.store(base + lane[:, None], low.to(q_out.dtype.element_ty), mask=mask)
     tl.store(base + lane[:, None] + HALF, high.to(q_out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows", "last_position"])
-def _skinny_gemm_kernel(
-    x, squares, weight, weight_scale, bias, residual, norm_weight, out, out_scaled, out_squares, scratch, arrivals,
-    cos, sin, positions, k_pages, v_pages, write_index,
-    rows, last_position, eps, stride_x, stride_residual,
-    N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr,
-    NORM: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    FP8: tl.constexpr, STAGES: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    tile = tl.program_id(0)
-    split = tl.program_id(1)
-    m = tl.arange(0, BLOCK_M)
+@triton.jit
+def _outputs_of_tile(tile, N: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, ROPE: tl.constexpr):
+    """Returns a tile's outputs n and their mask [BLOCK_N], its rows of the weight and their mask, and n in its head.
+
+    With ROPE, the rows of the weight [2 * BLOCK_N] are a block of a head's lower half and then the same block of its
+    upper half, which lies D / 2 rows below; n is the lower half. The last result is the head and [BLOCK_N] entries.
+    """
     lanes = tl.arange(0, BLOCK_N)
-    GLU: tl.constexpr = EPILOGUE == 1
-    ROPE: tl.constexpr = EPILOGUE == 3
-    TILE_N: tl.constexpr = 2 * BLOCK_N if ROPE else BLOCK_N
-    tile_lanes = tl.arange(0, TILE_N)
-    if ROPE:  # a block of a head's lower half above the same block of its upper half, which lies D / 2 rows below
+    if ROPE:
         BLOCKS: tl.constexpr = (D // 2 + BLOCK_N - 1) // BLOCK_N
+        tile_lanes = tl.arange(0, 2 * BLOCK_N)
         head = tile // BLOCKS
         lane = tile % BLOCKS * BLOCK_N + lanes
         n = head * D + lane
@@ -99,44 +92,43 @@ def _skinny_gemm_kernel(
         tile_n = head * D + tile_lane + tile_lanes // BLOCK_N * (D // 2)
         in_tile = tile_lane < D // 2
     else:
+        head = tile
+        lane = lanes
         n = tile * BLOCK_N + lanes
         in_n = n < N
         tile_n = n
         in_tile = in_n
-    other_n: tl.constexpr = D // 2 if ROPE else N
-    in_m = m < rows
-    mask = in_n[:, None] & in_m[None, :]
-    k_lanes = tl.arange(0, BLOCK_K)
-    steps: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLITS)
-    first = split * steps * BLOCK_K
-    # Loaded before the wait: memory that the previous launch does not write.
-    if BIAS:
-        bias_low = tl.load(bias + n, mask=in_n, other=0.0)
-        if GLU or ROPE:
-            bias_high = tl.load(bias + n + other_n, mask=in_n, other=0.0)
-    if FP8:
-        scale_low = tl.load(weight_scale + n, mask=in_n, other=0.0)
-        if GLU or ROPE:
-            scale_high = tl.load(weight_scale + n + other_n, mask=in_n, other=0.0)
-    if NORM:
-        norm_scale = tl.load(norm_weight + n, mask=in_n, other=0.0)
-    if ROPE:
-        position = tl.load(positions + m, mask=in_m, other=0)
-        index = tl.load(write_index + m, mask=in_m, other=0)
-        rotated_mask = mask & (head < Q_HEADS + KV_HEADS)
-        if PREFETCH:
-            c_low, s_low, c_high, s_high = _load_rotations(cos, sin, position, last_position, lane, rotated_mask, D)
-    wait_for_inputs(PDL)
-    if EPILOGUE == 2:
-        residual_at = residual + m[None, :].to(tl.int64) * stride_residual + n[:, None]
-        if PREFETCH:
-            residual_tile = tl.load(residual_at, mask=mask, other=0.0)
-    if PREFETCH and PARTS > 0:
-        sums = _load_squares(squares, m, rows, PARTS, PARTS_PAD)
+    return n, in_n, tile_n, in_tile, head, lane
 
+
+@triton.jit
+def _load_outputs(source, n, in_n, PAIR: tl.constexpr):
+    """Returns values [BLOCK_N] of the outputs n, and of those PAIR entries further; twice the same if PAIR is 0."""
+    low = tl.load(source + n, mask=in_n, other=0.0)
+    high = low
+    if PAIR > 0:
+        high = tl.load(source + n + PAIR, mask=in_n, other=0.0)
+    return low, high
+
+
+@triton.jit
+def _multiply(
+    x, weight, tile, split, m, rows, stride_x, tile_n, in_tile,
+    SIZES: tl.constexpr, TILES: tl.constexpr, TILE_N: tl.constexpr, GLU: tl.constexpr,
+):  # fmt: skip
+    """Returns sums over a split of K [TILE_N, BLOCK_M], and with GLU those of the up projection [BLOCK_N, BLOCK_M]."""
+    N: tl.constexpr = SIZES.n
+    K: tl.constexpr = SIZES.k
+    BLOCK_M: tl.constexpr = SIZES.block_m
+    BLOCK_N: tl.constexpr = TILES.block_n
+    BLOCK_K: tl.constexpr = TILES.block_k
+    BY_DESCRIPTOR: tl.constexpr = TILES.by_descriptor
+    k_lanes = tl.arange(0, BLOCK_K)
+    steps: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), TILES.splits)
+    first = split * steps * BLOCK_K
     acc = tl.zeros([TILE_N, BLOCK_M], tl.float32)
     acc_high = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for step in tl.range(0, steps, num_stages=STAGES):
+    for step in tl.range(0, steps, num_stages=TILES.stages):
         first_k = first + step * BLOCK_K
         if BY_DESCRIPTOR:
             # The loads are adjacent, so that Triton makes them arrive at one barrier.
@@ -157,51 +149,125 @@ def _skinny_gemm_kernel(
         acc = tl.dot(w_tile.to(x_tile.dtype), x_tile, acc, input_precision="ieee")
         if GLU:
             acc_high = tl.dot(w_high.to(x_tile.dtype), x_tile, acc_high, input_precision="ieee")
-    let_next_start(PDL)
+    return acc, acc_high
 
+
+@triton.jit
+def _store_sums(
+    acc, acc_high, parts, tile, split, entry, OTHER: tl.constexpr, PART: tl.constexpr, SPLITS: tl.constexpr
+):
+    """Stores the sums of one split, and returns the number of splits of the tile that were stored before.
+
+    entry, like acc: places in a part of PART values. acc_high lies OTHER values further; 0 where there is none.
+    """
+    own_part = parts.sums + (tile * SPLITS + split) * PART + entry
+    tl.store(own_part, acc)
+    if OTHER > 0:
+        tl.store(own_part + OTHER, acc_high)
+    tl.debug_barrier()
+    return tl.atomic_add(parts.arrivals + tile, 1, sem="acq_rel")
+
+
+@triton.jit
+def _add_splits(acc, acc_high, parts, tile, entry, OTHER: tl.constexpr, PART: tl.constexpr, SPLITS: tl.constexpr):
+    """Returns the sums of all splits, added in order, in the shapes of acc and acc_high; resets the tile's counter."""
+    tl.store(parts.arrivals + tile, 0)
+    acc = tl.zeros(acc.shape, tl.float32)
+    acc_high = tl.zeros(acc_high.shape, tl.float32)
+    for other in tl.static_range(SPLITS):
+        other_part = parts.sums + (tile * SPLITS + other) * PART + entry
+        acc += tl.load(other_part, cache_modifier=".cg")
+        if OTHER > 0:
+            acc_high += tl.load(other_part + OTHER, cache_modifier=".cg")
+    return acc, acc_high
+
+
+@triton.jit
+def _store_result(acc, outputs, norm_scale, tile, m, rows, n, mask, in_m, N: tl.constexpr):
+    """Stores results [BLOCK_N, BLOCK_M] of the outputs n; with a pending norm also scaled values and squares."""
+    value = acc.to(outputs.out.dtype.element_ty)
+    tl.store(outputs.out + m[None, :].to(tl.int64) * N + n[:, None], value, mask=mask)
+    if outputs.scaled is not None:
+        h = tl.where(mask, value.to(tl.float32), 0.0)
+        scaled = (h * norm_scale.to(tl.float32)[:, None]).to(outputs.out.dtype.element_ty)
+        tl.store(outputs.scaled + m[None, :].to(tl.int64) * N + n[:, None], scaled, mask=mask)
+        tl.store(outputs.squares + tile * rows + m, tl.sum(h * h, 0), mask=in_m)
+
+
+@triton.jit(do_not_specialize=["rows", "last_position"])
+def _skinny_gemm_kernel(
+    x, weight, inputs, outputs, parts, rope, rows, last_position, eps, stride_x, stride_residual,
+    SIZES: tl.constexpr, TILES: tl.constexpr, HEADS: tl.constexpr, EPILOGUE: tl.constexpr, PREFETCH: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    BLOCK_M: tl.constexpr = SIZES.block_m
+    BLOCK_N: tl.constexpr = TILES.block_n
+    SPLITS: tl.constexpr = TILES.splits
+    PARTS: tl.constexpr = SIZES.parts
+    D: tl.constexpr = HEADS.dim
+    GLU: tl.constexpr = EPILOGUE == 1
+    ROPE: tl.constexpr = EPILOGUE == 3
+    TILE_N: tl.constexpr = 2 * BLOCK_N if ROPE else BLOCK_N
+    PAIR: tl.constexpr = D // 2 if ROPE else (SIZES.n if GLU else 0)  # distance of the second output of a program
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    m = tl.arange(0, BLOCK_M)
+    n, in_n, tile_n, in_tile, head, lane = _outputs_of_tile(tile, SIZES.n, BLOCK_N, D, ROPE)
+    in_m = m < rows
+    mask = in_n[:, None] & in_m[None, :]
+    # Loaded before the wait: memory that the previous launch does not write.
+    if inputs.bias is not None:
+        bias_low, bias_high = _load_outputs(inputs.bias, n, in_n, PAIR)
+    if inputs.weight_scale is not None:
+        scale_low, scale_high = _load_outputs(inputs.weight_scale, n, in_n, PAIR)
+    norm_scale = 1.0
+    if inputs.norm_weight is not None:
+        norm_scale = tl.load(inputs.norm_weight + n, mask=in_n, other=0.0)
+    if ROPE:
+        position = tl.load(rope.positions + m, mask=in_m, other=0)
+        index = tl.load(rope.write_index + m, mask=in_m, other=0)
+        rotated_mask = mask & (head < HEADS.q_heads + HEADS.kv_heads)
+        if PREFETCH:
+            rotations = _load_rotations(rope, position, last_position, lane, rotated_mask, D)
+    wait_for_inputs(PDL)
+    if EPILOGUE == 2:
+        residual_at = inputs.residual + m[None, :].to(tl.int64) * stride_residual + n[:, None]
+        if PREFETCH:
+            residual_tile = tl.load(residual_at, mask=mask, other=0.0)
+    if PREFETCH and PARTS > 0:
+        sums = _load_squares(inputs.squares, m, rows, PARTS, SIZES.parts_pad)
+
+    acc, acc_high = _multiply(x, weight, tile, split, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N, GLU)
+    let_next_start(PDL)
     if SPLITS > 1:
-        PART: tl.constexpr = TILE_N * BLOCK_M * (2 if GLU else 1)
-        entry = tile_lanes[:, None] * BLOCK_M + m[None, :]
-        own_part = scratch + (tile * SPLITS + split) * PART + entry
-        tl.store(own_part, acc)
-        if GLU:
-            tl.store(own_part + BLOCK_N * BLOCK_M, acc_high)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(arrivals + tile, 1, sem="acq_rel")
+        PART: tl.constexpr = BLOCK_N * BLOCK_M * (2 if PAIR > 0 else 1)
+        OTHER: tl.constexpr = BLOCK_N * BLOCK_M if GLU else 0
+        entry = tl.arange(0, TILE_N)[:, None] * BLOCK_M + m[None, :]
+        arrived = _store_sums(acc, acc_high, parts, tile, split, entry, OTHER, PART, SPLITS)
         if arrived < SPLITS - 1:
             return
-        tl.store(arrivals + tile, 0)
-        acc = tl.zeros([TILE_N, BLOCK_M], tl.float32)
-        acc_high = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        for other in tl.static_range(SPLITS):
-            other_part = scratch + (tile * SPLITS + other) * PART + entry
-            acc += tl.load(other_part, cache_modifier=".cg")
-            if GLU:
-                acc_high += tl.load(other_part + BLOCK_N * BLOCK_M, cache_modifier=".cg")
+        acc, acc_high = _add_splits(acc, acc_high, parts, tile, entry, OTHER, PART, SPLITS)
 
     if ROPE:
         acc, acc_high = acc.reshape(2, BLOCK_N, BLOCK_M).permute(1, 2, 0).split()
-    if FP8:
+    if inputs.weight_scale is not None:
         acc *= scale_low[:, None]
-        if GLU or ROPE:
+        if PAIR > 0:
             acc_high *= scale_high[:, None]
     if PARTS > 0:
         if not PREFETCH:
-            sums = _load_squares(squares, m, rows, PARTS, PARTS_PAD)
-        scale = tl.rsqrt(tl.sum(sums, 0) / K + eps)
+            sums = _load_squares(inputs.squares, m, rows, PARTS, SIZES.parts_pad)
+        scale = tl.rsqrt(tl.sum(sums, 0) / SIZES.k + eps)
         acc *= scale[None, :]
         acc_high *= scale[None, :]
-    if BIAS:
+    if inputs.bias is not None:
         acc += bias_low.to(tl.float32)[:, None]
-        if GLU or ROPE:
+        if PAIR > 0:
             acc_high += bias_high.to(tl.float32)[:, None]
     if ROPE:
         if not PREFETCH:
-            c_low, s_low, c_high, s_high = _load_rotations(cos, sin, position, last_position, lane, rotated_mask, D)
-        _store_rotated(
-            acc, acc_high, c_low, s_low, c_high, s_high, lane, mask, head, m, out, k_pages, v_pages, index,
-            Q_HEADS, KV_HEADS, D, PAGE_SIZE,
-        )  # fmt: skip
+            rotations = _load_rotations(rope, position, last_position, lane, rotated_mask, D)
+        _store_rotated(acc, acc_high, rotations, lane, mask, head, m, outputs.out, rope, index, HEADS)
         return
     if GLU:
         acc = acc / (1.0 + tl.exp(-acc)) * acc_high
@@ -209,10 +275,4 @@ def _skinny_gemm_kernel(
         if not PREFETCH:
             residual_tile = tl.load(residual_at, mask=mask, other=0.0)
         acc += residual_tile.to(tl.float32)
-    value = acc.to(out.dtype.element_ty)
-    tl.store(out + m[None, :].to(tl.int64) * N + n[:, None], value, mask=mask)
-    if NORM:
-        h = tl.where(mask, value.to(tl.float32), 0.0)
-        scaled = (h * norm_scale.to(tl.float32)[:, None]).to(out.dtype.element_ty)
-        tl.store(out_scaled + m[None, :].to(tl.int64) * N + n[:, None], scaled, mask=mask)
-        tl.store(out_squares + tile * rows + m, tl.sum(h * h, 0), mask=in_m)
+    _store_result(acc, outputs, norm_scale, tile, m, rows, n, mask, in_m, SIZES.n)

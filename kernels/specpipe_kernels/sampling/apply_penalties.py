@@ -12,6 +12,7 @@ from torch import Tensor
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
 from specpipe_kernels.sampling.device.distinct_tokens import block_of, duplicates_of, is_neutral, load_distinct
+from specpipe_kernels.sampling.device.kernel_args import SlotTexts
 from specpipe_kernels.types import Penalties
 
 
@@ -28,33 +29,35 @@ def _edit(row, token, outputs, mask, repetition, presence, frequency):
 
 @triton.jit(do_not_specialize=["stride_slot", "stride_seen", "stride_draft", "width", "first"])
 def _apply_penalties_kernel(
-    logits, row_map, tokens, seen, slots, lengths, repetitions, presences, frequencies, drafts,
-    stride_row, stride_slot, stride_seen, stride_draft, vocab, width, first,
-    HAS_MAP: tl.constexpr, K_PAD: tl.constexpr, DRAFTED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    logits, row_map, texts, penalties, drafts, stride_row, stride_slot, stride_seen, stride_draft, vocab, width, first,
+    K_PAD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    DRAFTED: tl.constexpr = drafts is not None
     wait_for_inputs(PDL)
     request = (tl.program_id(0) // width).to(tl.int64)
     i = tl.program_id(0) % width
-    repetition = tl.load(repetitions + request)
-    presence = tl.load(presences + request)
-    frequency = tl.load(frequencies + request)
+    repetition = tl.load(penalties.repetition + request)
+    presence = tl.load(penalties.presence + request)
+    frequency = tl.load(penalties.frequency + request)
     if is_neutral(repetition, presence, frequency):
         return
     index = request * width + i
-    if HAS_MAP:
+    if row_map is not None:
         index = tl.load(row_map + request).to(tl.int64) + i
         if index >= tl.load(row_map + request + 1):
             return
     row = logits + index * stride_row
-    slot = tl.load(slots + request).to(tl.int64)
-    length = tl.load(lengths + request).to(tl.int32)
+    slot = tl.load(texts.slots + request).to(tl.int64)
+    length = tl.load(texts.lengths + request).to(tl.int32)
     lane = tl.arange(0, K_PAD)
     draft = tl.full([K_PAD], -1, tl.int64)
     if DRAFTED:
         draft = tl.load(drafts + request * stride_draft + lane, mask=lane < first + i, other=-1)
     matched = tl.zeros([K_PAD], tl.int32)
     for start in range(0, length, BLOCK):
-        entry, token = load_distinct(tokens + slot * stride_slot, seen + slot * stride_seen, start, length, BLOCK)
+        entry, token = load_distinct(
+            texts.tokens + slot * stride_slot, texts.seen + slot * stride_seen, start, length, BLOCK
+        )
         outputs = entry - 1
         if DRAFTED:
             same = (token[:, None] == draft[None, :]).to(tl.int32)
@@ -63,7 +66,8 @@ def _apply_penalties_kernel(
         _edit(row, token, outputs, (token >= 0) & (token < vocab), repetition, presence, frequency)
     if DRAFTED:
         occurrences, is_first = duplicates_of(draft, K_PAD)
-        _edit(row, draft, occurrences, is_first & (matched == 0) & (draft < vocab), repetition, presence, frequency)
+        is_new = is_first & (matched == 0) & (draft < vocab)
+        _edit(row, draft, occurrences, is_new, repetition, presence, frequency)
     let_next_start(PDL)
 
 
@@ -86,7 +90,7 @@ def apply_penalties(
     if count * width == 0:
         return
     _apply_penalties_kernel[(count * width,)](
-        logits, cu_rows, tokens, seen, slots, lengths, *penalties, drafts,
+        logits, cu_rows, SlotTexts(tokens, seen, slots, lengths), penalties, drafts if k else None,
         logits.stride(0), tokens.stride(0), seen.stride(0), drafts.stride(0), logits.shape[1], width, first,
-        HAS_MAP=cu_rows is not None, K_PAD=k_pad, DRAFTED=k > 0, BLOCK=block_of(k_pad), **launch_options(logits),
+        K_PAD=k_pad, BLOCK=block_of(k_pad), **launch_options(logits),
     )  # fmt: skip

@@ -14,10 +14,11 @@ from specpipe_kernels.layers import gemm_tiling as gemm_tiling_module
 from specpipe_kernels.layers import linear as triton_linear
 from specpipe_kernels.layers import skinny_gemm as skinny_gemm_module
 from specpipe_kernels.layers.gemm_tiling import LARGE, MAX_FP8_ROWS, MAX_GLU_ROWS, MAX_ROWS, GemmTiling, gemm_tiling
+from specpipe_kernels.layers.layer_args import RopeArgs
 from specpipe_kernels.layers.rms_norm import add_rms_norm, rms_norm
 from specpipe_kernels.layers.rope_store_kv import rope_store_kv
 from specpipe_kernels.layers.silu_mul import silu_mul
-from specpipe_kernels.layers.skinny_gemm import Rope, skinny_gemm
+from specpipe_kernels.layers.skinny_gemm import skinny_gemm
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
 from specpipe_kernels.reference.layers import linear as reference
 from specpipe_kernels.reference.layers.rms_norm import rms_norm as reference_norm
@@ -59,7 +60,7 @@ def open_norm(h: Tensor, weight: Tensor, parts: int) -> Normed:
 def test_skinny_gemm_with_bias(device: str, rows: int, n: int, k: int, splits: int, by_descriptor: bool) -> None:
     x, weight, bias = tensors(device, (rows, k), (n, k), (n,))
     tiles = GemmTiling(32, 64, splits, 3, 4, by_descriptor)
-    out = skinny_gemm(x, weight, PLAIN, bias=bias, tiles=tiles)[0]
+    out = skinny_gemm(x, weight, PLAIN, bias=bias, tiles=tiles).out
     assert error(out, x.double() @ weight.double().T + bias.double()) < TOLERANCE[device]
 
 
@@ -67,7 +68,7 @@ def test_skinny_gemm_with_bias(device: str, rows: int, n: int, k: int, splits: i
 def test_split_products_are_deterministic(device: str) -> None:
     x, weight = tensors(device, (5, 768), (64, 768))
     tiles = GemmTiling(32, 64, 4, 3, 4, False)
-    runs = [skinny_gemm(x, weight, PLAIN, tiles=tiles)[0] for _ in range(4)]
+    runs = [skinny_gemm(x, weight, PLAIN, tiles=tiles).out for _ in range(4)]
     assert all(torch.equal(run, runs[0]) for run in runs), "the parts are added in a fixed order, arrivals left at zero"
 
 
@@ -87,7 +88,7 @@ def test_skinny_glu_after_a_pending_norm(device: str, rows: int, k: int) -> None
     h, by, weight = tensors(device, (rows, k), (k,), (2 * 48, k))
     normed = open_norm(h, by, parts=5)
     gate, up = (norm64(h, by) @ weight.double().T).chunk(2, dim=-1)
-    out = skinny_gemm(normed, weight, GLU)[0]
+    out = skinny_gemm(normed, weight, GLU).out
     assert error(out, gate / (1 + torch.exp(-gate)) * up) < 2 * TOLERANCE[device]
 
 
@@ -276,11 +277,11 @@ def test_rope_epilogue_of_the_skinny_gemm(
         return k, torch.zeros_like(k)
 
     k, v = memory()
-    rope = Rope(cos, sin, positions, k, v, index, q_heads)
+    rope = RopeArgs(cos, sin, positions, k, v, index)
     tiles = GemmTiling(16, 32, splits, 3, 4, False)
     monkeypatch.setattr(skinny_gemm_module, "_PREFETCH_VALUES", 48 if early else 0)
     normed = open_norm(h, by, parts=4)
-    q = skinny_gemm(normed, weight, ROPE, bias=given, rope=rope, tiles=tiles)[0]
+    q = skinny_gemm(normed, weight, ROPE, bias=given, rope=rope, q_heads=q_heads, tiles=tiles).out
     want_k, want_v = memory()
     complete = Normed(norm64(h, by).to(h.dtype), None, EPS)
     want_q = reference.linear_rope_store_kv(
@@ -310,7 +311,7 @@ def test_skinny_gemm_of_fp8_weights(device: str, rows: int, splits: int, epilogu
     weight = quantize_fp8(given * torch.logspace(-1, 1, 80, device=device)[:, None].to(given.dtype))
     tiles = GemmTiling(32, 64, splits if epilogue == PLAIN else 1, 3, 4, False)
     bias = bias if epilogue == PLAIN else None
-    out = skinny_gemm(open_norm(h, by, parts=5), weight, epilogue, bias=bias, tiles=tiles)[0]
+    out = skinny_gemm(open_norm(h, by, parts=5), weight, epilogue, bias=bias, tiles=tiles).out
     want = norm64(h, by) @ (weight.values.double() * weight.scale.double()[:, None]).T
     if bias is None:
         gate, up = want.chunk(2, dim=-1)

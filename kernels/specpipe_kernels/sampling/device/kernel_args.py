@@ -59,6 +59,19 @@ class DraftArgs(NamedTuple):
     """[D, K] fp32: log-sum-exps of q; None: computed from its logits, or not needed."""
 
 
+class SlotTexts(NamedTuple):
+    """Distinct tokens of the texts in S slots, and the slots of R requests."""
+
+    tokens: Tensor
+    """[S, C] int64: prompt and output."""
+    seen: Tensor
+    """[S, C] int32: above 0 at a token's first occurrence, 1 + its occurrences in the output."""
+    slots: Tensor
+    """[R] int64."""
+    lengths: Tensor
+    """[R] int64: tokens of each request."""
+
+
 class StreamArgs(NamedTuple):
     """Temperatures and random streams of R requests."""
 
