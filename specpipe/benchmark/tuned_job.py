@@ -97,7 +97,7 @@ class TunedEngine:
                 self._engine.submit([], plan)
                 totals.add_plan(plan.reason)
             for _ in range(ended):
-                self._estimates.see(_WORKER, self._tuner.evidence())
+                self._estimates.add(_WORKER, self._tuner.evidence())
         while self._engine.step() is not None:  # one more round without rows may follow
             pass
         return time.perf_counter() - began

@@ -56,10 +56,10 @@ def job_estimates(job: JobSpec, published: pa.Table, cache: CostCache | None) ->
     of earlier runs.
     """
     facts = _engine_facts(job)
-    estimates = RunEstimates(**facts) if cache is None else RunEstimates(**facts, known=cache.load)
+    estimates = RunEstimates(**facts) if cache is None else RunEstimates(**facts, cached_costs=cache.load)
     if published.num_rows:
         latest = published.sort_by([("finished_at", "descending")]).slice(0, _RECENT_SHARDS)
-        estimates.see(None, evidence(latest))
+        estimates.add(None, evidence(latest))
     return estimates
 
 

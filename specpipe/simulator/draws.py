@@ -15,7 +15,7 @@ from specpipe.simulator.scenarios import Scenario
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-_NOTHING_FOUND = -1
+_NO_DRAFT = -1
 
 
 class Draws:
@@ -47,13 +47,13 @@ class Draws:
                 run += going
             if proposer != "draft":
                 coverage = self._scenario.coverage[proposer][self._scenario.kind]
-                run[self._found[:, : self.stride] >= coverage[:, None]] = _NOTHING_FOUND
+                run[self._found[:, : self.stride] >= coverage[:, None]] = _NO_DRAFT
             self._runs[proposer] = run
         return self._runs[proposer]
 
-    def found(self, proposer: ProposerName, places: Ints) -> Mask:
+    def found(self, proposer: ProposerName, positions: Ints) -> Mask:
         """Returns a mask of the positions that have a draft."""
-        return np.asarray(self._run(proposer).ravel()[places] != _NOTHING_FOUND)
+        return np.asarray(self._run(proposer).ravel()[positions] != _NO_DRAFT)
 
     def following(self, proposer: ProposerName, k: int) -> Ints:
         """Returns [R * stride]: the position after a round of k drafts, limited by the end of the row.
@@ -71,13 +71,13 @@ class Draws:
         """[R, stride]: the position after one more token."""
         return np.arange(1, self._shape[0] * self.stride + 1).reshape(-1, self.stride)
 
-    def walk(self, proposer: ProposerName, k: int, places: Ints, ends: Ints, rounds: int) -> Ints:
+    def walk(self, proposer: ProposerName, k: int, positions: Ints, ends: Ints, rounds: int) -> Ints:
         """Returns [rounds + 1, n]: positions before each round and after the last; the draft model is never behind."""
-        at = np.empty((rounds + 1, len(places)), dtype=np.int64)
+        at = np.empty((rounds + 1, len(positions)), dtype=np.int64)
         if not k:
-            np.add(places, np.arange(rounds + 1)[:, None], out=at)
+            np.add(positions, np.arange(rounds + 1)[:, None], out=at)
             return np.minimum(at, ends, out=at)
-        table, at[0] = self.following(proposer, k), places
+        table, at[0] = self.following(proposer, k), positions
         for i in range(rounds):
             table.take(at[i], out=at[i + 1], mode="clip")
         return at

@@ -19,7 +19,7 @@ from specpipe.simulator.draws import Ints
 from specpipe.simulator.oracle import RoundChoice
 from specpipe.simulator.simulated_worker import SimulatedWorker
 
-_NEAR = 1.05  # choices up to this multiple of the least estimate are computed exactly
+_CLOSE = 1.05  # choices up to this multiple of the least estimate are computed exactly
 
 
 class _RowRounds(NamedTuple):
@@ -28,7 +28,7 @@ class _RowRounds(NamedTuple):
     rounds: Ints
     read: npt.NDArray[np.float64]
     """Tokens that its rounds attend to, summed."""
-    alone: Ints
+    one_left: Ints
     """1 where its last round finds one token left, to be generated without a draft; else 0."""
 
 
@@ -47,27 +47,27 @@ class FixedKRuns:
     def best(self, choices: Iterable[RoundChoice]) -> tuple[float, RoundChoice]:
         """Returns the final seconds of the fastest choice, and that choice. Only choices near it are computed fully."""
         estimates = {choice: self._seconds(choice, self._expected(choice)) for choice in choices}
-        near = _NEAR * min(estimates.values())
+        near = _CLOSE * min(estimates.values())
         return min((self.seconds(choice), choice) for choice, seconds in estimates.items() if seconds <= near)
 
     def seconds(self, choice: RoundChoice) -> float:
         """Returns the seconds at the end of the run."""
         return self._worker.seconds + self._seconds(choice, self._followed(choice))
 
-    def _seconds(self, choice: RoundChoice, course: _RowRounds) -> float:
+    def _seconds(self, choice: RoundChoice, row_rounds: _RowRounds) -> float:
         """Returns the seconds from the start state to the end."""
         scenario, (proposer, k) = self._worker.scenario, choice
         machine = scenario.machine
-        began = np.array(self._starts(course.rounds.tolist()), dtype=np.int64)
-        ended = began + course.rounds
+        began = np.array(self._starts(row_rounds.rounds.tolist()), dtype=np.int64)
+        ended = began + row_rounds.rounds
         running = np.cumsum(np.bincount(began, minlength=ended.max()) - np.bincount(ended)[:-1])
-        total = machine.token_s(proposer, k) * float(course.read.sum())
+        total = machine.token_s(proposer, k) * float(row_rounds.read.sum())
         shapes = np.bincount(running)
         total += sum(count * machine.seconds(proposer, k, n, 0.0) for n, count in enumerate(shapes.tolist()) if count)
         if proposer == "draft":
             tokens, forwards = float(scenario.input[self._new].sum()), len(np.unique(began[self._running :]))
             total += machine.prefill_s(tokens, forwards)
-        last = ended[course.alone == 1] - 1
+        last = ended[row_rounds.one_left == 1] - 1
         plain = np.bincount(last, minlength=len(running)) == running  # rounds in which every row has one token left
         for n in running[plain].tolist():
             total -= machine.seconds(proposer, k, n, 0.0) - machine.seconds("none", 0, n, 0.0)
@@ -89,8 +89,8 @@ class FixedKRuns:
                 while len(busy) > most or (busy and busy[0] <= now):
                     now = max(now, heappop(busy))
                 new = min(left, slots - len(busy))
-                for took in rounds[len(began) : len(began) + new]:
-                    heappush(busy, now + took)
+                for duration in rounds[len(began) : len(began) + new]:
+                    heappush(busy, now + duration)
                 began += [now] * new
                 left -= new
         return began
@@ -107,7 +107,7 @@ class FixedKRuns:
         if not choice[1]:
             return self._expected(choice)
         following = self._worker.draws.following(*choice)
-        rounds, alone = np.zeros(len(self._at), dtype=np.int64), np.zeros(len(self._at), dtype=np.int64)
+        rounds, one_left = np.zeros(len(self._at), dtype=np.int64), np.zeros(len(self._at), dtype=np.int64)
         read, who = np.zeros(len(self._at)), np.arange(len(self._at))
         at, end, passed = self._at, self._end, np.zeros(len(self._at), dtype=np.int64)
         for count in range(1, self._worker.draws.stride):
@@ -118,12 +118,12 @@ class FixedKRuns:
                 over = ~going
                 ended = who[over]
                 rounds[ended], read[ended] = count, passed[over]
-                alone[ended] = end[over] - at[over] == 1
+                one_left[ended] = end[over] - at[over] == 1
                 who, end, passed, reached = who[going], end[going], passed[going], reached[going]
             at = reached
             if not len(at):
                 break
-        return _RowRounds(rounds, read + rounds * self._read, alone)
+        return _RowRounds(rounds, read + rounds * self._read, one_left)
 
     def _expected(self, choice: RoundChoice) -> _RowRounds:
         """Returns the expected rounds of every row; exact for K = 0."""

@@ -57,17 +57,17 @@ class Oracle:
         rows, until = 0, 0
         choice: RoundChoice = ("none", 0)
 
-        def holds(running: int) -> bool:
+        def same_k(running: int) -> bool:
             return abs(running - rows) <= CHANGED * rows
 
         while worker.seconds <= within_s and worker.admit():
-            if worker.rounds >= until or not holds(len(worker.rows)):
+            if worker.rounds >= until or not same_k(len(worker.rows)):
                 rows, until = len(worker.rows), worker.rounds + CHOOSE_AGAIN
                 charged, free = self._choices(worker)
                 if fork is None and charged != free:
                     fork = worker.fork()
                 choice = charged if charge_catch_up else free
-            worker.play(*choice, until - worker.rounds, holds=holds)
+            worker.play(*choice, until - worker.rounds, same_k=same_k)
         return worker.seconds, fork
 
     def _choices(self, worker: SimulatedWorker) -> tuple[RoundChoice, RoundChoice]:

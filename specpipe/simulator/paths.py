@@ -44,12 +44,14 @@ class Paths(NamedTuple):
         return Paths(*(np.concatenate(pair, axis=-1) for pair in zip(self, other, strict=True)))
 
 
-def extended(old: Paths, queue: RowQueue, walk: Walk, holds: Callable[[int], bool], *, alone: bool) -> Paths:
+def extended(
+    old: Paths, queue: RowQueue, walk: Walk, same_k: Callable[[int], bool], *, stop_at_new_rows: bool
+) -> Paths:
     """Returns the paths with the rows that get slots meanwhile, up to the next shard or change of K.
 
-    holds: returns True if K stays the same at an occupancy; alone: rounds end when new rows get slots.
+    same_k: returns True if K stays the same at an occupancy; stop_at_new_rows: rounds end when new rows get slots.
     """
-    starts, rounds = _starts(old, queue, holds, alone=alone)
+    starts, rounds = _starts(old, queue, same_k, stop_at_new_rows=stop_at_new_rows)
     if not starts:
         return old.until(rounds)
     rows, place, end = queue.next(len(starts))
@@ -61,7 +63,9 @@ def extended(old: Paths, queue: RowQueue, walk: Walk, holds: Callable[[int], boo
     return both.until(int(np.argmax(over))) if over[-1] else both
 
 
-def _starts(old: Paths, queue: RowQueue, holds: Callable[[int], bool], *, alone: bool) -> tuple[list[int], int]:
+def _starts(
+    old: Paths, queue: RowQueue, same_k: Callable[[int], bool], *, stop_at_new_rows: bool
+) -> tuple[list[int], int]:
     """Returns the round in which each new row gets its slot, and the rounds until a shard or another K is due."""
     starts: list[int] = []
     arrived, before = queue.waiting, (-1, 0)
@@ -71,7 +75,12 @@ def _starts(old: Paths, queue: RowQueue, holds: Callable[[int], bool], *, alone:
         before = going, len(starts)
         running, waiting = going + len(starts), arrived - len(starts)
         new = queue.due(running, waiting)
-        if queue.shard_due(running, waiting) or not running + new or not holds(running + new) or (new and alone):
+        if (
+            queue.shard_due(running, waiting)
+            or not running + new
+            or not same_k(running + new)
+            or (new and stop_at_new_rows)
+        ):
             return starts, i
         starts += [i] * new
     return starts, len(old.left)

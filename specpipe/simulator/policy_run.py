@@ -119,7 +119,7 @@ class PolicyRun:
             most = min(most, plan.explore.unchanged(worker.rounds))
         if (explore := plan.exploring(worker.rounds)) is not None:
             return worker.play(*choice, most, catch_up=explore.catch_up_at(worker.rounds))
-        return worker.play(*choice, most, holds=lambda n: plan.k_for(n) == choice[1], least_ready=plan.least_ready)
+        return worker.play(*choice, most, same_k=lambda n: plan.k_for(n) == choice[1], least_ready=plan.least_ready)
 
     def _prefills(self, played: Segment) -> list[PrefillPoint]:
         """Returns the draft prefills of a segment as measured."""
@@ -143,10 +143,10 @@ class PolicyRun:
         self._shard_log.merge(recent)
         depth, in_force, new = self.worker.queue_depth, self.plan, 0.0
         if admit_rows:
-            self._driver.see(self._shard_log.evidence())
+            self._driver.add(self._shard_log.evidence())
             self._shard_log = RoundLog(self._scenario, self.worker.draws)
             self._observer.use_priors(self._driver.priors)
-        self._observer.see(recent.evidence(self.worker.mean_behind, self.worker.mean_left))
+        self._observer.add(recent.evidence(self.worker.mean_behind, self.worker.mean_left))
         if admit_rows:
             new = self._observer.admit_rows(queue_depth=depth)
         seen = self._observer.policy_inputs(queue_depth=depth, plan=None if new > MOSTLY_NEW else in_force)

@@ -58,8 +58,8 @@ class RoundLog:
         """Returns [max K + 2, max K + 2] row rounds by drafts + 1 and by tokens generated."""
         paths, size = segment.paths, self._scenario.max_k + 2
         most = np.minimum(paths.left, segment.k + 1)
-        if segment.late is not None:
-            most[:, segment.late] = 1
+        if segment.lacks_draft is not None:
+            most[:, segment.lacks_draft] = 1
         if segment.proposer != "draft":
             most[~self._draws.found(segment.proposer, paths.at[:-1]) & (most > 0)] = 1
         kinds = most * size + np.diff(paths.at, axis=0)

@@ -31,7 +31,7 @@ class Segment(NamedTuple):
     """[m] tokens that the draft model prefilled before each round."""
     paths: Paths
     """Positions of the rows."""
-    late: Mask | None
+    lacks_draft: Mask | None
     """[w] rows without a draft because the draft model was behind; None if there is none."""
     ended: Ints
     """Numbers of the rows that ended."""

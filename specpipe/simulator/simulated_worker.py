@@ -98,32 +98,32 @@ class SimulatedWorker:
         k: int,
         most: int = 1,
         *,
-        holds: Callable[[int], bool] = lambda running: True,
+        same_k: Callable[[int], bool] = lambda running: True,
         least_ready: float = 0.0,
         catch_up: int | None = None,
     ) -> Segment:
         """Plays up to `most` rounds with this K, until a shard arrives. Call `admit` before.
 
-        holds: returns True if K stays the same at an occupancy, otherwise the segment ends; least_ready: as in a plan;
+        same_k: returns True if K stays the same at an occupancy, otherwise the segment ends; least_ready: as in a plan;
         catch_up: limit on the tokens caught up in a step, if below the budget; new rows then end the segment.
         """
         if k and self.left == len(self.rows):  # every row has one token left
             k, most = 0, 1
-        caught_up, late = self._catch_up(catch_up) if k and proposer == "draft" else (0, None)
-        if late is not None:
+        caught_up, lacks_draft = self._catch_up(catch_up) if k and proposer == "draft" else (0, None)
+        if lacks_draft is not None:
             most = 1
-            if len(late) - np.count_nonzero(late) < least_ready * len(late):
-                k, late = 0, None
+            if len(lacks_draft) - np.count_nonzero(lacks_draft) < least_ready * len(lacks_draft):
+                k, lacks_draft = 0, None
         if not k:
             proposer = "none"
         walk = partial(self.draws.walk, proposer, k)
         at = walk(self._at, self._end, most)
-        if late is not None:
-            at[1, late] = at[0, late] + 1
+        if lacks_draft is not None:
+            at[1, lacks_draft] = at[0, lacks_draft] + 1
         paths = Paths(self.rows, self._end, np.zeros_like(self.rows), at, self._end - at[:-1])
-        alone = proposer == "draft" and catch_up is not None
-        paths = extended(paths, self.queue, walk, holds, alone=alone)
-        return self._book(proposer, k, paths, caught_up, late)
+        stop_at_new_rows = proposer == "draft" and catch_up is not None
+        paths = extended(paths, self.queue, walk, same_k, stop_at_new_rows=stop_at_new_rows)
+        return self._book(proposer, k, paths, caught_up, lacks_draft)
 
     def _catch_up(self, limit: int | None) -> tuple[int, Mask | None]:
         """Catches up. Returns the tokens, and a mask [n] of the rows that are still behind, or None."""
@@ -134,7 +134,7 @@ class SimulatedWorker:
         tokens, self.behind = catch_up(self.behind, new, budget, all_alike=limit is not None)
         return tokens, self.behind > 0 if self.behind.any() else None
 
-    def _book(self, proposer: ProposerName, k: int, paths: Paths, caught_up: int, late: Mask | None) -> Segment:
+    def _book(self, proposer: ProposerName, k: int, paths: Paths, caught_up: int, lacks_draft: Mask | None) -> Segment:
         """Computes the seconds of the rounds and applies them to the state."""
         machine = self.scenario.machine
         running, left = np.count_nonzero(paths.left, axis=1), paths.left.sum(axis=1)
@@ -143,23 +143,23 @@ class SimulatedWorker:
             paths, running, left = paths.until(rounds), running[:rounds], left[:rounds]
         context = ((paths.left > 0) @ (paths.end + self._lengths(paths.rows)) - left) / running
         seconds = machine.seconds_of(proposer, k, running, context)
-        prefills = self._follow(proposer, paths, late)
+        prefills = self._follow(proposer, paths, lacks_draft)
         prefills[0] += caught_up
         self.seconds += float(seconds.sum())
         if forwards := np.count_nonzero(prefills):
             self.seconds += machine.prefill_s(float(prefills.sum()), float(forwards))
         self.rounds += len(left)
-        return Segment(proposer, k, running, context, seconds, prefills, paths, late, self._keep(paths))
+        return Segment(proposer, k, running, context, seconds, prefills, paths, lacks_draft, self._keep(paths))
 
-    def _follow(self, proposer: ProposerName, paths: Paths, late: Mask | None) -> Ints:
+    def _follow(self, proposer: ProposerName, paths: Paths, lacks_draft: Mask | None) -> Ints:
         """Updates `behind` for old and new rows. Returns [m] prompt tokens read beside the target."""
         n, prefills = len(self.rows), np.zeros(len(paths.at) - 1, dtype=np.int64)
         prompts = self.scenario.input[paths.rows[n:]]
         if proposer != "draft":
             self.behind = np.concatenate([self.behind, prompts]) + paths.at[-1] - paths.at[0]
             return prefills
-        if late is not None:
-            self.behind = self.behind + late
+        if lacks_draft is not None:
+            self.behind = self.behind + lacks_draft
         if len(prompts):
             self.behind = np.concatenate([self.behind, np.zeros_like(prompts)])
             np.add.at(prefills, paths.begin[n:], np.where(prompts == 1, 0, prompts))

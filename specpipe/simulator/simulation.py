@@ -24,6 +24,7 @@ from specpipe.speculation.policies.goodput import Goodput
 from specpipe.speculation.policies.policy import Policy
 
 WARM_UP = 50
+"""Rounds of a scenario that are not compared."""
 _WORTH_A_PROCESS = 8  # scenarios per process, at least
 _PLAIN: RoundChoice = ("none", 0)
 

@@ -79,7 +79,7 @@ class Tuner:
         """Makes a plan from all evidence so far. admit_rows: a shard's rows are about to take the free slots."""
         began = time.perf_counter()
         self._since = 0
-        self._observer.see(self._recent.take())
+        self._observer.add(self._recent.take())
         in_force = self.plan
         if admit_rows and self._observer.admit_rows(queue_depth=self.queue_depth) > MOSTLY_NEW:
             in_force = None

@@ -82,10 +82,27 @@ def play_out(worker: SimulatedWorker, proposer: ProposerName, k: int, most: int)
     return tokens, seconds, log.evidence()
 
 
-@pytest.mark.parametrize("proposer", ["draft", "ngram"])
-@pytest.mark.parametrize("k", [0, 2, 5])
-@pytest.mark.parametrize(("family", "index"), [("draft or n-grams", 1), ("bursts", 0)])
-def test_simulated_worker_generates_every_token_once(family: str, index: int, proposer: ProposerName, k: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "index", "k", "proposer"),
+    [
+        ("draft or n-grams", 1, 2, "draft"),
+        ("draft or n-grams", 1, 5, "ngram"),
+        ("bursts", 0, 5, "draft"),
+        *(
+            pytest.param(*run, marks=pytest.mark.slow)
+            for run in [
+                ("draft or n-grams", 1, 0, "draft"),
+                ("draft or n-grams", 1, 2, "ngram"),
+                ("draft or n-grams", 1, 5, "draft"),
+                ("bursts", 0, 0, "draft"),
+                ("bursts", 0, 2, "draft"),
+                ("bursts", 0, 2, "ngram"),
+                ("bursts", 0, 5, "ngram"),
+            ]
+        ),
+    ],
+)
+def test_simulated_worker_generates_every_token_once(family: str, index: int, k: int, proposer: ProposerName) -> None:
     chosen = scenario(family, index)
     draws = Draws(chosen)
     worker = SimulatedWorker(chosen, draws)
@@ -100,7 +117,9 @@ def test_simulated_worker_generates_every_token_once(family: str, index: int, pr
     assert (by_round.rounds, by_round.seconds) == (worker.rounds, pytest.approx(worker.seconds))
 
 
-@pytest.mark.parametrize("family", ["bursts", "mixed rows", "draft or n-grams"])
+@pytest.mark.parametrize(
+    "family", ["bursts", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixed rows", "draft or n-grams"))]
+)
 def test_segments_lead_to_the_same_plans_as_single_rounds(family: str) -> None:
     chosen = scenario(family)
     draws = Draws(chosen)
@@ -135,7 +154,7 @@ def test_rows_get_drafts_only_after_catching_up() -> None:
     played = worker.play("draft", 2)
     log.add(played, played.seconds.tolist())
     assert 0 < played.prefills.sum() <= chosen.prefill_budget
-    assert played.late is not None and len(played.ended) == 0
+    assert played.lacks_draft is not None and len(played.ended) == 0
     assert log.evidence().verified["draft"].drafts == np.count_nonzero(worker.behind == 0)
 
 
@@ -149,7 +168,7 @@ def test_rounds_stay_plain_until_enough_rows_caught_up() -> None:
         assert (played.rounds, played.proposer) == (1, "none") and played.prefills[0] > 0
         waited += 1
     assert waited > 3
-    assert played.late is None or np.count_nonzero(played.late) <= 0.1 * played.running[0]
+    assert played.lacks_draft is None or np.count_nonzero(played.lacks_draft) <= 0.1 * played.running[0]
 
 
 def test_active_draft_reads_prompts_beside_the_target() -> None:
@@ -158,7 +177,7 @@ def test_active_draft_reads_prompts_beside_the_target() -> None:
     worker.admit()
     prompts = chosen.input[worker.rows].sum()
     played = worker.play("draft", 2, 16)
-    assert played.late is None and played.prefills[0] == prompts > chosen.prefill_budget
+    assert played.lacks_draft is None and played.prefills[0] == prompts > chosen.prefill_budget
 
 
 @pytest.mark.parametrize(("family", "index"), [("bursts", 0), ("few rows", 1), ("draft or n-grams", 0)])

@@ -1,4 +1,4 @@
-"""Between two shards the worker's own tuner goes on: a new plan every few rounds, and only where something changed."""
+"""Tuning between two shards: a new plan every few rounds, returned only if it changed."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,16 +15,16 @@ ALL_ACCEPTED = AcceptanceCounts(
 
 
 class Recording:
-    """A policy that remembers what it was shown."""
+    """Policy that records its inputs."""
 
     max_k = 3
 
     def __init__(self, k: Callable[[PolicyInputs], int] = lambda inputs: 1) -> None:
-        self.situations: list[PolicyInputs] = []
+        self.inputs: list[PolicyInputs] = []
         self._k = k
 
     def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
-        self.situations.append(inputs)
+        self.inputs.append(inputs)
         k = self._k(inputs)
         return SpeculationPlan(ks=(k,), proposer="draft", queue_depth=inputs.queue_depth, reason=f"K={k}")
 
@@ -59,16 +59,16 @@ def rounds(tuned: Tuner, count: int) -> list[SpeculationPlan]:
     return found
 
 
-def test_what_rounds_show_changes_the_plan_between_two_shards() -> None:
+def test_evidence_changes_the_plan_between_two_shards() -> None:
     policy = Recording(lambda inputs: 3 if inputs.acceptance["draft"].drafts > 50 else 1)
     tuned = tuner(policy)
     assert tuned.order(ordered(), Priors()).ks == (1,)
     plans = rounds(tuned, 4 * REPLAN_ROUNDS)
-    assert [plan.ks for plan in plans] == [(3,)], "told once"
-    assert len(policy.situations) == 1 + 5 + 3, "after 1, 2, 4, 8 and 16 rounds, then every 16"
+    assert [plan.ks for plan in plans] == [(3,)], "returned once"
+    assert len(policy.inputs) == 1 + 5 + 3, "after 1, 2, 4, 8 and 16 rounds, then every 16"
 
 
-def test_rows_that_end_lower_the_queue_depth_until_the_driver_says_more() -> None:
+def test_ended_rows_lower_queue_depth_until_the_next_order() -> None:
     policy = Recording()
     tuned = tuner(policy)
     tuned.order(ordered(depth=40.0), Priors())
@@ -76,44 +76,44 @@ def test_rows_that_end_lower_the_queue_depth_until_the_driver_says_more() -> Non
         tuned._next = -1.0
         tuned.step(step(ended=2))
     ended = [0, 2, 4, 8, 16, 32]
-    assert [inputs.queue_depth for inputs in policy.situations] == [40.0 - rows for rows in ended]
+    assert [inputs.queue_depth for inputs in policy.inputs] == [40.0 - rows for rows in ended]
     tuned.order(ordered(depth=25.0), Priors())
-    assert policy.situations[-1].queue_depth == 25.0
+    assert policy.inputs[-1].queue_depth == 25.0
 
 
-def test_the_plan_in_force_is_part_of_what_the_policy_sees() -> None:
+def test_policy_inputs_contain_the_plan_in_force() -> None:
     policy = Recording()
     tuned = tuner(policy)
     first = tuned.order(ordered(), Priors())
     rounds(tuned, 1)
-    assert [inputs.plan for inputs in policy.situations] == [None, first]
+    assert [inputs.plan for inputs in policy.inputs] == [None, first]
 
 
-def test_a_plan_that_was_made_for_other_rows_is_not_in_force() -> None:
+def test_plan_for_other_rows_is_not_in_force() -> None:
     policy = Recording()
     tuned = tuner(policy)
     tuned.order(ordered(), Priors())
     rounds(tuned, 1)
     tuned.order(ordered(), Priors())  # a quarter of the rows is new
-    assert policy.situations[-1].plan is not None
+    assert policy.inputs[-1].plan is not None
     tuned._observer.priors = replace(tuned._observer.priors, running=0)
     tuned.order(ordered(), Priors())
-    assert policy.situations[-1].plan is None
+    assert policy.inputs[-1].plan is None
 
 
-def test_a_worker_starts_from_what_the_run_has_learnt() -> None:
+def test_worker_starts_with_the_priors_of_the_run() -> None:
     others = Observer(slots=4, proposers=("draft",))
     log = tuner(Recording())
     rounds(log, 200)
-    others.see(log.evidence())
+    others.add(log.evidence())
     policy = Recording()
     tuner(policy).order(ordered(), others.priors)
-    (inputs,) = policy.situations
+    (inputs,) = policy.inputs
     assert inputs.acceptance["draft"].conditional(1)[0] > 0.95
     assert inputs.costs is not None
 
 
-def test_the_driver_hears_everything_once() -> None:
+def test_evidence_for_the_driver_is_returned_once() -> None:
     tuned = tuner(Recording())
     tuned.order(ordered(), Priors())
     rounds(tuned, 40)
@@ -121,17 +121,17 @@ def test_the_driver_hears_everything_once() -> None:
     assert tuned.evidence().rounds == {}
 
 
-def test_making_plans_takes_a_small_share_of_the_time() -> None:
+def test_planning_time_is_limited_to_a_small_share() -> None:
     policy = Recording()
     tuned = Tuner(policy, slots=4, proposers=("draft",))
     tuned.order(ordered(), Priors())
     tuned._next = float("inf")  # as if the last plan had taken long
     for _ in range(10 * REPLAN_ROUNDS):
         assert tuned.step(step()) is None
-    assert len(policy.situations) == 1
+    assert len(policy.inputs) == 1
 
 
-def test_a_policy_that_never_changes_its_mind_says_nothing_new() -> None:
+def test_unchanged_plan_is_not_returned_again() -> None:
     tuned = tuner(Fixed(k=2, proposer="draft"))
     assert tuned.order(ordered(), Priors()).ks == (2,)
     assert rounds(tuned, 100) == []

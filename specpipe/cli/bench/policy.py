@@ -36,9 +36,9 @@ def policy(
 ) -> None:
     """Simulate many runs under the goodput policy and compare them with an oracle and with fixed K.
 
-    The policy is the one that runs use; only the rounds are simulated. Prints, for each family of scenarios, how much
-    longer than two others the policy takes after the warm-up: an oracle with exact round times and acceptance, and the
-    scenario's best fixed K. Columns are median, 95th percentile and maximum.
+    The policy is the one that runs use; only the rounds are simulated. Prints, for each family of scenarios, by how
+    much the policy's seconds after the warm-up exceed two references: an oracle with exact round times and acceptance,
+    and the scenario's best fixed K. Columns are median, 95th percentile and maximum.
     """
     import dataclasses
     import json

@@ -167,7 +167,7 @@ class Driver:
         self._dispatcher.mark_available(member)
         self._dispatcher.finished(member, task)
         self._progress.shard_published(report, task.rows)
-        self._estimates.see(member.name, report.evidence)
+        self._estimates.add(member.name, report.evidence)
         self._observers.published(report)
 
     def _attempt_failed(self, member: Member, task: Task, reason: str) -> None:
@@ -227,7 +227,7 @@ class Driver:
         except SpecpipeError as error:
             self._lost(member, str(error))
             return
-        self._estimates.see(member.name, member.status.evidence)
+        self._estimates.add(member.name, member.status.evidence)
         for note in member.status.notes:
             log.warning("%s: %s", member.name, note, extra=with_fields(worker=member.name))
         if samples := member.status.samples:

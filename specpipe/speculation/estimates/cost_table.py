@@ -14,7 +14,7 @@ from specpipe.speculation.estimates.cost_fit import CostFit, CostGrid
 from specpipe.speculation.estimates.prefill_cost import TOKENS_OF_A_FORWARD, PrefillCost, PrefillPrice
 from specpipe.speculation.estimates.round_model import DRAFT
 
-_VERSION = 2
+_VERSION = 2  # of the JSON values; tables of other versions are not read
 
 
 class CostTable:

@@ -13,13 +13,13 @@ from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 DRIVER_HALF_LIFE = 4096.0
 WORKER_HALF_LIFE = 16.0
 """Half-lives of acceptance counts, in rounds: a worker follows its rows, the driver averages over shards."""
-ROWS = 32
+WIDE_ROWS = 32
 """Rows of a round above which the half-life shrinks in proportion: such rounds carry more evidence."""
-LEAST_DRAFTS = 64.0
+MIN_HALF_LIFE_DRAFTS = 64.0
 """Smallest half-life in drafts: a single row adds evidence slowly."""
-STALE = 1.0
+IDLE_HALF_LIVES = 1.0
 """Half-lives after which the evidence of an idle proposer has half its weight: it becomes worth another trial."""
-OF_AGE = 1.5
+FINAL_LENGTH_RATIO = 1.5
 """Ratio of final to current mean length when row ages are uniform."""
 
 
@@ -65,7 +65,7 @@ class Observer:
         if priors is not None:
             self.use_priors(priors)
 
-    def see(self, evidence: Evidence) -> None:
+    def add(self, evidence: Evidence) -> None:
         """Adds evidence of rounds and rows."""
         old = self.priors
         costs = old.costs.with_points(evidence.costs) if evidence.costs else old.costs
@@ -74,26 +74,26 @@ class Observer:
         rounds = sum(point.rounds for point in evidence.costs)
         context = sum(point.context * point.rounds for point in evidence.costs) / rounds if rounds else old.context
         self.priors = Priors(
-            acceptance={name: self._seen(name, known, evidence) for name, known in old.acceptance.items()},
+            acceptance={name: self._updated(name, known, evidence) for name, known in old.acceptance.items()},
             costs=costs,
             running=evidence.running or old.running,
             context=context,
-            input_tokens=_last(old.input_tokens, evidence.input_tokens, evidence.rows),
-            output_tokens=_last(old.output_tokens, evidence.output_tokens, evidence.rows),
+            input_tokens=_mean_with_new(old.input_tokens, evidence.input_tokens, evidence.rows),
+            output_tokens=_mean_with_new(old.output_tokens, evidence.output_tokens, evidence.rows),
             rounds=old.rounds + rounds,
             rows=old.rows + evidence.rows,
             behind=evidence.draft_behind if evidence.running else old.behind,
             left=evidence.left if evidence.running else old.left,
         )
 
-    def _seen(self, name: ProposerName, known: AcceptanceEstimate, evidence: Evidence) -> AcceptanceEstimate:
+    def _updated(self, name: ProposerName, known: AcceptanceEstimate, evidence: Evidence) -> AcceptanceEstimate:
         """Returns a proposer's acceptance with this evidence: its counts, or decay while it was idle."""
         if name not in evidence.verified:
             idle = sum(point.rounds for point in evidence.costs)
-            return known.discounted(0.5 ** (idle / (STALE * self._half_life))) if idle else known
+            return known.discounted(0.5 ** (idle / (IDLE_HALF_LIVES * self._half_life))) if idle else known
         counts = evidence.verified[name]
-        halvings = max(evidence.rounds.get(name, 0) / self._half_life, counts.drafts / (ROWS * self._half_life))
-        keep = 0.5 ** min(halvings, counts.drafts / LEAST_DRAFTS)
+        halvings = max(evidence.rounds.get(name, 0) / self._half_life, counts.drafts / (WIDE_ROWS * self._half_life))
+        keep = 0.5 ** min(halvings, counts.drafts / MIN_HALF_LIFE_DRAFTS)
         # With the draft model, a row lacks a draft only while it is being caught up, which is no lack of coverage.
         row_rounds = counts.drafts if name == "draft" else evidence.row_rounds.get(name, 0)
         return known.with_counts(counts, row_rounds=row_rounds, keep=keep)
@@ -121,16 +121,16 @@ class Observer:
     def admit_rows(self, *, queue_depth: float) -> float:
         """Discounts the evidence for rows that are about to take the free slots. Returns their share of all rows."""
         known, now = self.priors, self.policy_inputs(queue_depth=queue_depth, plan=None)
-        full = max(known.running, min(self._slots, round(queue_depth)))
-        if not full:
+        admitted = max(known.running, min(self._slots, round(queue_depth)))
+        if not admitted:
             return 0.0
-        new, prompt = 1 - known.running / full, now.input_tokens
+        new, prompt = 1 - known.running / admitted, now.input_tokens
         self.priors = replace(
             known,
             acceptance={
                 name: one.discounted(1 - new) if one.row_rounds else one for name, one in known.acceptance.items()
             },
-            running=full,
+            running=admitted,
             context=now.context + new * (prompt + now.output_tokens / 2 - now.context),
             behind=now.behind + new * (prompt - now.behind),
             left=None if new else known.left,
@@ -143,7 +143,7 @@ class Observer:
         output = known.output_tokens or self._expected_output
         prompt = known.input_tokens or output
         if 0 < known.rows < self._slots and known.context:  # short rows end first, so running rows correct the mean
-            output = max(output, OF_AGE * (known.context - prompt))
+            output = max(output, FINAL_LENGTH_RATIO * (known.context - prompt))
         context, behind = known.context or prompt + output / 2, prompt if known.behind is None else known.behind
         return PolicyInputs(
             slots=self._slots,
@@ -167,7 +167,7 @@ def _with_prior(known: AcceptanceEstimate, source: AcceptanceEstimate) -> Accept
     return replace(known, prior=source.prior, prior_coverage=source.prior_coverage)
 
 
-def _last(old: float, total: float, count: int) -> float:
+def _mean_with_new(old: float, total: float, count: int) -> float:
     """Returns the mean of the old value and of total / count; the old value if count is 0."""
     if not count:
         return old

@@ -18,7 +18,7 @@ TOKENS_OF_A_FORWARD = 256.0
 _MEMORY = 32.0  # largest weight of a cell's history, in forwards
 _CREDIBLE = 2.0  # forwards at which a cell has half its full weight
 _OUTLIER = 2.0  # times the expected seconds at which a forward is clipped: it may include compilation
-_RIDGE = 1e-4
+_RIDGE = 1e-4  # relative to the squared terms: separates prices that the points cannot, changes others little
 
 
 class PrefillPrice(NamedTuple):

@@ -23,12 +23,12 @@ Number = TypeVar("Number", float, Array)
 FEATURES, ARITHMETIC, KV, DRAFT = 9, 1, 2, 3
 LOAD_SLOWDOWN = FEATURES
 """Index of the last coefficient: slowdown of rounds under load against the start-up profile."""
-_LONG = 1024.0  # context tokens from which time is assigned to KV; with rows of one length it looks like arithmetic
-_RIDGE = 192.0  # verified tokens from which arithmetic bounds a round
-_WARM = 64.0  # verified tokens at which half of the slowdown appears
+_KV_CONTEXT = 1024.0  # context tokens from which time is assigned to KV, which rows of one length cannot separate
+_KNEE = 192.0  # verified tokens from which arithmetic bounds a round
+_HALF_SLOWDOWN = 64.0  # verified tokens at which half of the slowdown appears
 _SCATTER, _SLOWDOWN = 0.02, 0.15  # prior standard deviations of relative errors and of the slowdown
-_FLAT = 1e-9
-_SHARE_OUT = np.diag([*FEATURES * [1e-3], (_SCATTER / _SLOWDOWN) ** 2])
+_TOLERANCE = 1e-9  # slope below which a coefficient is at its minimum; the coefficients are scaled to about 1
+_RIDGE_PENALTY = np.diag([*FEATURES * [1e-3], (_SCATTER / _SLOWDOWN) ** 2])
 
 
 def one_hot(proposer: ProposerName) -> tuple[float, float]:
@@ -42,7 +42,7 @@ def model_terms(draft: Number, ngram: Number, k: Number, n: Number, context: Num
     draft, ngram: `one_hot`; k: draft tokens; n: rows; context: mean tokens of a row.
     """
     tokens, speculates = n * (k + 1), (k > 0) * ngram
-    beyond = tokens - _RIDGE
+    beyond = tokens - _KNEE
     drafted = draft * k
     root, excess = tokens**0.5, (beyond + abs(beyond)) / 2
     return 0 * k + 1, tokens, n * context, drafted, drafted * n, speculates, speculates * n, root, excess
@@ -54,7 +54,7 @@ def slowdown_share(k: float, n: float) -> float:
     Rounds of many tokens are bound by power, which an idle machine has in reserve; rounds of few are bound by memory.
     """
     tokens = n * (k + 1)
-    return tokens / (tokens + _WARM)
+    return tokens / (tokens + _HALF_SLOWDOWN)
 
 
 def fit_model(rows: Array, weight: Array, *, near: Array | None = None) -> Array:
@@ -66,14 +66,16 @@ def fit_model(rows: Array, weight: Array, *, near: Array | None = None) -> Array
     """
     scale = np.maximum(rows.max(axis=0), 1e-30)
     scale[LOAD_SLOWDOWN] = 1.0
-    scale[KV] = max(scale[KV], scale[ARITHMETIC] * _LONG)
+    scale[KV] = max(scale[KV], scale[ARITHMETIC] * _KV_CONTEXT)
     scaled = rows / scale
     weighted = (scaled * weight[:, None]).T
     free = np.zeros(len(scale), dtype=bool) if near is None else near > 0
-    return np.asarray(_least(weighted @ scaled + _SHARE_OUT, weighted.sum(axis=1), free) / scale)
+    return np.asarray(
+        _non_negative_least_squares(weighted @ scaled + _RIDGE_PENALTY, weighted.sum(axis=1), free) / scale
+    )
 
 
-def _least(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
+def _non_negative_least_squares(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
     """Returns argmin over x ≥ 0 of x·gram·x / 2 − target·x for a positive definite gram.
 
     free: first guess of the entries above 0.
@@ -87,7 +89,7 @@ def _least(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
     for _ in range(4 * len(target)):  # a few in practice
         slope = np.where(free, 0.0, target - gram @ x)
         most = int(np.argmax(slope))
-        if slope[most] <= _FLAT:
+        if slope[most] <= _TOLERANCE:
             break
         free = free.copy()
         free[most] = True
@@ -97,7 +99,7 @@ def _least(gram: Array, target: Array, free: npt.NDArray[np.bool_]) -> Array:
             if not low.any():
                 break
             x = x + (wanted - x) * float(np.min(x[low] / (x[low] - wanted[low])))
-            free &= x > _FLAT
+            free &= x > _TOLERANCE
         x = wanted
     return x
 

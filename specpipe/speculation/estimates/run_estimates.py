@@ -21,28 +21,28 @@ class RunEstimates:
         proposers: Sequence[ProposerName],
         prefill_budget: int = PREFILL_BUDGET,
         output_tokens: float = EXPECTED_OUTPUT_TOKENS,
-        known: Callable[[str], CostTable] = lambda hardware: CostTable(),
+        cached_costs: Callable[[str], CostTable] = lambda hardware: CostTable(),
     ) -> None:
-        """known: returns the round costs of earlier runs on some hardware. output_tokens: expected length of a row
-        before any has ended."""
+        """cached_costs: returns the round costs that earlier runs measured on a kind of hardware. output_tokens:
+        expected length of a row before any has ended."""
         self._observer = Observer(
             slots=slots, proposers=proposers, output_tokens=output_tokens, prefill_budget=prefill_budget
         )
         self._hardware: dict[str, str] = {}
         """By worker."""
-        self._known = known
+        self._cached_costs = cached_costs
         self.tables: dict[str, CostTable] = {}
         """By hardware."""
 
     def admit(self, worker: str, hardware: str, profile: Profile) -> None:
         """Adds a worker that is ready, with its start-up profile."""
         self._hardware[worker] = hardware
-        table = self.tables[hardware] if hardware in self.tables else self._known(hardware)
+        table = self.tables[hardware] if hardware in self.tables else self._cached_costs(hardware)
         self.tables[hardware] = table.with_profile(profile)
 
-    def see(self, worker: str | None, evidence: Evidence) -> None:
+    def add(self, worker: str | None, evidence: Evidence) -> None:
         """Adds evidence of a worker; None for rounds of an earlier start, whose costs are in the cache already."""
-        self._observer.see(evidence)
+        self._observer.add(evidence)
         hardware = self._hardware.get(worker) if worker is not None else None
         if hardware is None:
             return

@@ -16,14 +16,14 @@ EXPLORE_SHARE = 0.01
 EARLY_ROUNDS = 64
 EARLY_SHARE = 1 / 16
 """Share of trials in a worker's first EARLY_ROUNDS rounds: their evidence is of use for longest."""
-FIRST_TRY = 16
+FIRST_INTERVAL = 16
 """Largest interval in rounds until the first trial of a proposer without evidence, or of new rows, at any cost."""
-RARELY = 4096
+MAX_INTERVAL = 4096
 """Largest interval between trials, in rounds: the estimated cost of a trial may be wrong too."""
-TRIES = 4
+TRIAL_ROUNDS = 4
 """Rounds of a trial that needs catching up, which is paid once a trial."""
 TRIAL_TOKENS = 1024
-"""Tokens that a trial catches up, at least."""
+"""Smallest number of tokens that a trial catches up."""
 TRIAL_ROWS = 4
 """Rows of mean length that the draft model catches up for a trial. Shorter rows come first."""
 OPTIMISTIC_SECONDS = 0.1
@@ -53,16 +53,16 @@ def explore(
     costs: CostTable,
     *,
     share: float,
-    least_gain: float,
+    min_gain: float,
 ) -> Exploration | None:
     """Returns the trial with the best ratio of optimistic gain to cost, or None if no trial is worth its cost.
 
-    best: the plan's choice; share: largest share of rounds for trials; least_gain: smallest relative gain of interest.
+    best: the plan's choice; share: largest share of rounds for trials; min_gain: smallest relative gain of interest.
     """
     inputs, n = work.inputs, work.n
     now = float(best.token_s[best.ks[n], n])
     for ignore_costs in (False, True):  # plausible trials first
-        limits = (best, work, costs, now / (1 + least_gain), ignore_costs)
+        limits = (best, work, costs, now / (1 + min_gain), ignore_costs)
         trials = [trial for choice in choices for trial in _trials(choice, *limits)]
         if trials:
             break
@@ -72,9 +72,9 @@ def explore(
     if found.gain * float(work.ahead.sum()) * now < found.lost:
         return None
     every = 2 ** math.ceil(math.log2(found.rounds / share))  # a power of 2, so that most new plans keep the phase
-    every = min(every, RARELY)
+    every = min(every, MAX_INTERVAL)
     if found.k and (inputs.plan is None or inputs.acceptance[found.proposer].has_no_data):
-        every = min(every, FIRST_TRY)
+        every = min(every, FIRST_INTERVAL)
     return Exploration(
         k=found.k,
         proposer=found.proposer if found.k else "none",
@@ -97,28 +97,28 @@ def _trials(
     ignore_costs: assume that rounds that were never timed take as long as plain decoding and that draft prefills are
     free. Such trials correct cost estimates that are far off.
     """
-    inputs, n, who = work.inputs, work.n, choice.proposer
+    inputs, n, proposer = work.inputs, work.n, choice.proposer
     drafting, catching_up, times = float(n), 0.0, 1
-    if who == "draft" and inputs.behind > 1 and not (best.proposer == "draft" and best.ks[n]):
+    if proposer == "draft" and inputs.behind > 1 and not (best.proposer == "draft" and best.ks[n]):
         tokens = min(n * inputs.behind, trial_tokens(inputs))
         drafting, catching_up = tokens / inputs.behind, costs.draft_prefill.seconds(float(tokens), 1.0)
-        times = TRIES if inputs.rounds >= EARLY_ROUNDS else 1
-    optimistic_tokens = expected_tokens(inputs.acceptance[who], len(choice.tokens) - 1, optimistic=True)
-    grid = costs.grid(proposer=who, max_k=len(optimistic_tokens) - 1, slots=inputs.slots, context=inputs.context)
-    prefill = 0.0 if ignore_costs else prefill_s(who, inputs, costs) * float(work.new[n])
+        times = TRIAL_ROUNDS if inputs.rounds >= EARLY_ROUNDS else 1
+    optimistic_tokens = expected_tokens(inputs.acceptance[proposer], len(choice.tokens) - 1, optimistic=True)
+    grid = costs.grid(proposer=proposer, max_k=len(optimistic_tokens) - 1, slots=inputs.slots, context=inputs.context)
+    prefill = 0.0 if ignore_costs else prefill_s(proposer, inputs, costs) * float(work.new[n])
     now, now_k = float(best.token_s[best.ks[n], n]), int(best.ks[n])
     plain = float(grid.seconds[0, n])
     for k, (seconds, known) in enumerate(zip(grid.seconds[:, n].tolist(), grid.known[:, n].tolist(), strict=True)):
-        least = seconds * (1 - OPTIMISTIC_SECONDS * math.sqrt(1 - known))
+        optimistic_s = seconds * (1 - OPTIMISTIC_SECONDS * math.sqrt(1 - known))
         if ignore_costs:
-            least = min(least, seconds - (1 - known) * (seconds - plain))
-        token_s = least / (n * optimistic_tokens[k]) + (prefill if k else 0.0)
-        if token_s >= max_token_s or (who == best.proposer and k == now_k):
+            optimistic_s = min(optimistic_s, seconds - (1 - known) * (seconds - plain))
+        token_s = optimistic_s / (n * optimistic_tokens[k]) + (prefill if k else 0.0)
+        if token_s >= max_token_s or (proposer == best.proposer and k == now_k):
             continue
-        made = n + drafting * (choice.tokens[k] - 1)
-        lost = times * max(0.0, seconds - made * now) + (catching_up if k else 0.0)
+        expected = n + drafting * (choice.tokens[k] - 1)
+        lost = times * max(0.0, seconds - expected * now) + (catching_up if k else 0.0)
         rounds = max(float(times), 2 * lost / (now * n * best.tokens[now_k]))
-        yield _Trial(who, k, times, 1 - token_s / now, lost, rounds)
+        yield _Trial(proposer, k, times, 1 - token_s / now, lost, rounds)
 
 
 def trial_tokens(inputs: PolicyInputs) -> int:

@@ -21,13 +21,13 @@ from specpipe.speculation.policies.throughput import ProposerChoice, RemainingWo
 
 HYSTERESIS = 0.02
 """Relative gain from which the plan in force is replaced."""
-LOOK = 8
+PRETRIAL_INTERVAL = 8
 """Interval in rounds of trials on a few rows before the draft model is activated."""
-LOOK_DRAFTS = 8.0
+PRETRIAL_DRAFTS = 8.0
 """Decayed drafts from which the evidence suffices without such trials."""
-LOOK_TRIALS = 4
+PRETRIAL_COST = 4
 """Trials whose catching up may cost as much as catching up all rows; below that no trial is made."""
-MOST_READY = 0.9
+MAX_LEAST_READY = 0.9
 """Largest `least_ready` of a plan: with rows ending and starting, never all of them have caught up."""
 
 
@@ -60,19 +60,21 @@ class Goodput:
         n = work.n
         if _needs_trial_first(best, work):
             k, catch_up = int(best.ks[n]), trial_tokens(inputs)
-            trial: Exploration | None = Exploration(k=k, proposer="draft", rounds=1, every=LOOK, catch_up=catch_up)
+            trial: Exploration | None = Exploration(
+                k=k, proposer="draft", rounds=1, every=PRETRIAL_INTERVAL, catch_up=catch_up
+            )
             best = best._replace(ks=np.zeros_like(best.ks))
         else:
             share = self.explore_share if inputs.rounds >= EARLY_ROUNDS else EARLY_SHARE
-            trial = explore(best, choices, work, inputs.costs, share=share, least_gain=2 * self.hysteresis)
-        taken = 1 / best.token_s[best.ks, np.arange(len(best.ks))]
+            trial = explore(best, choices, work, inputs.costs, share=share, min_gain=2 * self.hysteresis)
+        tokens_per_s = 1 / best.token_s[best.ks, np.arange(len(best.ks))]
         return SpeculationPlan(
             ks=tuple(best.ks.tolist()),
             proposer=best.proposer if best.ks.any() else "none",
             queue_depth=depth,
             reason=plan_reason(best, work, trial),
             explore=trial,
-            tokens_per_s=tuple(taken.tolist()),
+            tokens_per_s=tuple(tokens_per_s.tolist()),
             least_ready=_least_ready(best, n) if best.proposer == "draft" and best.ks[n] else 0.0,
         )
 
@@ -104,18 +106,18 @@ class Goodput:
 
 
 @lru_cache(maxsize=16)
-def _favour(ks: tuple[int, ...], going_on: bool, max_k: int, size: int, hysteresis: float) -> Array:
+def _favour(ks: tuple[int, ...], same_proposer: bool, max_k: int, size: int, hysteresis: float) -> Array:
     """Returns [max_k + 1, size] divisors of at least 1.
 
-    ks: draft tokens in force by occupancy, from 0. going_on: the proposer is the one in force. Changing only its K is
-    free, so all of its K get half of the advantage.
+    ks: draft tokens in force by occupancy, from 0. same_proposer: the proposer is the one in force. Changing only its K
+    is free, so all of its K get half of the advantage.
     """
     favour, rows = np.ones((max_k + 1, size)), np.arange(size)
     in_force = np.minimum(np.array(ks)[np.minimum(rows, len(ks) - 1)], max_k)
-    if going_on:
+    if same_proposer:
         favour[1:, in_force > 0] = 1 + hysteresis / 2
-    taken = (in_force == 0) | going_on
-    favour[in_force[taken], rows[taken]] = 1 + hysteresis
+    continued = (in_force == 0) | same_proposer
+    favour[in_force[continued], rows[continued]] = 1 + hysteresis
     return favour
 
 
@@ -125,12 +127,12 @@ def _needs_trial_first(best: ProposerChoice, work: RemainingWork) -> bool:
     if best.proposer != "draft" or not best.ks[n] or (plan is not None and plan.proposer == "draft" and plan.k_for(n)):
         return False
     reached = inputs.acceptance["draft"].reached
-    return sum(reached[:1]) < LOOK_DRAFTS and n * inputs.behind > LOOK_TRIALS * trial_tokens(inputs)
+    return sum(reached[:1]) < PRETRIAL_DRAFTS and n * inputs.behind > PRETRIAL_COST * trial_tokens(inputs)
 
 
 def _least_ready(best: ProposerChoice, n: int) -> float:
     """Returns the share of n rows that must have a draft for a speculative round to be faster than a plain one."""
     k = int(best.ks[n])
     gain = best.tokens[k] - 1
-    longer = best.tokens[k] * float(best.token_s[k, n] / best.token_s[0, n]) - 1  # token_s is seconds / (n · tokens)
-    return min(max(longer / gain, 0.0), MOST_READY) if gain > 0 else 0.0
+    extra = best.tokens[k] * float(best.token_s[k, n] / best.token_s[0, n]) - 1  # token_s is seconds / (n · tokens)
+    return min(max(extra / gain, 0.0), MAX_LEAST_READY) if gain > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What steps show: sums of a bounded size, each taken once."""
+"""Evidence of engine steps: sums of a bounded size, each returned once."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def step(k: int = 2, running: int = 3, **changes: object) -> StepReport:
     return dataclasses.replace(known, **changes)
 
 
-def test_rounds_are_summed_by_their_shape_without_the_first_of_each() -> None:
+def test_first_round_of_each_shape_is_excluded() -> None:
     log = EvidenceLog()
     for seconds in (9.0, 0.02, 0.03):
         log.add(step(round_s=seconds))
@@ -40,9 +40,9 @@ def test_rounds_are_summed_by_their_shape_without_the_first_of_each() -> None:
     assert points["none", 0, 3].context == 50.0
 
 
-def test_an_odd_round_is_cut_and_what_lasts_becomes_usual() -> None:
+def test_outlier_is_clipped_and_lasting_slowdown_becomes_typical() -> None:
     usual, shape = TypicalRounds(), RoundShape.of("draft", 2, 16)
-    assert usual.clip(shape, 9.0) == 0.0, "the first of its shape says nothing"
+    assert usual.clip(shape, 9.0) == 0.0, "the first of its shape is excluded"
     assert [usual.clip(shape, 0.01) for _ in range(20)] == [0.01] * 20
     assert usual.clip(shape, 1.0) == pytest.approx(0.013, rel=0.01)
     later = [usual.clip(shape, 0.04) for _ in range(60)]
@@ -50,7 +50,7 @@ def test_an_odd_round_is_cut_and_what_lasts_becomes_usual() -> None:
     assert usual.clip(RoundShape.of("draft", 3, 16), 0.01) == 0.0
 
 
-def test_rounds_that_say_nothing_of_their_price_are_left_out() -> None:
+def test_rounds_without_seconds_add_no_costs() -> None:
     log = EvidenceLog()
     for _ in range(5):
         log.add(step(round_s=0.0))
@@ -60,7 +60,7 @@ def test_rounds_that_say_nothing_of_their_price_are_left_out() -> None:
     assert found.rounds == {"draft": 10}
 
 
-def test_acceptance_goes_to_who_drafted() -> None:
+def test_acceptance_is_summed_by_proposer() -> None:
     log = EvidenceLog()
     log.add(step())
     log.add(step(proposer="ngram", running=7))
@@ -71,7 +71,7 @@ def test_acceptance_goes_to_who_drafted() -> None:
     assert found.row_rounds == {"draft": 3, "ngram": 7}
 
 
-def test_rows_that_ended_and_what_the_draft_prefilled() -> None:
+def test_ended_rows_and_draft_prefills_are_summed() -> None:
     sampling = SamplingParams()
     request = Request(request_id="0", shard=0, row=0, prompt="", prompt_token_ids=(1, 2, 3), sampling=sampling, seed=0)
     ended = Completion(request=request, token_ids=(7, 8), finish_reason="stop")
@@ -83,7 +83,7 @@ def test_rows_that_ended_and_what_the_draft_prefilled() -> None:
     assert found.draft_prefills == (PrefillPoint(forwards=1, tokens=20, seconds=0.5),)
 
 
-def test_nothing_is_taken_twice() -> None:
+def test_take_clears_the_sums() -> None:
     log = EvidenceLog()
     for _ in range(3):
         log.add(step())
@@ -94,7 +94,7 @@ def test_nothing_is_taken_twice() -> None:
     assert [point.rounds for point in log.take().costs] == [1], "the shape has run before: nothing is left out"
 
 
-def test_its_size_is_bounded_and_the_rest_comes_later() -> None:
+def test_evidence_has_at_most_64_cost_points() -> None:
     log = EvidenceLog()
     for k in range(1, 33):
         for running in (1, 2, 4, 8, 16, 32):
@@ -104,7 +104,7 @@ def test_its_size_is_bounded_and_the_rest_comes_later() -> None:
     assert sizes == [POINTS, POINTS, POINTS, 0]
 
 
-def test_a_thousand_rounds_cost_what_ten_do_in_size() -> None:
+def test_number_of_points_is_bounded_for_many_shapes() -> None:
     log = EvidenceLog()
     for i in range(1000):
         log.add(step(running=1 + i % 300))

@@ -1,4 +1,4 @@
-"""From what rounds show to what a policy sees."""
+"""Policy inputs from evidence."""
 
 from dataclasses import replace
 
@@ -23,24 +23,24 @@ def observer(slots: int = 8) -> Observer:
 def seen(*evidence: Evidence, depth: float = 50, admit_rows: bool = False) -> PolicyInputs:
     known = observer()
     for one in evidence:
-        known.see(one)
+        known.add(one)
     if admit_rows:
         known.admit_rows(queue_depth=depth)
     return known.policy_inputs(queue_depth=depth, plan=None)
 
 
-def test_before_any_round_the_draft_lacks_whole_prompts() -> None:
+def test_draft_lacks_whole_prompts_before_any_round() -> None:
     found = seen(Evidence(rows=1, input_tokens=70, output_tokens=10))
     assert (found.behind, found.running) == (70.0, 8)
 
 
-def test_the_latest_round_says_how_many_rows_run_and_how_far_the_draft_is_behind() -> None:
+def test_latest_round_determines_running_rows_and_backlog() -> None:
     found = seen(ROUNDS, Evidence())
     assert (found.running, found.behind, found.context, found.left) == (2, 40.0, 300.0, 25.0)
-    assert seen(ROUNDS, admit_rows=True).left == seen().left == 100.0, "unknown: as many as rows do"
+    assert seen(ROUNDS, admit_rows=True).left == seen().left == 100.0, "unknown: the mean output of a row"
 
 
-def test_rows_that_come_fill_the_slots_and_are_new() -> None:
+def test_admitted_rows_fill_the_slots() -> None:
     ended = replace(ROUNDS, rows=8, input_tokens=8 * 60, output_tokens=8 * 80)
     found = seen(ended, admit_rows=True)
     assert found.running == 8
@@ -49,10 +49,10 @@ def test_rows_that_come_fill_the_slots_and_are_new() -> None:
     assert seen(ended, depth=3, admit_rows=True).running == 3
 
 
-def test_what_was_accepted_of_rows_that_ended_says_less_of_those_that_come() -> None:
+def test_admitted_rows_discount_acceptance() -> None:
     counts = AcceptanceCounts(drafts=80, reached_per_position=(80, 40), accepted_per_position=(40, 10))
     before = observer()
-    before.see(replace(ROUNDS, verified={"draft": counts}, rounds={"draft": 1}, row_rounds={"draft": 80}))
+    before.add(replace(ROUNDS, verified={"draft": counts}, rounds={"draft": 1}, row_rounds={"draft": 80}))
     known = before.priors.acceptance["draft"]
     assert before.admit_rows(queue_depth=50) == 0.75
     after = before.priors.acceptance["draft"]
@@ -64,18 +64,18 @@ def test_what_was_accepted_of_rows_that_ended_says_less_of_those_that_come() -> 
     assert fresh.priors.acceptance["draft"].has_no_data
 
 
-def test_until_a_first_generation_has_ended_rows_that_run_tell_how_long_rows_are() -> None:
-    """Those that end first are short; those that are left at the end are long."""
+def test_running_rows_correct_early_output_lengths() -> None:
+    """Rows that end first are short; those that run last are long."""
     short = replace(ROUNDS, rows=2, input_tokens=2 * 60, output_tokens=2 * 10)
     assert seen(short).output_tokens == pytest.approx(1.5 * (300 - 60))
     assert seen(replace(short, rows=8, input_tokens=8 * 60, output_tokens=8 * 10)).output_tokens == 10
 
 
 @pytest.mark.parametrize(("rows", "rounds"), [(4, 16), (32, 16), (256, 2)])
-def test_acceptance_counts_half_after_so_many_rounds_or_drafts(rows: int, rounds: int) -> None:
+def test_acceptance_halves_after_half_life_rounds_or_drafts(rows: int, rounds: int) -> None:
     drafts = rows * rounds
     none = AcceptanceCounts(drafts=drafts, reached_per_position=(drafts,), accepted_per_position=(0,))
     known = observer()
     for _ in range(2):
-        known.see(Evidence(verified={"draft": none}, rounds={"draft": rounds}, row_rounds={"draft": drafts}))
+        known.add(Evidence(verified={"draft": none}, rounds={"draft": rounds}, row_rounds={"draft": drafts}))
     assert known.priors.acceptance["draft"].reached[0] == pytest.approx(1.5 * drafts)

@@ -1,17 +1,23 @@
-"""The fit of what rounds take."""
+"""Fit of the round model."""
 
 import numpy as np
 import pytest
 
-from specpipe.speculation.estimates.round_model import FEATURES, LOAD_SLOWDOWN, _least, fit_model, model_terms
+from specpipe.speculation.estimates.round_model import (
+    FEATURES,
+    LOAD_SLOWDOWN,
+    _non_negative_least_squares,
+    fit_model,
+    model_terms,
+)
 
 
-def test_the_fit_is_the_least_over_coefficients_that_are_not_negative() -> None:
+def test_fit_is_the_minimum_over_non_negative_coefficients() -> None:
     random = np.random.default_rng(0)
     for _ in range(200):
         rows = random.normal(size=(12, FEATURES)) * 10.0 ** random.integers(-3, 3, FEATURES)
         gram, target = rows.T @ rows + 1e-3 * np.eye(FEATURES), rows.T @ random.normal(size=12)
-        x = _least(gram, target, random.random(FEATURES) < 0.5)
+        x = _non_negative_least_squares(gram, target, random.random(FEATURES) < 0.5)
         slope = gram @ x - target
         scale = 1e-7 * (1 + np.abs(target).max())
         assert (x >= 0).all()
@@ -19,7 +25,7 @@ def test_the_fit_is_the_least_over_coefficients_that_are_not_negative() -> None:
         assert np.abs(slope[x > 0]).max(initial=0) < scale, "none could shrink"
 
 
-def test_rounds_of_the_model_give_its_coefficients_back() -> None:
+def test_fit_recovers_rounds_of_the_model() -> None:
     random = np.random.default_rng(1)
     k, n = random.integers(0, 6, 300).astype(float), random.integers(1, 257, 300).astype(float)
     draft = (random.random(300) < 0.5).astype(float)

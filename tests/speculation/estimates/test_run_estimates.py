@@ -1,4 +1,4 @@
-"""What a run has learnt: acceptance of all workers in one place, costs by hardware, earlier starts included."""
+"""Estimates of a run: acceptance of all workers, costs by hardware, earlier starts included."""
 
 from specpipe.core import AcceptanceCounts, CostPoint, Evidence, Profile
 from specpipe.pipeline.messages import WorkerInfo
@@ -18,52 +18,52 @@ def seconds(estimates: RunEstimates, worker: str) -> float:
     return costs.seconds(proposer="none", k=0, running=4, context=100)
 
 
-def test_costs_are_shared_by_workers_of_the_same_hardware_and_no_others() -> None:
+def test_costs_are_shared_by_hardware() -> None:
     estimates = RunEstimates(slots=4, proposers=("draft",))
     for worker, hardware in (("a", "H200"), ("b", "L4"), ("c", "H200")):
         estimates.admit(worker, hardware, Profile())
     assert estimates.policy_inputs("a", queue_depth=1.0).costs is None
-    estimates.see("a", Evidence(costs=(point(0.1),)))
-    estimates.see("b", Evidence(costs=(point(0.4),)))
+    estimates.add("a", Evidence(costs=(point(0.1),)))
+    estimates.add("b", Evidence(costs=(point(0.4),)))
     assert seconds(estimates, "a") == seconds(estimates, "c")
     assert 3.5 < seconds(estimates, "b") / seconds(estimates, "c") < 4.5
     assert estimates.priors("c").costs == estimates.tables["H200"]
 
 
-def test_acceptance_is_shared_by_all() -> None:
+def test_acceptance_is_shared_by_all_workers() -> None:
     estimates = RunEstimates(slots=4, proposers=("draft",))
     estimates.admit("a", "H200", Profile())
-    estimates.see("a", Evidence(verified={"draft": COUNTS}, rounds={"draft": 30}, row_rounds={"draft": 100}))
-    assert estimates.priors("worker of tomorrow").acceptance["draft"].conditional(1)[0] < 0.3
+    estimates.add("a", Evidence(verified={"draft": COUNTS}, rounds={"draft": 30}, row_rounds={"draft": 100}))
+    assert estimates.priors("later worker").acceptance["draft"].conditional(1)[0] < 0.3
 
 
-def test_the_profile_of_a_start_counts_as_rounds_do() -> None:
+def test_start_up_profile_adds_costs() -> None:
     estimates = RunEstimates(slots=4, proposers=("draft",))
     estimates.admit("a", "H200", Profile(rounds=(point(0.2, rounds=5),)))
     assert 0.15 < seconds(estimates, "a") < 0.25
 
 
-def test_earlier_runs_on_the_same_hardware_are_remembered() -> None:
-    asked: list[str] = []
+def test_cached_costs_are_loaded_once_by_hardware() -> None:
+    loaded: list[str] = []
 
     def known(hardware: str) -> CostTable:
-        asked.append(hardware)
+        loaded.append(hardware)
         return CostTable([point(0.3)])
 
-    estimates = RunEstimates(slots=4, proposers=("draft",), known=known)
+    estimates = RunEstimates(slots=4, proposers=("draft",), cached_costs=known)
     estimates.admit("a", "H200", Profile())
     estimates.admit("b", "H200", Profile())
     assert 0.25 < seconds(estimates, "b") < 0.35
-    assert asked == ["H200"]
+    assert loaded == ["H200"]
 
 
-def test_shards_of_earlier_starts_teach_acceptance() -> None:
+def test_shards_of_earlier_starts_add_acceptance() -> None:
     estimates = RunEstimates(slots=4, proposers=("draft",))
-    estimates.see(None, Evidence(verified={"draft": COUNTS}, rounds={"draft": 30}, row_rounds={"draft": 100}))
+    estimates.add(None, Evidence(verified={"draft": COUNTS}, rounds={"draft": 30}, row_rounds={"draft": 100}))
     assert estimates.policy_inputs("a", queue_depth=1.0).acceptance["draft"].conditional(1)[0] < 0.3
 
 
-def test_cpus_of_two_machines_are_two_kinds_of_hardware() -> None:
+def test_cpus_of_two_hosts_are_different_hardware() -> None:
     def hardware(device: str, host: str) -> str:
         return WorkerInfo(facts={"device": device, "host": host}).hardware
 

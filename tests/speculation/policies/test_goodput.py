@@ -1,4 +1,4 @@
-"""What goodput decides, with a cost table and acceptance that leave no doubt what is best."""
+"""Plans of the goodput policy for costs and acceptance with a clear best choice."""
 
 from dataclasses import replace
 
@@ -8,14 +8,14 @@ from specpipe.core import AcceptanceCounts, CostPoint, PrefillPoint, ProposerNam
 from specpipe.speculation.estimates.acceptance_estimate import AcceptanceEstimate
 from specpipe.speculation.estimates.cost_table import CostTable
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
-from specpipe.speculation.policies.exploration import EARLY_ROUNDS, RARELY
+from specpipe.speculation.policies.exploration import EARLY_ROUNDS, MAX_INTERVAL
 from specpipe.speculation.policies.goodput import Goodput
 
 SLOTS = 64
 
 
 def seconds(k: int, n: int) -> float:
-    """Drafts nearly free up to 64 tokens a batch, as dear as rows beyond."""
+    """Returns the seconds of a round: drafts are nearly free up to 64 tokens a batch, then cost as much as rows."""
     return 5e-3 + 1e-4 * max(0, n * (k + 1) - 64) + k * 2e-4
 
 
@@ -61,7 +61,7 @@ BAD = acceptance(0.01, 0.01, 0.01, 0.01, 0.01)
 POLICY = Goodput(k=5, proposers=("draft",))
 
 
-def test_few_rows_draft_many_tokens_and_many_rows_few() -> None:
+def test_few_rows_get_large_k_and_many_rows_small() -> None:
     plan = POLICY.plan(inputs(GOOD))
     assert plan.k_for(1) == 5 and plan.k_for(64) <= 1
     for n in (1, 4, 16, 32, 64):
@@ -69,33 +69,33 @@ def test_few_rows_draft_many_tokens_and_many_rows_few() -> None:
         assert abs(plan.k_for(n) - best) <= 1, n
 
 
-def test_a_useless_draft_is_not_used() -> None:
+def test_draft_without_acceptance_is_not_used() -> None:
     plan = POLICY.plan(inputs(BAD))
     assert (plan.ks, plan.proposer) == ((0,) * (SLOTS + 1), "none")
     assert "plain at 64 rows" in plan.reason and "draft accepted 0.01" in plan.reason
 
 
-def test_a_position_that_is_never_accepted_is_not_drafted() -> None:
+def test_position_never_accepted_is_not_drafted() -> None:
     assert POLICY.plan(inputs(acceptance(0.95, 0.9, 0.0))).max_k <= 3
 
 
-def test_a_plan_says_what_it_expects() -> None:
+def test_plan_contains_expected_tokens_per_second() -> None:
     plan = POLICY.plan(inputs(GOOD))
     expected = sum(0.9**i for i in range(6)) / seconds(5, 1)
     assert plan.tokens_per_s[1] == pytest.approx(expected, rel=0.1)
     assert len(plan.tokens_per_s) == len(plan.ks) == SLOTS + 1
 
 
-def test_a_small_advantage_changes_nothing_that_is_in_force() -> None:
+def test_plan_in_force_survives_a_small_advantage() -> None:
     for n in (1, 16):
         best = POLICY.plan(inputs(GOOD)).k_for(n)
         near = SpeculationPlan(ks=(best - 1,) * (SLOTS + 1), proposer="draft", queue_depth=0, reason="in force")
-        stubborn = replace(POLICY, hysteresis=1.0)
-        assert stubborn.plan(inputs(GOOD, plan=near)).k_for(n) == best - 1
+        sticky = replace(POLICY, hysteresis=1.0)
+        assert sticky.plan(inputs(GOOD, plan=near)).k_for(n) == best - 1
         assert POLICY.plan(inputs(GOOD, plan=replace(near, ks=(0,)))).k_for(n) > 0
 
 
-def test_catching_up_is_paid_before_the_draft_is_turned_on() -> None:
+def test_expensive_catch_up_keeps_the_draft_off() -> None:
     tail = inputs(GOOD, queue_depth=3, behind=200.0)
     dear = replace(tail, costs=table(draft_token_s=1.0))
     assert POLICY.plan(tail).k_for(3) == 5
@@ -103,21 +103,21 @@ def test_catching_up_is_paid_before_the_draft_is_turned_on() -> None:
     assert POLICY.plan(replace(dear, behind=0.0, input_tokens=0.0)).k_for(3) == 5
 
 
-def test_prefilling_the_draft_for_every_new_row_is_paid() -> None:
+def test_expensive_draft_prefills_of_new_rows_turn_it_off() -> None:
     dear = table(draft_token_s=5e-5)
     long_prompts = inputs(GOOD, occupancy=8, input_tokens=20_000, context=20_100, costs=dear)
     assert POLICY.plan(long_prompts).k_for(8) == 0
     assert POLICY.plan(replace(long_prompts, input_tokens=10, context=200)).k_for(8) > 0
 
 
-def test_the_better_proposer_is_taken() -> None:
+def test_proposer_with_higher_throughput_is_chosen() -> None:
     policy = Goodput(k=5, proposers=("draft", "ngram"))
     for draft, ngram, best in ((GOOD, BAD, "draft"), (BAD, GOOD, "ngram"), (BAD, BAD, "none")):
         plan = policy.plan(inputs(draft, acceptance={"draft": draft, "ngram": ngram}))
         assert plan.proposer == best, plan.reason
 
 
-def test_what_was_never_tried_is_tried_within_the_budget() -> None:
+def test_unknown_k_is_tried_within_the_budget() -> None:
     plan = POLICY.plan(inputs(acceptance(0.2), queue_depth=8, output_tokens=20_000))
     explore = plan.explore  # the second position may be anything
     assert explore is not None and explore.k > plan.k_for(8)
@@ -127,33 +127,35 @@ def test_what_was_never_tried_is_tried_within_the_budget() -> None:
     assert rounds.count(("draft", explore.k)) == 10 * explore.rounds
 
 
-def test_what_is_known_well_is_not_explored() -> None:
+def test_choices_with_much_evidence_are_not_explored() -> None:
     assert POLICY.plan(inputs(BAD)).explore is None
     assert POLICY.plan(inputs(GOOD)).explore is None
 
 
-def test_a_try_that_the_work_left_cannot_pay_for_is_not_made() -> None:
+def test_trial_is_skipped_if_little_work_remains() -> None:
     tail = inputs(acceptance(0.2), queue_depth=4, output_tokens=20, behind=200.0)
     assert POLICY.plan(tail).explore is not None
     assert POLICY.plan(replace(tail, costs=table(draft_token_s=1e-3))).explore is None
 
 
-def test_a_wrong_belief_that_keeps_the_draft_off_is_tested_now_and_then() -> None:
+def test_wrong_cost_estimates_are_tested_at_long_intervals() -> None:
     wrong = inputs(GOOD, occupancy=16, behind=300.0, costs=table(draft_token_s=1e-3))
     plan = POLICY.plan(wrong)
     assert plan.k_for(16) == 0 and plan.explore is not None
-    assert plan.explore.k > 0 and plan.explore.every == RARELY, "not as rarely as what it is cap_s to cost asks for"
+    assert plan.explore.k > 0 and plan.explore.every == MAX_INTERVAL, (
+        "not rarer, although the estimated cost would allow it less often"
+    )
     assert POLICY.plan(replace(wrong, costs=table())).k_for(16) > 0
 
 
-def test_rows_of_which_nothing_is_known_are_tried_soon() -> None:
+def test_new_rows_get_a_trial_within_16_rounds() -> None:
     known = inputs(acceptance(0.0, drafts=200), queue_depth=8, output_tokens=20_000, behind=400.0)
     later, at_first = POLICY.plan(known).explore, POLICY.plan(replace(known, plan=None)).explore
     assert later is not None and at_first is not None
     assert at_first.every == 16 < later.every
 
 
-def test_a_try_catches_up_few_rows_where_the_draft_is_off_and_all_where_it_is_on() -> None:
+def test_trial_limits_catch_up_while_the_draft_is_off() -> None:
     off = inputs(acceptance(0.0, drafts=200), queue_depth=8, output_tokens=20_000, behind=400.0, prefill_budget=8192)
     for behind, limit in ((400.0, 1600), (40.0, 1024), (4000.0, 8192)):
         explore = POLICY.plan(replace(off, behind=behind)).explore
@@ -162,7 +164,7 @@ def test_a_try_catches_up_few_rows_where_the_draft_is_off_and_all_where_it_is_on
     assert on.k_for(8) and on.explore is not None and on.explore.catch_up is None
 
 
-def test_before_much_is_caught_up_on_old_evidence_a_few_rows_show_whether_it_pays() -> None:
+def test_old_evidence_requires_a_trial_before_large_catch_up() -> None:
     tail = inputs(GOOD.discounted(1e-5), queue_depth=32, behind=400.0)
     looks = POLICY.plan(tail)
     assert looks.max_k and not any(looks.ks) and looks.proposer == "none"
@@ -175,7 +177,7 @@ def test_before_much_is_caught_up_on_old_evidence_a_few_rows_show_whether_it_pay
         assert POLICY.plan(known).k_for(32) > 0
 
 
-def test_tries_for_which_rows_are_caught_up_come_by_fours() -> None:
+def test_trials_with_catch_up_last_four_rounds() -> None:
     tail = inputs(acceptance(0.0, drafts=200), queue_depth=8, output_tokens=20_000, behind=400.0)
     explore, nothing_behind = POLICY.plan(tail).explore, POLICY.plan(replace(tail, behind=0.0)).explore
     assert explore is not None and explore.rounds == 4 and explore.rounds / explore.every <= 0.01
@@ -183,7 +185,7 @@ def test_tries_for_which_rows_are_caught_up_come_by_fours() -> None:
     assert nothing_behind is not None and nothing_behind.rounds == 1
 
 
-def test_a_proposer_of_which_nothing_is_known_is_tried_soon() -> None:
+def test_proposer_without_evidence_gets_a_trial_within_16_rounds() -> None:
     dear = inputs(
         AcceptanceEstimate(), queue_depth=40, rounds=0, behind=400.0, costs=table(draft_token_s=2e-5), input_tokens=10
     )
@@ -195,7 +197,7 @@ def test_a_proposer_of_which_nothing_is_known_is_tried_soon() -> None:
     assert explores[0] == 16 < explores[1]
 
 
-def test_rounds_with_drafts_wait_for_as_many_rows_as_make_them_pay() -> None:
+def test_least_ready_is_the_break_even_share_of_rows() -> None:
     few, many = POLICY.plan(inputs(GOOD, queue_depth=4)), POLICY.plan(inputs(GOOD, queue_depth=40))
     assert few.k_for(4) and many.k_for(40)
     assert 0 < few.least_ready < many.least_ready < 1
@@ -206,6 +208,6 @@ def test_rounds_with_drafts_wait_for_as_many_rows_as_make_them_pay() -> None:
     assert POLICY.plan(inputs(BAD)).least_ready == 0
 
 
-def test_without_any_measured_round_it_decodes_plainly() -> None:
+def test_plan_without_measured_rounds_is_plain_decoding() -> None:
     plan = POLICY.plan(inputs(GOOD, costs=None))
     assert plan.max_k == 0 and "no round is timed" in plan.reason

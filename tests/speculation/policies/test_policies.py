@@ -11,7 +11,7 @@ def inputs(slots: int = 8, queue_depth: float = 12.5) -> PolicyInputs:
 
 
 @pytest.mark.parametrize(("threshold", "slots"), [(0, 8), (1, 8), (7, 8), (8, 8), (9, 8), (10**9, 3)])
-def test_the_threshold_is_exact(threshold: int, slots: int) -> None:
+def test_queue_threshold_speculates_up_to_its_threshold(threshold: int, slots: int) -> None:
     plan = QueueThreshold(k=5, threshold=threshold, proposer="draft").plan(inputs(slots))
     for running in range(1, slots + 1):
         assert plan.k_for(running) == (5 if running <= threshold else 0), running
@@ -23,13 +23,13 @@ def test_off_never_speculates() -> None:
     assert (plan.max_k, plan.proposer, Off().max_k) == (0, "none", 0)
 
 
-def test_fixed_ignores_the_load() -> None:
+def test_fixed_k_does_not_depend_on_load() -> None:
     plan = Fixed(k=4, proposer="ngram").plan(inputs())
     assert {plan.k_for(running) for running in range(100)} == {4}
     assert plan.proposer == "ngram"
 
 
-def test_every_plan_says_what_it_was_made_from() -> None:
+def test_every_plan_has_queue_depth_and_reason() -> None:
     for policy in (Off(), Fixed(k=2, proposer="draft"), QueueThreshold(k=2, threshold=3, proposer="draft")):
         plan = policy.plan(inputs(queue_depth=7.25))
         assert plan.queue_depth == 7.25
