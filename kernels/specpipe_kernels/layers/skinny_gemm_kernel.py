@@ -113,19 +113,19 @@ def _load_outputs(source, n, in_n, PAIR: tl.constexpr):
 
 @triton.jit
 def _multiply(
-    x, weight, tile, split, m, rows, stride_x, tile_n, in_tile,
+    x, weight, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile,
     SIZES: tl.constexpr, TILES: tl.constexpr, TILE_N: tl.constexpr, GLU: tl.constexpr,
 ):  # fmt: skip
-    """Returns sums over a split of K [TILE_N, BLOCK_M], and with GLU those of the up projection [BLOCK_N, BLOCK_M]."""
+    """Returns sums over a split of K [TILE_N, BLOCK_M], and with GLU those of the up projection [BLOCK_N, BLOCK_M].
+
+    first: first entry of K. k_lanes [BLOCK_K] and first come from the kernel, ahead of its loads.
+    """
     N: tl.constexpr = SIZES.n
     K: tl.constexpr = SIZES.k
     BLOCK_M: tl.constexpr = SIZES.block_m
     BLOCK_N: tl.constexpr = TILES.block_n
     BLOCK_K: tl.constexpr = TILES.block_k
     BY_DESCRIPTOR: tl.constexpr = TILES.by_descriptor
-    k_lanes = tl.arange(0, BLOCK_K)
-    steps: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), TILES.splits)
-    first = split * steps * BLOCK_K
     acc = tl.zeros([TILE_N, BLOCK_M], tl.float32)
     acc_high = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for step in tl.range(0, steps, num_stages=TILES.stages):
@@ -215,6 +215,9 @@ def _skinny_gemm_kernel(
     n, in_n, tile_n, in_tile, head, lane = _outputs_of_tile(tile, SIZES.n, BLOCK_N, D, ROPE)
     in_m = m < rows
     mask = in_n[:, None] & in_m[None, :]
+    k_lanes = tl.arange(0, TILES.block_k)
+    steps = tl.cdiv(tl.cdiv(SIZES.k, TILES.block_k), SPLITS)
+    first = split * steps * TILES.block_k
     # Loaded before the wait: memory that the previous launch does not write.
     if inputs.bias is not None:
         bias_low, bias_high = _load_outputs(inputs.bias, n, in_n, PAIR)
@@ -237,7 +240,9 @@ def _skinny_gemm_kernel(
     if PREFETCH and PARTS > 0:
         sums = _load_squares(inputs.squares, m, rows, PARTS, SIZES.parts_pad)
 
-    acc, acc_high = _multiply(x, weight, tile, split, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N, GLU)
+    acc, acc_high = _multiply(
+        x, weight, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N, GLU
+    )
     let_next_start(PDL)
     if SPLITS > 1:
         PART: tl.constexpr = BLOCK_N * BLOCK_M * (2 if PAIR > 0 else 1)
