@@ -22,7 +22,7 @@ run: $(STAMP) ## the main job on the embedded pair: jobs/sharegpt.yaml into runs
 	$(BIN)/specpipe run jobs/sharegpt.yaml
 
 test: $(STAMP) ## the default test set: CPU only, no network
-	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(STAMP) ## the tests marked slow
 	$(PYTEST) -m 'slow and not gpu'

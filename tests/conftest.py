@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,18 +24,30 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("SPECPIPE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Orders tests, longest folders first, and groups them for `--dist loadgroup`: a group runs in one process.
-
-    A file is a group, so that its module fixtures are built once. All tests on Ray are one group: one Ray serves them.
-    """
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Orders tests: the longest folders first, and in the first of them the tests on Ray."""
     folders = {name: rank for rank, name in enumerate(LONGEST_FIRST)}
-    on_ray = {item for item in items if "ray_session" in getattr(item, "fixturenames", ())}
 
-    def rank(item: pytest.Item) -> tuple[bool, int]:
-        return item not in on_ray, folders.get(item.path.relative_to(TESTS).parts[0], len(folders))
+    def rank(item: pytest.Item) -> tuple[int, bool]:
+        folder = folders.get(item.path.relative_to(TESTS).parts[0], len(folders))
+        return folder, "ray_session" not in getattr(item, "fixturenames", ())
 
     items.sort(key=rank)
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group("ray" if item in on_ray else str(item.path)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Runs each file in one process under `--dist loadfile`, and all integration tests in one: one Ray serves them.
+
+    The mark `xdist_group` cannot do that: xdist 3.8 ignores it under pytest 9.2.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduler(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "integration" if file.startswith("tests/integration/") else file
+
+    return Scheduler(config, log)
