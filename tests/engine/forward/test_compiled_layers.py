@@ -13,8 +13,6 @@ import pytest
 import torch
 from support.engines import generate, make_engine, make_requests, run
 from support.small_models import make_small_model
-from torch._dynamo import register_backend
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from specpipe.core import EngineConfig
 from specpipe.engine.build import EngineSpec, build_engine
@@ -29,20 +27,25 @@ GRAPHS: list[torch.fx.GraphModule] = []
 """Compiled graphs, in order."""
 
 
-@register_backend(name="recorded")
 def _recorded(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
     GRAPHS.append(graph)
     return graph.forward
 
 
-@register_backend(name="broken")
 def _broken(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
     raise RuntimeError("no code for this machine\nand a long story")
 
 
-@register_backend(name="slightly_off")
 def _slightly_off(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
     return lambda *args: tuple(out * 1.01 for out in graph.forward(*args))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered_backends() -> None:
+    from torch._dynamo import register_backend  # takes seconds, so not at collection
+
+    for name, backend in (("recorded", _recorded), ("broken", _broken), ("slightly_off", _slightly_off)):
+        register_backend(backend, name=name)
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +155,8 @@ def test_layers_run_uncompiled_without_torch_compile(
 def test_inductor_caches_in_the_users_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, kept: str
 ) -> None:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPECPIPE_CACHE", str(tmp_path / ("file" if given == "unwritable" else "cache")))
     folders = {"ours": str(tmp_path / "cache/inductor"), "own": str(tmp_path), "torch's": default_cache_dir()}
