@@ -63,7 +63,7 @@ class KernelShape:
     vocab: int
     """Vocabulary entries."""
     dtype: torch.dtype
-    """Of the logits."""
+    """Number format of the logits."""
 
 
 Prepare = Callable[[KernelBench, KernelShape, torch.Generator], tuple[Callable[[], object], int]]
