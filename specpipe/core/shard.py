@@ -19,6 +19,8 @@ class Shard:
     """Position of the first row in the whole dataset. Seeds derive from it."""
     samples: int = 1
     """Outputs of each input row."""
+    continues: bool = False
+    """The first row's prompt begins like that of the row before, which is the last one of the previous shard."""
 
     @property
     def input_rows(self) -> int:

@@ -20,6 +20,7 @@ from specpipe.data.requests.request_builder import (
 )
 from specpipe.data.requests.row_samples import expand_samples, repeat_rows
 from specpipe.data.shard_planner import plan_shards
+from specpipe.data.shared_prompts import shared_blocks
 
 __all__ = [
     "EncoderProtocol",
@@ -46,5 +47,6 @@ __all__ = [
     "require_prompt_column",
     "require_unchanged",
     "row_seed",
+    "shared_blocks",
     "to_table",
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specpipe.core import DeviceName, Shard
-from specpipe.data import InputFile, kept_schema, list_files, plan_shards, require_prompt_column
+from specpipe.data import InputFile, kept_schema, list_files, plan_shards, require_prompt_column, shared_blocks
 from specpipe.errors import DataError, ModelError
 from specpipe.job import JobSpec
 from specpipe.models.generation import generation_defaults
@@ -59,6 +59,7 @@ class PreparedJob:
             workers=workers,
             limit=job.data.limit,
             samples=job.sampling.n,
+            shared=shared_blocks(self.files, job.data.prompt, job.data.limit),
         )
         if not shards:
             raise DataError(f"data.path {job.data.path} has no rows; expected at least one")

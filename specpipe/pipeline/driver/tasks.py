@@ -1,4 +1,8 @@
-"""Queue of shards to dispatch: new ones in order; retries first, and alone on a worker after a worker died."""
+"""Queue of shards to dispatch: new ones in order; retries first, and alone on a worker after a worker died.
+
+Shards whose prompts begin alike (`Shard.continues`) go to one worker, which computes the common beginning once. Other
+workers get some of them only when nothing else is left.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +41,33 @@ class TaskQueue:
     def __init__(self, shards: Iterable[Shard], failed_rows: Mapping[int, int] | None = None) -> None:
         """`failed_rows`: for shards of which only the failed rows run again, the number of these rows by shard."""
         again = failed_rows or {}
-        self._new = deque(Task(shard, failed_rows=again.get(shard.index)) for shard in shards)
+        self._groups: deque[deque[Task]] = deque()
+        """New shards that no worker has begun; those whose prompts begin alike together, in order."""
+        self._begun: dict[str, deque[Task]] = {}
+        """The rest of the group that each worker has begun."""
         self._retries: list[Task] = []
-        self.rows = sum(task.rows for task in self._new)
+        self._new = 0
+        self.rows = 0
         """Rows of all queued shards."""
+        before: int | None = None
+        for shard in shards:
+            task = Task(shard, failed_rows=again.get(shard.index))
+            if shard.continues and before == shard.index - 1:
+                self._groups[-1].append(task)
+            else:
+                self._groups.append(deque([task]))
+            before = shard.index
+            self._new += 1
+            self.rows += task.rows
 
     def __len__(self) -> int:
-        return len(self._new) + len(self._retries)
+        return self._new + len(self._retries)
 
     @property
     def first(self) -> Shard | None:
-        """The next new shard, which stays in the queue; None without one."""
-        return self._new[0].shard if self._new else None
+        """The first new shard, which stays in the queue; None without one."""
+        group = self._groups[0] if self._groups else next((group for group in self._begun.values() if group), None)
+        return group[0].shard if group else None
 
     @property
     def suspects(self) -> int:
@@ -76,6 +95,14 @@ class TaskQueue:
                 return task
         if not self._new:
             return None
-        task = self._new.popleft()
+        task = self._group_of(worker).popleft()
+        self._new -= 1
         self.rows -= task.rows
         return task
+
+    def _group_of(self, worker: str) -> deque[Task]:
+        """Returns the group from which a worker takes its next new shard: its own, a new one, or the longest."""
+        group = self._begun.get(worker)
+        if not group and self._groups:
+            group = self._begun[worker] = self._groups.popleft()
+        return group or max(self._begun.values(), key=len)

@@ -70,14 +70,29 @@ def _pack(shards: tuple[Shard, ...]) -> dict[str, Any]:
     rows = [[shard.index, index_of[shard.file], shard.start, shard.stop, shard.first_row] for shard in shards]
     samples = shards[0].samples if shards else 1
     columns = ["index", "file", "start", "stop", "first_row"]
-    return {"files": files, "samples": samples, "shard_columns": columns, "shards": rows}
+    continued = [shard.index for shard in shards if shard.continues]
+    return {
+        "files": files,
+        "samples": samples,
+        "shard_columns": columns,
+        "shards": rows,
+        **({"continued_shards": continued} if continued else {}),
+    }
 
 
 def _unpack(content: Mapping[str, Any]) -> tuple[Shard, ...]:
     """Returns the shards of a manifest's JSON values."""
-    files, samples = content["files"], content["samples"]
+    files, samples, continued = content["files"], content["samples"], set(content.get("continued_shards", ()))
     return tuple(
-        Shard(index=index, file=files[file], start=start, stop=stop, first_row=first_row, samples=samples)
+        Shard(
+            index=index,
+            file=files[file],
+            start=start,
+            stop=stop,
+            first_row=first_row,
+            samples=samples,
+            continues=index in continued,
+        )
         for index, file, start, stop, first_row in content["shards"]
     )
 
