@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,14 @@ class Scenario:
     coverage: Mapping[ProposerName, Array]
     """[D] share of rounds that have a draft."""
     seed: int
+    neighbours: bool = False
+    """Bursts of load on the machine double the seconds of rounds."""
+    slow_first_rounds: bool = False
+    """The first rounds of a shape take ten times as long."""
+    cache: str = "empty"
+    """Costs that earlier runs have left: "empty", "slower machine" or "one slow round"."""
+    profiled: bool = True
+    """The worker has a start-up profile."""
     prefill_budget: int = field(default_factory=lambda: EngineConfig().prefill_budget)
     """Largest number of tokens that the draft model catches up in a step."""
 
@@ -118,6 +126,10 @@ def _scenario(
         accepts=accepts,
         coverage={"draft": np.ones(len(kinds)), "ngram": np.array([float(entry["coverage"]) for entry in kinds])},
         seed=int(rng.integers(2**31)),
+        neighbours=bool(family.get("neighbours", False)),
+        slow_first_rounds=bool(family.get("slow_first_rounds", False)),
+        cache=str(family.get("cache", "empty")),
+        profiled=bool(family.get("profiled", True)),
     )
 
 
@@ -125,7 +137,15 @@ def _positions(kinds: list[Mapping[str, Any]], proposer: str, max_k: int) -> Arr
     return np.array([[entry[proposer][min(i, len(entry[proposer]) - 1)] for i in range(max_k)] for entry in kinds])
 
 
-def families(scenarios: list[Scenario], *, limit: int | None = None) -> Iterator[tuple[str, list[Scenario]]]:
-    """Yields the scenarios by family, in the order of the file. limit: scenarios per family."""
-    for name in dict.fromkeys(scenario.family for scenario in scenarios):
+def families(
+    scenarios: list[Scenario], *, limit: int | None = None, only: Sequence[str] = ()
+) -> Iterator[tuple[str, list[Scenario]]]:
+    """Yields the scenarios by family, in the order of the file.
+
+    limit: scenarios per family; only: names of families, all if empty. Raises JobError for a name that is no family.
+    """
+    names = list(dict.fromkeys(scenario.family for scenario in scenarios))
+    if unknown := set(only) - set(names):
+        raise JobError(f"no family is called {', '.join(sorted(unknown))}; expected some of: {', '.join(names)}")
+    for name in (name for name in names if not only or name in only):
         yield name, [scenario for scenario in scenarios if scenario.family == name][:limit]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="The goodput policy against an oracle and fixed K, simulated.")
 @click.option("--scenarios", metavar="FILE", help="Scenarios to simulate; default: the file that comes with specpipe.")
+@click.option("--family", "only", multiple=True, metavar="NAME", help="Simulate only this family; repeatable.")
 @click.option(
     "--limit", type=click.IntRange(1), metavar="N", help="Simulate only the first N scenarios of each family."
 )
@@ -32,7 +33,13 @@ if TYPE_CHECKING:
 )
 @json_option("Print one JSON object per line and scenario.")
 def policy(
-    scenarios: str | None, limit: int | None, seed: int | None, warm_up: int, processes: int | None, as_json: bool
+    scenarios: str | None,
+    only: tuple[str, ...],
+    limit: int | None,
+    seed: int | None,
+    warm_up: int,
+    processes: int | None,
+    as_json: bool,
 ) -> None:
     """Simulate many runs under the goodput policy and compare them with an oracle and with fixed K.
 
@@ -47,10 +54,10 @@ def policy(
     from specpipe.simulator.scenarios import families, load_scenarios
     from specpipe.simulator.simulation import simulate_all
 
-    chosen = list(families(load_scenarios(scenarios, seed=seed), limit=limit))
+    chosen = list(families(load_scenarios(scenarios, seed=seed), limit=limit, only=only))
     simulated = simulate_all([one for _, members in chosen for one in members], warm_up=warm_up, processes=processes)
     if not as_json:
-        click.echo(f"{'family':<18} {'runs':>5} {'rounds':>9}   {'over the oracle':<25} over the best fixed K")
+        click.echo(f"{'family':<26} {'runs':>5} {'rounds':>9}   {'over the oracle':<25} over the best fixed K")
     all_results = []
     for name, members in chosen:
         results = []
@@ -67,7 +74,7 @@ def policy(
 
 def _family_line(name: str, results: Sequence[SimulationResult]) -> str:
     spreads = [_spread([r.against_oracle for r in results]), _spread([r.against_fixed for r in results])]
-    return f"{name:<18} {len(results):>5} {sum(r.rounds for r in results):>9,}   {'   '.join(spreads)}"
+    return f"{name:<26} {len(results):>5} {sum(r.rounds for r in results):>9,}   {'   '.join(spreads)}"
 
 
 def _spread(values: Sequence[float]) -> str:
