@@ -45,6 +45,8 @@ class Completion:
     text: str = ""
     finish_reason: FinishReason
     error: str = ""
+    cached_tokens: int = 0
+    """Prompt tokens whose KV the target took from another row with the same prefix instead of computing it."""
     draft_tokens: int = 0
     """Draft tokens that the target verified for this row."""
     accepted_tokens: int = 0

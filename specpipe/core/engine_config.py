@@ -34,6 +34,8 @@ class EngineConfig:
     """Prompt tokens of one prefill step, at most."""
     page_size: int = 64
     """Tokens of one KV page."""
+    share_prefixes: bool = True
+    """Rows whose prompts begin with the same pages share their KV."""
 
     @property
     def pages_per_row(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Container
 
 from specpipe.core import EngineConfig, ProposerName
 from specpipe.engine.rounds.round_key import RoundKey
-from specpipe.engine.state.chunks import Chunk, cut_chunks
+from specpipe.engine.state.chunks import Chunk
 from specpipe.engine.state.in_flight import StepsInFlight
 from specpipe.engine.state.row_state import RowState
 from specpipe.engine.state.scheduler import Scheduler
@@ -38,7 +38,7 @@ class StepChooser:
         explore = plan.exploring(self.rounds)
         limit = None if explore is None else explore.catch_up_at(self.rounds)
         budget = self._config.prefill_budget if limit is None else min(self._config.prefill_budget, limit)
-        return cut_chunks(self._scheduler.draft_chunks(self._in_flight.plain_rounds), budget)
+        return self._scheduler.draft_chunks(budget, self._in_flight.plain_rounds)
 
     def rows(self) -> list[RowState]:
         """Returns the rows of the next round: prefilled ones that rounds in flight do not bring to their limit."""

@@ -10,7 +10,7 @@ from specpipe.engine.device.graph_capture import GraphCapture
 from specpipe.engine.forward.graphed_prefill import Prefills
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.rounds.graphed_rounds import Rounds
-from specpipe.engine.state.chunks import Chunk, cut_chunks, total_tokens
+from specpipe.engine.state.chunks import Chunk, total_tokens
 from specpipe.engine.state.in_flight import StepInFlight, StepLaunch, copy_to_host
 from specpipe.engine.state.row_state import RowState
 from specpipe.engine.state.scheduler import Scheduler
@@ -62,15 +62,15 @@ class StepLauncher:
     def _prefill(self, tally: dict[int, ShardTally]) -> StepLaunch:
         """Prefills at most a budget's tokens for each model."""
         rows = self._scheduler.rows
-        chunks = cut_chunks(self._scheduler.target_chunks(), self._scheduler.config.prefill_budget)
+        chunks = self._scheduler.target_chunks(self._scheduler.config.prefill_budget)
         draft_chunks = self._chooser.draft_chunks()
         if not chunks and not draft_chunks:
             return StepLaunch()
         self._clock.mark(Mark.PREFILL_BEGIN)
         if chunks:
             self.prefills.run(self._target, chunks)
+            self._scheduler.target_prefilled(chunks)
             for chunk in chunks:
-                rows[chunk.slot].target_valid = chunk.stop
                 tally[rows[chunk.slot].request.shard].prefill_tokens += chunk.stop - chunk.start
             self.activate([rows[c.slot] for c in chunks if rows[c.slot].prefilled])
         self._clock.mark(Mark.TARGET_PREFILLED)
@@ -83,8 +83,7 @@ class StepLauncher:
         self.prefills.run(draft, chunks)
         slots = self._state.upload([c.slot for c in chunks])
         self._state.draft_valid[slots] = self._state.upload([c.stop for c in chunks])
-        for chunk in chunks:
-            self._scheduler.rows[chunk.slot].draft_valid = chunk.stop
+        self._scheduler.draft_prefilled(chunks)
 
     def _launch_round(self, rows: list[RowState], prefill: StepLaunch) -> StepInFlight:
         key, captures = self._chooser.key(rows), self.graphs_captured

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
+
+from specpipe.engine.state.prefix_tree import PrefixNode
+from specpipe.engine.state.row_state import RowState
 
 
 class Chunk(NamedTuple):
@@ -14,17 +17,38 @@ class Chunk(NamedTuple):
     stop: int
 
 
-def cut_chunks(chunks: Iterable[Chunk], budget: int) -> list[Chunk]:
-    """Returns the first chunks, in order, that hold at most `budget` tokens together; the last one may be cut short."""
-    cut: list[Chunk] = []
-    for slot, start, stop in chunks:
-        tokens = min(stop - start, budget)
-        if tokens > 0:
-            cut.append(Chunk(slot, start, start + tokens))
-            budget -= tokens
+class MissingTokens(NamedTuple):
+    """The tokens start:stop of a row, which one model's KV lacks."""
+
+    row: RowState
+    start: int
+    stop: int
+
+
+def plan_chunks(
+    missing: Iterable[MissingTokens], *, budget: int, page_size: int, valid: Callable[[PrefixNode], bool]
+) -> list[Chunk]:
+    """Returns the chunks of one prefill: at most `budget` tokens of these rows, in order; the last may be cut short.
+
+    A row leaves out pages of its prefix that are valid, and those that a row before it computes in the same prefill:
+    there all keys and values of a layer are stored before any query of the layer reads them. Only the last chunk is cut
+    short, so a row never needs a page that an earlier row has begun in this prefill and will end in a later one.
+    valid: returns True for nodes whose page has been computed.
+    """
+    chunks: list[Chunk] = []
+    computed: set[PrefixNode] = set()
+    for row, start, stop in missing:
         if budget <= 0:
             break
-    return cut
+        prefix, page = row.prefix, start // page_size
+        while page < len(prefix) and (valid(prefix[page]) or prefix[page] in computed):
+            page += 1
+        first = max(start, page * page_size)
+        chunk = Chunk(row.slot, first, min(stop, first + budget))
+        budget -= chunk.stop - chunk.start
+        computed.update(prefix[page : chunk.stop // page_size])
+        chunks.append(chunk)
+    return chunks
 
 
 def total_tokens(chunks: Iterable[Chunk]) -> int:

@@ -6,45 +6,134 @@ padding is data and never a branch. Draft and target share one page numbering an
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from specpipe.engine.state.prefix_tree import PrefixNode
+
 TRASH_PAGE = 0
 
 
 class PageAllocator:
-    """Hands out page numbers; every page but the trash page is free or has one holder."""
+    """Hands out page numbers; every page but the trash page is free, held by one slot, or of one prefix node.
+
+    A node's page is read by all rows that have a reference to it, and written by none once it is valid. Without
+    references it is *cached*: the node keeps it until memory is needed. Then nodes that no waiting row needs lose their
+    pages first, and of these the least recently used one. A row that releases its chain releases the last node first,
+    and it refers to a node only together with all parents; so a node always comes before its parents in this order.
+
+    A page that changes hands may be read or written by a round in flight of its former holder. Its new holder's work
+    is launched later, on the same stream, and writes every position before it reads it.
+    """
 
     def __init__(self, num_pages: int) -> None:
         """num_pages counts the trash page."""
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, TRASH_PAGE, -1))
         self._held: dict[int, tuple[int, ...]] = {}
+        self._nodes: dict[int, PrefixNode] = {}
+        """Nodes with a page, by page number."""
+        self._idle: OrderedDict[PrefixNode, None] = OrderedDict()
+        """Cached nodes that no waiting row needs, least recently used first."""
+        self._awaited: OrderedDict[PrefixNode, None] = OrderedDict()
+        """Cached nodes that waiting rows need, least recently used first."""
 
     @property
     def free(self) -> int:
-        """Number of free pages."""
-        return len(self._free)
+        """Number of pages that can be allocated: free and cached ones."""
+        return len(self._free) + len(self._idle) + len(self._awaited)
+
+    @property
+    def cached(self) -> int:
+        """Number of pages of prefixes that no running row needs."""
+        return len(self._idle) + len(self._awaited)
 
     def can_allocate(self, pages: int) -> bool:
-        """Returns True if so many pages are free."""
-        return pages <= len(self._free)
+        """Returns True if so many pages can be allocated."""
+        return pages <= self.free
 
     def held(self, holder: int) -> tuple[int, ...]:
-        """Returns the pages of a holder in the order of their allocation."""
+        """Returns the pages of a slot in the order of their allocation, without those of prefixes."""
         return self._held.get(holder, ())
 
     def allocate(self, holder: int, pages: int) -> tuple[int, ...]:
-        """Gives a holder further pages and returns them; `can_allocate` must be true."""
-        assert self.can_allocate(pages)
-        allocated = tuple(self._free.pop() for _ in range(pages))
+        """Gives a slot further pages and returns them; `can_allocate` must be true."""
+        allocated = tuple(self._take() for _ in range(pages))
         self._held[holder] = self.held(holder) + allocated
         return allocated
 
     def release(self, holder: int) -> None:
-        """Frees all pages of a holder."""
-        self._free.extend(self._held.pop(holder))
+        """Frees all pages of a slot."""
+        self._free.extend(self._held.pop(holder, ()))
+
+    def await_chain(self, chain: Sequence[PrefixNode]) -> None:
+        """Records that one more waiting row needs these nodes. chain: a prefix from its first page on."""
+        for node in reversed(chain):
+            node.pending += 1
+            if node.page and not node.refs:
+                self._idle.pop(node, None)
+                self._awaited[node] = None
+                self._awaited.move_to_end(node)
+
+    def share(self, chain: Sequence[PrefixNode]) -> None:
+        """Gives a row that waited for these nodes references to them, and the nodes pages where they have none.
+
+        `can_allocate` must be true for the chain's nodes without references.
+        """
+        for node in chain:  # none of them may be evicted while others get pages
+            node.pending -= 1
+            node.refs += 1
+            if node.page:
+                self._idle.pop(node, None)
+                self._awaited.pop(node, None)
+        for node in chain:
+            if not node.page:
+                node.page = self._take()
+                self._nodes[node.page] = node
+
+    def unshare(self, chain: Sequence[PrefixNode]) -> None:
+        """Drops a row's references to these nodes."""
+        for node in reversed(chain):
+            node.refs -= 1
+            if not node.refs:
+                (self._awaited if node.pending else self._idle)[node] = None
+
+    def adopt(self, node: PrefixNode, holder: int, index: int) -> None:
+        """Makes page `index` of a slot the page of a node without one, cached. The slot is about to be released."""
+        pages = self._held[holder]
+        node.page = pages[index]
+        self._nodes[node.page] = node
+        self._idle[node] = None
+        self._held[holder] = pages[:index] + pages[index + 1 :]
+
+    def _take(self) -> int:
+        """Removes a page from the free ones, or from the cached node that is needed least."""
+        if self._free:
+            return self._free.pop()
+        node, _ = (self._idle or self._awaited).popitem(last=False)
+        del self._nodes[node.page]
+        page = node.lose_page()
+        node.remove_unused()
+        return page
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless every page is free or held exactly once."""
+        """Raises AssertionError unless every page has one owner and cached pages can be evicted in their order."""
         held = [page for pages in self._held.values() for page in pages]
-        assert sorted(held + self._free) == list(range(1, self.num_pages)), (
+        assert sorted([*held, *self._free, *self._nodes]) == list(range(1, self.num_pages)), (
             "a page is lost, held twice or free while held"
         )
+        assert all(node.page == page for page, node in self._nodes.items())
+        cached = [*self._idle, *self._awaited]
+        assert set(cached) == {node for node in self._nodes.values() if not node.refs}
+        assert all(node.pending for node in self._awaited) and not any(node.pending for node in self._idle)
+        evicted: set[PrefixNode] = set()
+        for node in cached:
+            evicted.add(node)
+            assert all(not child.page or child in evicted for child in node.children.values()), (
+                "a prefix would be evicted before a longer one that it begins"
+            )
+        for node in self._nodes.values():
+            parent = node.parent
+            assert parent is not None
+            if parent.parent is not None:
+                assert parent.page and parent.refs >= node.refs and parent.pending >= node.pending

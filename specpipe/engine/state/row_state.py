@@ -6,6 +6,7 @@ import copy
 
 from specpipe.core import Completion, FinishReason, Request, RowTiming
 from specpipe.engine.state.logprobs import RoundLogprobs, RowLogprobs
+from specpipe.engine.state.prefix_tree import PrefixNode
 from specpipe.engine.state.text_decoder import TextDecoder
 
 
@@ -19,6 +20,7 @@ class RowState:
     __slots__ = (
         "accepted",
         "admitted_at",
+        "cached_tokens",
         "capacity",
         "draft_valid",
         "first_token_at",
@@ -26,6 +28,7 @@ class RowState:
         "last_token_at",
         "logprobs",
         "prefill_length",
+        "prefix",
         "proposed",
         "request",
         "slot",
@@ -44,6 +47,10 @@ class RowState:
         self.logprobs = None if alternatives is None else RowLogprobs(alternatives)
         self.slot = self.prefill_length = self.capacity = 0
         self.target_valid = self.draft_valid = 0
+        self.prefix: list[PrefixNode] = []
+        """The row's first pages, which it shares with rows that begin with the same tokens."""
+        self.cached_tokens = 0
+        """Prompt tokens whose KV of the target another row computed."""
         self.proposed = self.accepted = 0
         stop = request.sampling.stop
         self.stop_matcher = decoder.stream(stop) if stop else None
@@ -58,6 +65,8 @@ class RowState:
         """Returns the row without slot and KV, with the same tokens, counts and time of its first start."""
         other = copy.copy(self)
         other.capacity = other.target_valid = other.draft_valid = 0
+        if not other.generated:
+            other.cached_tokens = 0
         return other
 
     @property
@@ -124,6 +133,7 @@ class RowState:
             text=text,
             finish_reason=reason,
             error=error,
+            cached_tokens=self.cached_tokens,
             draft_tokens=self.proposed,
             accepted_tokens=self.accepted,
             logprobs=None if self.logprobs is None else self.logprobs.first(len(self.generated)),

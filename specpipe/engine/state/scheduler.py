@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from specpipe.core import Completion, EngineConfig, Request, SpeculationPlan, admission_batch
-from specpipe.engine.state.chunks import Chunk
+from specpipe.engine.state.chunks import Chunk, MissingTokens, plan_chunks
 from specpipe.engine.state.page_allocator import PageAllocator
+from specpipe.engine.state.prefix_tree import PageKeys, PrefixTree, page_keys
 from specpipe.engine.state.row_state import RowState
 from specpipe.engine.state.slot_state import MAX_STOP_TOKENS, Admission, PageGrants
+from specpipe.engine.state.submission_order import submission_order
 from specpipe.engine.state.text_decoder import TextDecoder
 
 
@@ -29,7 +32,11 @@ class Scheduler:
 
     Of rows submitted together those that may grow longest come first, so that the last ones to run are short and slots
     do not stand empty beside a few long rows (longest processing time first: Graham, "Bounds on Multiprocessing Timing
-    Anomalies", 1969). No later submission overtakes an earlier one.
+    Anomalies", 1969), and rows with a common prefix are neighbours. No later submission overtakes an earlier one.
+
+    Rows whose tokens begin with the same pages share them (`PrefixTree`). Pages of a prompt are computed once: by the
+    oldest row that needs them, and rows behind it leave them out (`plan_chunks`). `submit` may run on another thread;
+    it only queues rows, and everything else, the tree among it, belongs to the engine's thread.
 
     A row gets a slot with pages for its tokens and the rounds ahead, and more as it grows. When pages run out, the
     youngest row gives its own back and is recomputed later. Rows that wait are younger than all that run, and `rows` is
@@ -46,26 +53,43 @@ class Scheduler:
         """Rows that hold a slot, by slot, oldest first."""
         self._decoder = decoder
         self._free_slots = list(range(config.slots - 1, -1, -1))
+        self._prefixes = PrefixTree()
         self._waiting: deque[RowState] = deque()
+        self._submitted: list[tuple[RowState, PageKeys]] = []
+        """Rows that `admit` has not seen yet."""
         self._refused: list[Completion] = []
         self._lock = threading.Lock()
+        """Guards what `submit` changes: plan, submitted and refused rows."""
 
     @property
     def waiting(self) -> int:
         """Number of rows without a slot."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._submitted)
 
     def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None:
         """Queues rows; may be called from any thread. The newest plan is valid for every row."""
         now = time.perf_counter()
+        refused: list[Completion] = []
+        accepted: list[Request] = []
+        for request in requests:
+            reason = self._refusal(request)
+            if reason:
+                refused.append(Completion(request=request, finish_reason="error", error=reason))
+            else:
+                accepted.append(request)
+        keys = [self._keys(request.prompt_token_ids) for request in accepted]
+        rows = [
+            (RowState(accepted[i], submitted_at=now, decoder=self._decoder), keys[i])
+            for i in submission_order(accepted, keys)
+        ]
         with self._lock:
             self.plan = plan
-            for request in sorted(requests, key=lambda r: -r.sampling.max_new_tokens):
-                reason = self._refusal(request)
-                if reason:
-                    self._refused.append(Completion(request=request, finish_reason="error", error=reason))
-                else:
-                    self._waiting.append(RowState(request, submitted_at=now, decoder=self._decoder))
+            self._refused += refused
+            self._submitted += rows
+
+    def _keys(self, tokens: Sequence[int]) -> PageKeys:
+        """Returns the pages that a row with these tokens can share."""
+        return page_keys(tokens, self.config.page_size) if self.config.share_prefixes else ()
 
     def _refusal(self, request: Request) -> str:
         """Returns why the row can never run, as an error message, or ""."""
@@ -113,33 +137,45 @@ class Scheduler:
         Rows are admitted several at once where there are many slots (`admission_batch`). One page stays free for every
         running row that may still need one: a row that is preempted soon after its prefill costs more than it gains.
         """
+        self._queue_submitted()
+        min_slots = min(len(self._waiting), admission_batch(self.config.slots)) if self.rows else 1
+        if not self._waiting or len(self._free_slots) < min_slots:
+            return []
         now = time.perf_counter()
         admitted: list[Admission] = []
-        with self._lock:
-            min_slots = min(len(self._waiting), admission_batch(self.config.slots)) if self.rows else 1
-            if not self._waiting or len(self._free_slots) < min_slots:
-                return []
-            growing = sum(row.capacity < row.limit for row in self.rows.values())
-            while self._waiting and self._free_slots:
-                row = self._waiting[0]
-                if not self.pages.can_allocate(self._pages_for(self._required_capacity(row)) + growing):
-                    break
-                self._waiting.popleft()
-                row.start(self._free_slots.pop(), now)
-                self.rows[row.slot] = row
-                _, pages = self._grow(row)
-                growing += row.capacity < row.limit
-                admitted.append(
-                    Admission(slot=row.slot, request=row.request, pages=pages, generated=tuple(row.generated))
-                )
+        growing = sum(row.capacity < row.limit for row in self.rows.values())
+        while self._waiting and self._free_slots:
+            row = self._waiting[0]
+            in_use = sum(node.refs > 0 for node in row.prefix)
+            if not self.pages.can_allocate(self._pages_for(self._required_capacity(row)) - in_use + growing):
+                break
+            self._waiting.popleft()
+            row.start(self._free_slots.pop(), now)
+            self.rows[row.slot] = row
+            self.pages.share(row.prefix)
+            _, pages = self._grow(row)
+            growing += row.capacity < row.limit
+            shared = tuple(node.page for node in row.prefix)
+            admitted.append(
+                Admission(slot=row.slot, request=row.request, pages=shared + pages, generated=tuple(row.generated))
+            )
         return admitted
+
+    def _queue_submitted(self) -> None:
+        """Moves submitted rows to the end of the queue."""
+        with self._lock:
+            submitted, self._submitted = self._submitted, []
+        for row, keys in submitted:
+            row.prefix = self._prefixes.chain(keys)
+            self.pages.await_chain(row.prefix)
+            self._waiting.append(row)
 
     def _grow(self, row: RowState) -> tuple[int, tuple[int, ...]]:
         """Allocates the pages that the row lacks.
 
         Returns the index of the first new entry of its block table, and the new pages.
         """
-        first = len(self.pages.held(row.slot))
+        first = len(row.prefix) + len(self.pages.held(row.slot))
         pages = self.pages.allocate(row.slot, self._pages_for(self._required_capacity(row)) - first)
         row.capacity = (first + len(pages)) * self.config.page_size
         return first, pages
@@ -151,7 +187,7 @@ class Scheduler:
             required = self._required_capacity(row)
             if required <= row.capacity or self.rows.get(row.slot) is not row:
                 continue
-            missing = self._pages_for(required) - len(self.pages.held(row.slot))
+            missing = self._pages_for(required - row.capacity)
             while self.rows.get(row.slot) is row and not self.pages.can_allocate(missing):
                 changes.preempted.append(self._preempt_youngest())
             if self.rows.get(row.slot) is row:
@@ -162,26 +198,55 @@ class Scheduler:
         return changes
 
     def _preempt_youngest(self) -> RowState:
+        """Takes slot and pages from the youngest row, which waits again; the pages that it computed stay cached."""
         row = next(reversed(self.rows.values()))
+        waiting = row.restarted()
+        waiting.prefix = self._prefixes.chain(self._keys([*row.request.prompt_token_ids, *row.generated]))
+        if row.prefilled:
+            self._hand_over(row, waiting)
         self.release(row)
-        with self._lock:
-            self._waiting.appendleft(row.restarted())
+        self.pages.await_chain(waiting.prefix)
+        self._waiting.appendleft(waiting)
         return row
 
+    def _hand_over(self, row: RowState, waiting: RowState) -> None:
+        """Makes pages of generated tokens the pages of the nodes that the row will need again.
+
+        Rounds in flight do not write them: nodes end two tokens before the row's known length.
+        """
+        own = len(row.prefix)
+        for i in reversed(range(own, len(waiting.prefix))):
+            node = waiting.prefix[i]
+            if not node.page:
+                self.pages.adopt(node, row.slot, i - own)
+                node.target_valid = True
+                node.draft_valid = row.draft_valid >= (i + 1) * self.config.page_size
+
     def release(self, row: RowState) -> None:
-        """Frees the row's slot and pages. Rounds in flight may still write them, but no round launched from now on."""
+        """Frees the row's slot and pages. Rounds in flight may still write them, but no round launched from now on.
+
+        Those rounds write no page of the row's prefix, which other rows may read.
+        """
         del self.rows[row.slot]
         self.pages.release(row.slot)
+        self.pages.unshare(row.prefix)
         self._free_slots.append(row.slot)
 
-    def target_chunks(self) -> list[Chunk]:
-        """Returns the tokens that the target's KV lacks; a row's last token is fed by its first round."""
-        return [
-            Chunk(row.slot, row.target_valid, row.prefill_length - 1) for row in self.rows.values() if not row.prefilled
-        ]
+    def target_chunks(self, budget: int) -> list[Chunk]:
+        """Returns at most `budget` tokens that the target's KV lacks, of the oldest rows first.
 
-    def draft_chunks(self, plain_in_flight: int) -> list[Chunk]:
-        """Returns the tokens that the draft model's KV lacks, for rows that may still use drafts.
+        A row's last token is fed by its first round.
+        """
+        missing = (
+            MissingTokens(row, row.target_valid, row.prefill_length - 1)
+            for row in self.rows.values()
+            if not row.prefilled
+        )
+        valid = attrgetter("target_valid")
+        return plan_chunks(missing, budget=budget, page_size=self.config.page_size, valid=valid)
+
+    def draft_chunks(self, budget: int, plain_in_flight: int) -> list[Chunk]:
+        """Returns at most `budget` tokens that the draft model's KV lacks, for rows that may still use drafts.
 
         plain_in_flight: rounds without drafts that were launched and not read; each puts every row a token further
         behind. A round in flight may commit one more token, which a speculating row's first draft step feeds itself.
@@ -190,21 +255,64 @@ class Scheduler:
         first round on, whatever runs beside them, which `standard` and `block` need to draw the same tokens again.
         Behind them come rows that fell behind while K was 0, those with the fewest missing tokens first.
         """
-        chunks = [
-            (row.prefilled, Chunk(row.slot, row.draft_valid, row.length - 1))
+        missing = [
+            MissingTokens(row, row.draft_valid, row.length - 1)
             for row in self.rows.values()
             if not row.draft_ready(plain_in_flight) and row.remaining > 1
         ]
-        behind = sorted((c for prefilled, c in chunks if prefilled), key=lambda chunk: chunk.stop - chunk.start)
-        return [c for prefilled, c in chunks if not prefilled] + behind
+        behind = sorted((m for m in missing if m.row.prefilled), key=lambda m: m.stop - m.start)
+        ordered = [m for m in missing if not m.row.prefilled] + behind
+        valid = attrgetter("draft_valid")
+        return plan_chunks(ordered, budget=budget, page_size=self.config.page_size, valid=valid)
+
+    def target_prefilled(self, chunks: Sequence[Chunk]) -> None:
+        """Records chunks of `target_chunks` as launched."""
+        for slot, start, stop in chunks:
+            row = self.rows[slot]
+            if not row.generated:
+                row.cached_tokens += start - row.target_valid
+            row.target_valid = stop
+            for node in row.prefix[start // self.config.page_size : stop // self.config.page_size]:
+                node.target_valid = True
+
+    def draft_prefilled(self, chunks: Sequence[Chunk]) -> None:
+        """Records chunks of `draft_chunks` as launched."""
+        for slot, start, stop in chunks:
+            row = self.rows[slot]
+            row.draft_valid = stop
+            for node in row.prefix[start // self.config.page_size : stop // self.config.page_size]:
+                node.draft_valid = True
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless slots, pages and the order of rows are consistent."""
+        """Raises AssertionError unless slots, pages, prefixes and the order of rows are consistent."""
         self.pages.check_integrity()
         slots = sorted([*self.rows, *self._free_slots])
         assert slots == list(range(self.config.slots)), "a slot is lost, held twice or free while held"
         assert all(slot == row.slot for slot, row in self.rows.items())
         for row in self.rows.values():
-            assert row.capacity == len(self.pages.held(row.slot)) * self.config.page_size
+            pages = len(row.prefix) + len(self.pages.held(row.slot))
+            assert row.capacity == pages * self.config.page_size
         ages = [row.submitted_at for row in (*self.rows.values(), *self._waiting)]
         assert ages == sorted(ages), "a younger row came before an older one"
+        self._check_prefixes()
+
+    def _check_prefixes(self) -> None:
+        """Raises AssertionError unless the nodes' counts are those of the rows and valid pages follow valid ones."""
+        refs = Counter(node for row in self.rows.values() for node in row.prefix)
+        pending = Counter(node for row in self._waiting for node in row.prefix)
+        nodes = self._prefixes.nodes()
+        assert refs.keys() | pending.keys() <= set(nodes), "a row's prefix is no part of the tree"
+        for node in nodes:
+            assert (node.refs, node.pending) == (refs[node], pending[node])
+            assert node.page or not (node.refs or node.target_valid or node.draft_valid)
+            assert node.page or node.pending or node.children, "a node without use stays in the tree"
+            parent = node.parent
+            assert parent is not None
+            if parent is not self._prefixes.root:
+                assert parent.target_valid or not node.target_valid
+                assert parent.draft_valid or not node.draft_valid
+        for row in self.rows.values():
+            for i, node in enumerate(row.prefix, start=1):
+                end = i * self.config.page_size
+                assert node.target_valid or row.target_valid < end
+                assert node.draft_valid or row.draft_valid < end

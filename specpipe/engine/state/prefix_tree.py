@@ -1,0 +1,88 @@
+"""Prefixes: full KV pages with equal tokens from the first position on, as a tree. Host only.
+
+A node is one page of tokens behind the pages of its parents. It outlives the rows that wrote its page, and it exists
+before there is a page, for rows that wait. `PageAllocator` owns the pages.
+
+Nodes hold only positions that no round writes. The first round of a prompt of P tokens writes KV from position P - 2
+on: the draft model's first step feeds the last two tokens (`DraftModelProposer`), also where its KV is behind and the
+result is dropped. So nodes end at P - 2 (`shared_pages`), and all later rounds write behind it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+PageKeys = tuple[bytes, ...]
+"""Token ids of full pages, int32, one entry a page."""
+
+
+def shared_pages(tokens: int, page_size: int) -> int:
+    """Returns the number of pages of a row of so many tokens that rounds never write."""
+    return max(0, tokens - 2) // page_size
+
+
+def page_keys(tokens: Sequence[int], page_size: int) -> PageKeys:
+    """Returns the token ids of the pages that a row with these tokens can share."""
+    packed = array("i", tokens).tobytes()
+    width = page_size * 4
+    return tuple(packed[i : i + width] for i in range(0, shared_pages(len(tokens), page_size) * width, width))
+
+
+class PrefixNode:
+    """One page of a prefix. Nodes are compared by identity."""
+
+    __slots__ = ("children", "draft_valid", "key", "page", "parent", "pending", "refs", "target_valid")
+
+    def __init__(self, parent: PrefixNode | None, key: bytes) -> None:
+        """parent: None for the root, which stands before the first page."""
+        self.parent, self.key = parent, key
+        self.children: dict[bytes, PrefixNode] = {}
+        self.page = 0
+        """Page number; 0 without a page."""
+        self.refs = 0
+        """Running rows whose block table holds the page."""
+        self.pending = 0
+        """Waiting rows that will need the page."""
+        self.target_valid = self.draft_valid = False
+        """True if the model's KV of the whole page has been computed by work that was launched: work launched later
+        on the same stream may read it."""
+
+    def lose_page(self) -> int:
+        """Returns the page number and leaves the node without a page."""
+        page, self.page = self.page, 0
+        self.target_valid = self.draft_valid = False
+        return page
+
+    def remove_unused(self) -> None:
+        """Removes the node, and parents that then have no use, from the tree."""
+        node = self
+        while node.parent is not None and not (node.page or node.refs or node.pending or node.children):
+            del node.parent.children[node.key]
+            node = node.parent
+
+
+class PrefixTree:
+    """All prefixes of an engine."""
+
+    def __init__(self) -> None:
+        self.root = PrefixNode(None, b"")
+
+    def chain(self, keys: PageKeys) -> list[PrefixNode]:
+        """Returns the nodes of these pages, in order; creates missing ones, which need a page or a row to last."""
+        nodes, node = [], self.root
+        for key in keys:
+            child = node.children.get(key)
+            if child is None:
+                child = node.children[key] = PrefixNode(node, key)
+            nodes.append(child)
+            node = child
+        return nodes
+
+    def nodes(self) -> list[PrefixNode]:
+        """Returns all nodes but the root, parents first."""
+        found, at = [self.root], 0
+        while at < len(found):
+            found += found[at].children.values()
+            at += 1
+        return found[1:]
