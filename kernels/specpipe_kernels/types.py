@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Size, Tensor
 
 Method = Literal["standard", "block", "invariant", "synthetic"]
@@ -106,6 +107,8 @@ class SlotTensors(NamedTuple):
     """[S] int64: length at which a request ends."""
     active: Tensor
     """[S] bool: takes part in rounds."""
+    speculates: Tensor
+    """[S] bool: may have drafts."""
     stop_ids: Tensor
     """[S, E] int64, padded with -1."""
     block_table: Tensor
@@ -119,6 +122,10 @@ class SlotTensors(NamedTuple):
     seed: Tensor
     """[S] int64."""
 
+    def with_bytes(self) -> SlotTensors:
+        """Returns the same memory with bool tensors as uint8, which Triton loads and stores."""
+        return self._replace(active=self.active.view(torch.uint8), speculates=self.speculates.view(torch.uint8))
+
 
 class OpenedRows(NamedTuple):
     """The B batch rows of a round, gathered from their slots at its start."""
@@ -126,7 +133,8 @@ class OpenedRows(NamedTuple):
     lengths: Tensor
     """[B] int64."""
     max_drafts: Tensor
-    """[B] int32: draft tokens that fit before the length limit, at most K; 0 for an inactive slot."""
+    """[B] int32: draft tokens that fit before the length limit, at most K; 0 for an inactive slot or one that may not
+    have drafts."""
     max_model_drafts: Tensor
     """[B] int32: the same, but 0 where the draft model's keys and values do not reach the last committed token."""
     block_tables: Tensor

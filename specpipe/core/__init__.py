@@ -55,6 +55,7 @@ from specpipe.core.engine_config import EngineConfig
 from specpipe.core.evidence import CostPoint, Evidence, PrefillPoint, Profile
 from specpipe.core.literals import (
     PHASES,
+    AppliesTo,
     DeviceChoice,
     DeviceName,
     DraftDtypeChoice,
@@ -87,6 +88,7 @@ __all__ = [
     "SHARDS_IN_FLIGHT",
     "STALL_S",
     "AcceptanceCounts",
+    "AppliesTo",
     "Completion",
     "CostPoint",
     "DeviceChoice",

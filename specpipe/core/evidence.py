@@ -60,7 +60,7 @@ class Evidence:
     rounds: Mapping[ProposerName, int] = field(default_factory=dict)
     """Rounds with K > 0, by proposer."""
     row_rounds: Mapping[ProposerName, int] = field(default_factory=dict)
-    """Sum over those rounds of their rows, rows without a draft included."""
+    """Sum over those rounds of their rows that may have drafts (`StepReport.speculating`)."""
     costs: tuple[CostPoint, ...] = ()
     rows: int = 0
     """Rows that ended."""

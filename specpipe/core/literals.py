@@ -22,6 +22,8 @@ ProposerName = Literal["draft", "ngram", "none"]
 """Proposer of one round; "none" for plain decoding."""
 ProposerChoice = Literal["draft", "ngram", "none", "auto"]
 """Proposer as a job file names it; with "auto" the plan chooses one for each round."""
+AppliesTo = Literal["batch", "new"]
+"""Rows without drafts above the threshold of `queue_threshold`: all that run, or those that get a slot meanwhile."""
 Phase = Literal["load", "prefill", "draft", "verify", "sample", "host"]
 """Phase that telemetry charges time to."""
 

@@ -16,6 +16,8 @@ class ShardRound:
 
     rows: int = 0
     """Rows of this shard that took part in the round."""
+    plain_rows: int = 0
+    """Those of them that have no drafts whatever K is (`SpeculationPlan.new_rows_limit`)."""
     prefill_tokens: int = 0
     """Tokens that the target prefilled, those of preempted rows a second time."""
     preemptions: int = 0
@@ -58,6 +60,12 @@ class StepReport:
     draft_prefill_s: float = 0.0
     """Seconds of those prefills."""
     draft_behind: float = 0.0
-    """Mean number of tokens by which the draft model's KV is behind the target's, over the rows of the round."""
+    """Mean number of tokens by which the draft model's KV is behind the target's, over the rows of the round; a row
+    that has no drafts whatever K is counts as 0."""
     left: float = 0.0
     """Mean number of tokens that a row of the round may still generate."""
+
+    @property
+    def speculating(self) -> int:
+        """Rows of the round that may have drafts, with or without one in this round."""
+        return self.running - sum(part.plain_rows for part in self.shards.values())

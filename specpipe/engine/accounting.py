@@ -42,14 +42,15 @@ class ShardTally:
         self.proposed: list[int] = []
         self.accepted: list[int] = []
         self.gaps: list[float] = []
-        self.emitted = self.emitted_accepted = self.prefill_tokens = self.preemptions = 0
+        self.plain = self.emitted = self.emitted_accepted = self.prefill_tokens = self.preemptions = 0
 
-    def add_row(self, *, proposed: int, accepted: int, kept: int, gap: float | None) -> None:
+    def add_row(self, *, proposed: int, accepted: int, kept: int, gap: float | None, speculates: bool) -> None:
         """Adds one row's part of a round.
 
         proposed, accepted: draft tokens verified and accepted; kept: tokens that became output; gap: seconds since the
-        row's last emission, None for its first.
+        row's last emission, None for its first; speculates: the row may have drafts.
         """
+        self.plain += not speculates
         self.proposed.append(proposed)
         self.accepted.append(accepted)
         self.emitted += kept
@@ -61,6 +62,7 @@ class ShardTally:
         """Returns the counts as an immutable report."""
         return ShardRound(
             rows=len(self.proposed),
+            plain_rows=self.plain,
             prefill_tokens=self.prefill_tokens,
             preemptions=self.preemptions,
             verified=count_acceptance(np.array(self.proposed, dtype=np.int64), np.array(self.accepted, dtype=np.int64)),

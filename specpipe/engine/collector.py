@@ -71,7 +71,8 @@ class Collector:
         row.proposed += proposed
         row.accepted += min(accepted, kept)
         is_first = before == len(row.request.prompt_token_ids)
-        tally.add_row(proposed=proposed, accepted=accepted, kept=kept, gap=None if is_first else now - last_token_at)
+        gap = None if is_first else now - last_token_at
+        tally.add_row(proposed=proposed, accepted=accepted, kept=kept, gap=gap, speculates=row.speculates)
         if text is not None:
             return row.complete("stop", text=text)
         return self._complete_if_ended(row)

@@ -307,6 +307,7 @@ class Engine:
             assert int(self._state.length[slot]) == row.length
             assert int(self._state.draft_valid[slot]) == row.draft_valid
             assert int(self._state.limit[slot]) == row.limit
+            assert bool(self._state.speculates[slot]) == row.speculates
             held = [node.page for node in row.prefix] + [*self._scheduler.pages.held(slot)]
             table = self._state.block_table[slot].tolist()
             assert table == [*held, *[TRASH_PAGE] * (len(table) - len(held))]

@@ -49,7 +49,7 @@ class StepChooser:
 
     def key(self, rows: list[RowState]) -> RoundKey:
         """Returns the key of a round of these rows."""
-        can_draft = any(row.remaining > 1 for row in rows)
+        can_draft = any(row.may_draft for row in rows)
         proposer, k = self._planned() if can_draft else ("none", 0)
         if proposer == "draft" and self._must_wait(rows):
             proposer, k = "none", 0
@@ -78,7 +78,7 @@ class StepChooser:
         plan = self._scheduler.plan
         if plan is None or not plan.least_ready or plan.exploring(self.rounds) is not None:
             return False
-        able = [row for row in rows if row.remaining > 1]
+        able = [row for row in rows if row.may_draft]
         plain = self._in_flight.plain_rounds
         ready = sum(row.draft_ready(plain) for row in able)
         return ready < plan.least_ready * len(able) and self._config.prefill_budget >= 2 * len(able)

@@ -94,7 +94,7 @@ class StepLauncher:
             k=key.k,
             proposer=key.proposer,
             captured_graph=self.graphs_captured != captures,
-            draft_behind=sum(max(0, row.length - 1 - row.draft_valid) for row in rows) / len(rows),
+            draft_behind=sum(row.draft_behind for row in rows) / len(rows),
             remaining=sum(row.remaining for row in rows) / len(rows),
         )
         return copy_to_host(launch, packed, self._clock.stamps)

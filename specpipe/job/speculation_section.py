@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from specpipe.core import MAX_DRAFT_TOKENS, EngineConfig, Method, ProposerChoice
+from specpipe.core import MAX_DRAFT_TOKENS, AppliesTo, EngineConfig, Method, ProposerChoice
 from specpipe.job.field_types import Count, Int, Number, OffIsAWord, Tuning, default_of
 from specpipe.job.job_section import JobSection
 
@@ -25,6 +25,9 @@ class SpeculationSection(JobSection):
     """K, the draft tokens of a round; with `policy: goodput` the maximum."""
     max_running: Tuning[Count] = 64
     """For `queue_threshold`: maximum running rows of a worker with speculation."""
+    applies_to: Tuning[AppliesTo] = "batch"
+    """For `queue_threshold`: rows without drafts above max_running. `batch`: all. `new`: those that get a slot then,
+    also after a preemption."""
     method: Method = "standard"
     """Verification method. `standard`: rejection sampling. `block`: block verification, which accepts at least as many.
     `invariant`: sampled tokens do not depend on K, draft or policy. `synthetic`: accepts at given rates, to measure
@@ -44,7 +47,12 @@ class SpeculationSection(JobSection):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> SpeculationSection:
-        wrong = [*self._auto_problems(), *self._ngram_problems(), *self._synthetic_problems()]
+        wrong = [
+            *self._auto_problems(),
+            *self._applies_to_problems(),
+            *self._ngram_problems(),
+            *self._synthetic_problems(),
+        ]
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
@@ -53,6 +61,11 @@ class SpeculationSection(JobSection):
         if self.proposer != "auto" or self.policy in ("goodput", "off"):
             return []
         return [f".proposer is auto, which requires policy: goodput; policy is {self.policy}"]
+
+    def _applies_to_problems(self) -> list[str]:
+        if self.applies_to == "batch" or self.policy in ("queue_threshold", "off"):
+            return []
+        return [f".applies_to is new, which requires policy: queue_threshold; policy is {self.policy}"]
 
     def _ngram_problems(self) -> list[str]:
         if self.ngram_min <= self.ngram_max:

@@ -26,6 +26,7 @@ def job_policy(job: JobSpec) -> Policy:
         k=speculation.num_speculative_tokens,
         max_running=speculation.max_running,
         proposers=job.proposers,
+        applies_to=speculation.applies_to,
     )
 
 

@@ -97,4 +97,4 @@ class Tuner:
 
 def _effect(plan: SpeculationPlan) -> tuple[object, ...]:
     """Returns the parts of a plan that change what the engine does."""
-    return plan.ks, plan.proposer, plan.explore
+    return plan.ks, plan.proposer, plan.explore, plan.new_rows_limit

@@ -46,7 +46,7 @@ class ShardMeter:
         self._verified += part.verified
         if step.proposer == "ngram":
             self._ngram += part.verified
-            self._ngram_rows += part.rows
+            self._ngram_rows += part.rows - part.plain_rows
         self._emitted_accepted += part.emitted_accepted_tokens
         self._preemptions += part.preemptions
         for gap in part.gaps_s:
@@ -54,7 +54,9 @@ class ShardMeter:
         if not part.rows:
             return
         seconds = max(0.0, step.seconds - step.phases.get("prefill", 0.0))
-        self._k_rows[step.k] = self._k_rows.get(step.k, 0) + part.rows
+        for k, rows in ((step.k, part.rows - part.plain_rows), (0, part.plain_rows)):
+            if rows:
+                self._k_rows[k] = self._k_rows.get(k, 0) + rows
         self._rounds += 1
         self._round_s += seconds
         self._row_seconds += seconds * step.running

@@ -70,7 +70,7 @@ class ShardRecord:
     ngram_accepted_per_position: tuple[int, ...] = ()
 
     k_histogram: tuple[int, ...] = ()
-    """Row-rounds at each K, from 0."""
+    """Row-rounds at each K, from 0. Rows that have no drafts whatever K is (`ShardRound.plain_rows`) count at 0."""
     queue_depth: float = 0.0
     """Queue depth of the plan that was sent with the shard."""
     plan_proposer: str = "none"

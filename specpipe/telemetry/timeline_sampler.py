@@ -29,7 +29,7 @@ class _OpenInterval:
         self.row_seconds += step.seconds * step.running
         self.rounds += step.running > 0
         self.row_rounds += step.running
-        self.k_rows += step.k * step.running
+        self.k_rows += step.k * step.speculating
         for part in step.shards.values():
             self.drafts += part.verified.drafts
             self.draft_tokens += part.verified.draft_tokens
@@ -37,7 +37,7 @@ class _OpenInterval:
             self.output += part.emitted_tokens
         self.waiting, self.slots, self.queue_depth = step.waiting, step.slots, queue_depth
         if step.k:
-            self.proposers[step.proposer] += step.running
+            self.proposers[step.proposer] += step.speculating
         if plan is not None:
             self.expected += step.seconds * plan.expected_tokens_per_s(step.running)
             self.reason = plan.reason

@@ -39,8 +39,22 @@ def test_expected_speed_is_zero_without_estimate() -> None:
     assert plan().expected_tokens_per_s(2) == 0.0
 
 
+def test_rows_start_with_drafts_up_to_the_limit() -> None:
+    limited = plan(new_rows_limit=2)
+    assert [limited.speculates(running) for running in (1, 2, 3)] == [True, True, False]
+    assert limited.k_for(99) == plan().k_for(99) and plan().speculates(99)
+
+
 @pytest.mark.parametrize(
-    "changes", [{"ks": ()}, {"ks": (-1,)}, {"ks": (MAX_DRAFT_TOKENS + 1,)}, {"least_ready": 1.1}, {"least_ready": -0.1}]
+    "changes",
+    [
+        {"ks": ()},
+        {"ks": (-1,)},
+        {"ks": (MAX_DRAFT_TOKENS + 1,)},
+        {"least_ready": 1.1},
+        {"least_ready": -0.1},
+        {"new_rows_limit": -1},
+    ],
 )
 def test_invalid_plan_raises(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="expected"):

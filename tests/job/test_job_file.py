@@ -99,6 +99,8 @@ def test_yaml_values_are_read_as_written(text: str, place: str, value: object) -
         ("sampling: {min_tokens: -1}", "sampling.min_tokens is -1; expected 0 (off) or more"),
         ("sampling: {n: 0}", "sampling.n is 0; expected an integer (>= 1)"),
         ("speculation: {policy: fixed, proposer: auto}", "proposer is auto, which requires policy: goodput"),
+        ("speculation: {policy: fixed, applies_to: new}", "is new, which requires policy: queue_threshold; policy is"),
+        ("speculation: {applies_to: all}", 'speculation.applies_to is "all"; expected batch or new'),
         ("speculation: {ngram_min: 4}", "speculation.ngram_min is 4; expected at most ngram_max (3)"),
         ("speculation: {method: synthetic}", "method is synthetic; expected exactly one of synthetic_rates and"),
         ("speculation: {synthetic_acceptance_length: 2}", "is set, which requires method: synthetic"),

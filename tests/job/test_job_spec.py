@@ -91,7 +91,7 @@ def test_identity_and_tuning_hold_every_field_once_as_json() -> None:
 
 def test_tuning_marks_are_on_exactly_these_fields() -> None:
     model = {"model.device", "model.draft_dtype"}
-    policy = {"policy", "num_speculative_tokens", "max_running", "proposer", "ngram_min", "ngram_max"}
+    policy = {"policy", "num_speculative_tokens", "max_running", "applies_to", "proposer", "ngram_min", "ngram_max"}
     workers = {"count", "slots", "gpus_per_worker", "cpus_per_worker", "shard_tokens", "max_attempts", "stall_seconds"}
     rest = {"name", "data.warmup_rows", "sampling.defaults", "output.path", "output.max_failed_rows"}
     expected = model | rest | {f"speculation.{key}" for key in policy} | {f"workers.{key}" for key in workers}
@@ -117,6 +117,7 @@ def test_tuning_marks_are_on_exactly_these_fields() -> None:
         ("sampling", {"defaults": "model"}, False),
         ("speculation", {"policy": "off"}, False),
         ("speculation", {"num_speculative_tokens": 5, "max_running": 2, "proposer": "ngram"}, False),
+        ("speculation", {"policy": "queue_threshold", "applies_to": "new"}, False),
         ("workers", {"count": 4, "slots": 64, "shard_tokens": 1000}, False),
         ("output", {"path": "elsewhere", "max_failed_rows": 9}, False),
     ],

@@ -134,7 +134,8 @@ def between_forwards() -> None:
     long, ints, ones = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int32), torch.ones(2)
     table = torch.zeros(2, 4, dtype=torch.int32)
     text = torch.zeros(2, 64, dtype=torch.int64)
-    state = SlotTensors(text, long, long, long, long > 0, text[:, :3].contiguous(), table, ones, ints, ones, ones, long)
+    stops = text[:, :3].contiguous()
+    state = SlotTensors(text, long, long, long, long > 0, long > 0, stops, table, ones, ints, ones, ones, long)
     open_rows(state, long, k=3, width=4)
     for drafts, width in ((None, 2), (text[:, :3], 4)):
         feed_rows(state, long, long, drafts, shift=-1, width=width, last=63)

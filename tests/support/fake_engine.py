@@ -44,6 +44,7 @@ class _Row:
     drafted: int = 0
     accepted: int = 0
     prefilled: bool = False
+    speculates: bool = True
 
 
 class FakeEngine:
@@ -53,6 +54,7 @@ class FakeEngine:
         self.config = config
         self.steps = 0
         self.seen_ks: list[tuple[int, int]] = []  # (running, k) of every round
+        self.starts: dict[str, int] = {}  # request -> rows that ran, itself included, when it got a slot last
         self._step_s, self._fail_at_step = step_s, fail_at_step
         self._lock = threading.Lock()
         self._queue: deque[_Row] = deque()
@@ -84,6 +86,8 @@ class FakeEngine:
         with self._lock:
             while self._queue and len(self._active) < self.config.slots:
                 row = self._queue.popleft()
+                running = self.starts[row.request.request_id] = len(self._active) + 1
+                row.speculates = self._plan is None or self._plan.speculates(running)
                 row.started = row.last = time.perf_counter()
                 self._active.append(row)
             plan, rows = self._plan, list(self._active)
@@ -94,7 +98,7 @@ class FakeEngine:
         if self.steps == self._fail_at_step:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         began = time.perf_counter()
-        proposer, k = plan.choice(len(rows), self.steps - 1)
+        proposer, k = plan.choice(len(rows), self.steps - 1) if any(r.speculates for r in rows) else ("none", 0)
         self.seen_ks.append((len(rows), k))
         time.sleep(self._step_s)
         shards = self._round(rows, k)
@@ -135,7 +139,7 @@ class FakeEngine:
             if not row.prefilled:
                 row.prefilled = True
                 prefill += len(row.request.prompt_token_ids)
-            width = min(k, self._missing(row) - 1)
+            width = min(k, self._missing(row) - 1) if row.speculates else 0
             position = len(row.tokens)
             accepted = accepted_of(row.request.seed, position, width)
             row.tokens += [token_at(row.request.seed, position + i) for i in range(accepted + 1)]
@@ -158,6 +162,7 @@ class FakeEngine:
                 )
         return ShardRound(
             rows=len(rows),
+            plain_rows=sum(not row.speculates for row in rows),
             prefill_tokens=prefill,
             verified=counts,
             emitted_tokens=emitted,

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from specpipe.core import AcceptanceCounts, Completion, Request, SamplingParams, ShardRound, SpeculationPlan, StepReport
@@ -67,6 +69,16 @@ def test_shard_seconds_sum_to_engine_seconds() -> None:
     assert records[0].mean_occupancy == pytest.approx((3 + 7) / 2)
     assert records[2].rounds == 1
     assert records[2].queue_depth == 4.5
+
+
+def test_rows_without_drafts_count_as_k_0() -> None:
+    meter = ShardMeter()
+    report = dataclasses.replace(step(s1=ShardRound(rows=5, plain_rows=3)), proposer="ngram")
+    meter.add_round(report, report.shards[1])
+    plan = SpeculationPlan(ks=(3,), proposer="ngram", queue_depth=0, reason="", new_rows_limit=2)
+    times = {"started_at": 0, "finished_at": 1, "load_s": 0.5}
+    record = meter.record(run_id="r", shard=1, attempt=1, epoch=1, worker="w", plan=plan, synthetic=False, **times)
+    assert (record.k_histogram, record.ngram_row_rounds) == ((3, 0, 0, 2), 2)
 
 
 def test_acceptance_counts_add_by_position() -> None:

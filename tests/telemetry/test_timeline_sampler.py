@@ -5,9 +5,9 @@ from specpipe.telemetry.timeline_interval import peak_tokens_per_s, timeline_bat
 from specpipe.telemetry.timeline_sampler import TimelineSampler
 
 
-def step(k: int, running: int, tokens: int, seconds: float = 0.1) -> StepReport:
+def step(k: int, running: int, tokens: int, seconds: float = 0.1, plain_rows: int = 0) -> StepReport:
     counts = AcceptanceCounts(drafts=running, draft_tokens=k * running, accepted_tokens=tokens - running) if k else None
-    part = ShardRound(rows=running, emitted_tokens=tokens, verified=counts or AcceptanceCounts())
+    part = ShardRound(rows=running, plain_rows=plain_rows, emitted_tokens=tokens, verified=counts or AcceptanceCounts())
     return StepReport(
         k=k,
         proposer="draft" if k else "none",
@@ -30,6 +30,13 @@ def test_steps_count_in_their_second() -> None:
     assert sample.occupancy == pytest.approx((0.1 * 2 + 0.3 * 6) / 0.4)
     assert sample.acceptance_length == pytest.approx(1 + 6 / 2)
     assert (sample.queue_depth, sample.waiting) == (7.0, 5)
+
+
+def test_rows_without_drafts_count_as_k_0() -> None:
+    sampler = TimelineSampler(worker="w", epoch=1)
+    sampler.add(step(4, 3, 6, plain_rows=2), queue_depth=9.0, now=100.2)
+    (sample,) = sampler.since(0, now=101.5)
+    assert sample.k == pytest.approx(4 / 3)
 
 
 def test_interval_holds_proposer_reason_and_expected_speed() -> None:

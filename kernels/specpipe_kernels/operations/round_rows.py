@@ -53,8 +53,8 @@ def commit_rows(
         lengths: [B] int64, before the round.
         verdict: result of verifying the round's drafts.
         proposed: [B] int32, number of drafts that were verified.
-        drafted: the draft model proposed them. Its keys and values are then valid up to the accepted drafts, without
-            the last draft, which it never processed.
+        drafted: the draft model proposed them. The keys and values that it has of a row with drafts are then valid up
+            to the accepted ones, without the last draft, which it never processed.
 
     Returns [B, K + 5] int64: tokens (-1 beyond a row's emission), number of tokens, accepted drafts (before a stop id),
     proposed, status.

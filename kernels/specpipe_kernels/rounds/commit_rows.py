@@ -23,6 +23,7 @@ def _commit_rows_kernel(
     slot = tl.load(slots + row)
     before = tl.load(lengths + row)
     was_active = tl.load(state.active + slot) != 0
+    drafts = tl.load(proposed + row).to(tl.int64)
     accepted = tl.load(verdict.accepted + row).to(tl.int64)
     status = tl.load(verdict.status + row).to(tl.int64)
     i = tl.arange(0, K_PAD)
@@ -41,8 +42,8 @@ def _commit_rows_kernel(
     valid = before
     if DRAFTED:
         # The draft model never processed its last draft, and its KV behind the first rejected draft is stale.
-        valid = tl.load(state.draft_valid + slot)
-        valid = tl.where(was_active & (valid >= before - 2), before + tl.minimum(accepted, k - 1), valid)
+        advances = was_active & (drafts > 0)
+        valid = tl.where(advances, before + tl.minimum(accepted, k - 1), tl.load(state.draft_valid + slot))
     tl.debug_barrier()  # all threads have read the slot before any thread writes it
     tl.store(state.length + slot, after)
     tl.store(state.active + slot, (was_active & ~ended).to(tl.uint8))
@@ -52,7 +53,7 @@ def _commit_rows_kernel(
     tl.store(out + i, token, mask=i <= k)
     tl.store(out + k + 1, emitted)
     tl.store(out + k + 2, accepted)
-    tl.store(out + k + 3, tl.load(proposed + row).to(tl.int64))
+    tl.store(out + k + 3, drafts)
     tl.store(out + k + 4, status)
     let_next_start(PDL)
 
@@ -65,7 +66,7 @@ def commit_rows(
     packed = torch.empty(count, width + 4, dtype=torch.int64, device=slots.device)
     stops = state.stop_ids.shape[1]
     _commit_rows_kernel[(count,)](
-        state._replace(active=state.active.view(torch.uint8)), slots, lengths, VerdictArgs(*verdict[:4]), proposed,
+        state.with_bytes(), slots, lengths, VerdictArgs(*verdict[:4]), proposed,
         packed, width - 1, stops, state.tokens.stride(0),
         DRAFTED=drafted, K_PAD=power_of_2(width), E_PAD=power_of_2(stops), num_warps=1, **launch_options(slots),
     )  # fmt: skip

@@ -20,7 +20,8 @@ def _open_rows_kernel(state, slots, out, k, width, stride_table, BLOCK: tl.const
     slot = tl.load(slots + row)
     tokens = tl.load(state.length + slot)
     fits = tl.minimum(tl.maximum(tl.load(state.limit + slot) - tokens - 1, 0), k)
-    max_drafts = tl.where(tl.load(state.active + slot) != 0, fits, 0).to(tl.int32)
+    drafts = (tl.load(state.active + slot) != 0) & (tl.load(state.speculates + slot) != 0)
+    max_drafts = tl.where(drafts, fits, 0).to(tl.int32)
     tl.store(out.lengths + row, tokens)
     tl.store(out.max_drafts + row, max_drafts)
     tl.store(out.max_model_drafts + row, tl.where(tl.load(state.draft_valid + slot) >= tokens - 2, max_drafts, 0))
@@ -55,7 +56,7 @@ def open_rows(state: SlotTensors, slots: Tensor, *, k: int, width: int) -> Opene
         seed=empty(count, dtype=torch.int64),
     )
     _open_rows_kernel[(count,)](
-        state._replace(active=state.active.view(torch.uint8)), slots, out, k, width, state.block_table.stride(0),
+        state.with_bytes(), slots, out, k, width, state.block_table.stride(0),
         BLOCK=TABLE_BLOCK, num_warps=1, **launch_options(slots),
     )  # fmt: skip
     return out

@@ -13,8 +13,8 @@ from specpipe.engine.state.text_decoder import TextDecoder
 class RowState:
     """One request: its tokens so far, how far they are prefilled, and its counts and times.
 
-    `slot`, `prefill_length` and `capacity` are valid from `start` on. A row that loses its slot continues as another
-    object (`restarted`), so that results of rounds in flight for the first are never taken for the second.
+    `slot`, `prefill_length`, `capacity` and `speculates` are valid from `start` on. A row that loses its slot continues
+    as another object (`restarted`), so that results of rounds in flight for the first are never taken for the second.
     """
 
     __slots__ = (
@@ -32,6 +32,7 @@ class RowState:
         "proposed",
         "request",
         "slot",
+        "speculates",
         "stop_matcher",
         "submitted_at",
         "target_valid",
@@ -47,6 +48,7 @@ class RowState:
         self.logprobs = None if alternatives is None else RowLogprobs(alternatives)
         self.slot = self.prefill_length = self.capacity = 0
         self.target_valid = self.draft_valid = 0
+        self.speculates = True
         self.prefix: list[PrefixNode] = []
         """The row's first pages, which it shares with rows that begin with the same tokens."""
         self.cached_tokens = 0
@@ -55,9 +57,9 @@ class RowState:
         stop = request.sampling.stop
         self.stop_matcher = decoder.stream(stop) if stop else None
 
-    def start(self, slot: int, now: float) -> None:
-        """Assigns a slot; all tokens of the row have to be prefilled."""
-        self.slot, self.prefill_length = slot, self.length
+    def start(self, slot: int, now: float, *, speculates: bool) -> None:
+        """Assigns a slot; all tokens of the row have to be prefilled. speculates: the row may have drafts in it."""
+        self.slot, self.prefill_length, self.speculates = slot, self.length, speculates
         if self.admitted_at is None:
             self.admitted_at = self.first_token_at = self.last_token_at = now
 
@@ -93,6 +95,16 @@ class RowState:
     def prefilled(self) -> bool:
         """True if the target's KV lacks no more than the last token, which the row's first round feeds."""
         return self.target_valid >= self.prefill_length - 1
+
+    @property
+    def may_draft(self) -> bool:
+        """True if a round may verify drafts of this row: it may speculate and has room for a draft and a token."""
+        return self.speculates and self.remaining > 1
+
+    @property
+    def draft_behind(self) -> int:
+        """Tokens that the draft model's KV lacks; 0 for a row that never uses it."""
+        return max(0, self.length - 1 - self.draft_valid) if self.speculates else 0
 
     def draft_ready(self, plain_in_flight: int) -> bool:
         """Returns True if the next round's first draft step feeds all tokens that the draft model's KV lacks.

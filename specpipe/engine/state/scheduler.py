@@ -150,14 +150,21 @@ class Scheduler:
             if not self.pages.can_allocate(self._pages_for(self._required_capacity(row)) - in_use + growing):
                 break
             self._waiting.popleft()
-            row.start(self._free_slots.pop(), now)
+            speculates = self.plan is None or self.plan.speculates(len(self.rows) + 1)
+            row.start(self._free_slots.pop(), now, speculates=speculates)
             self.rows[row.slot] = row
             self.pages.share(row.prefix)
             _, pages = self._grow(row)
             growing += row.capacity < row.limit
             shared = tuple(node.page for node in row.prefix)
             admitted.append(
-                Admission(slot=row.slot, request=row.request, pages=shared + pages, generated=tuple(row.generated))
+                Admission(
+                    slot=row.slot,
+                    request=row.request,
+                    pages=shared + pages,
+                    speculates=speculates,
+                    generated=tuple(row.generated),
+                )
             )
         return admitted
 
@@ -258,7 +265,7 @@ class Scheduler:
         missing = [
             MissingTokens(row, row.draft_valid, row.length - 1)
             for row in self.rows.values()
-            if not row.draft_ready(plain_in_flight) and row.remaining > 1
+            if not row.draft_ready(plain_in_flight) and row.may_draft
         ]
         behind = sorted((m for m in missing if m.row.prefilled), key=lambda m: m.stop - m.start)
         ordered = [m for m in missing if not m.row.prefilled] + behind

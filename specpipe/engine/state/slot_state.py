@@ -38,6 +38,8 @@ class Admission:
     slot: int
     request: Request
     pages: tuple[int, ...]
+    speculates: bool = True
+    """False if the row has no drafts in this slot."""
     generated: Sequence[int] = ()
     """Tokens after the prompt; not empty if the row had a slot before."""
 
@@ -87,6 +89,8 @@ class SlotState:
         """[S + 1] int64: length below which the row may not end (min_tokens)."""
         self.active = full(n, dtype=torch.bool)
         """[S + 1] bool: the row takes part in rounds."""
+        self.speculates = full(n, dtype=torch.bool)
+        """[S + 1] bool: the row may have drafts."""
         self.stop_ids = full(n, len(self.eos_ids) + MAX_STOP_TOKENS, value=NO_TOKEN)
         """[S + 1, E] int64: ids that end the row, then NO_TOKEN."""
         self.block_table = full(n, config.pages_per_row, dtype=torch.int32)
@@ -144,6 +148,7 @@ class SlotState:
         self.limit[slots] = self.upload([len(r.prompt_token_ids) + r.sampling.max_new_tokens for r in requests])
         self.min_length[slots] = self.upload([len(r.prompt_token_ids) + r.sampling.min_tokens for r in requests])
         self.draft_valid.index_fill_(0, slots, 0)
+        self.speculates[slots] = self.upload([a.speculates for a in admissions], torch.bool)
 
     def _write_sampling(self, slots: Tensor, requests: Sequence[Request]) -> None:
         """Writes sampling parameters. slots [rows] int64."""
@@ -196,6 +201,7 @@ class SlotState:
             draft_valid=self.draft_valid,
             limit=self.limit,
             active=self.active,
+            speculates=self.speculates,
             stop_ids=self.stop_ids,
             block_table=self.block_table,
             temperature=self.temperature,

@@ -126,7 +126,7 @@ class EvidenceLog:
         for part in step.shards.values():
             self._verified[who] = self._verified.get(who, AcceptanceCounts()) + part.verified
         self._rounds[who] = self._rounds.get(who, 0) + 1
-        self._row_rounds[who] = self._row_rounds.get(who, 0) + step.running
+        self._row_rounds[who] = self._row_rounds.get(who, 0) + step.speculating
 
     def _add_cost(self, step: StepReport) -> None:
         shape = RoundShape.of(step.proposer, step.k, step.running)

@@ -1,20 +1,25 @@
-"""The queue-threshold policy: no speculation while more than `threshold` rows run."""
+"""The queue-threshold policy: no speculation, for all rows or for new ones, while more than `threshold` rows run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specpipe.core import ProposerName, SpeculationPlan
+from specpipe.core import AppliesTo, ProposerName, SpeculationPlan
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueThreshold:
-    """K = k while at most `threshold` rows run, 0 while more do."""
+    """K = k while at most `threshold` rows run; while more do, K = 0 for all rows or for those that start then.
+
+    "new" is the rule as vLLM first had it (pull request 4592, `speculative_disable_by_batch_size`).
+    """
 
     k: int
     threshold: int
     proposer: ProposerName
+    applies_to: AppliesTo = "batch"
+    """Rows without drafts above the threshold: all ("batch"), or those that get a slot then ("new")."""
 
     @property
     def max_k(self) -> int:
@@ -22,7 +27,15 @@ class QueueThreshold:
         return self.k
 
     def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
-        """Returns K = k up to the threshold and 0 above it."""
+        """Returns K = k up to the threshold and 0 above it, or K = k and the threshold as the limit of new rows."""
+        if self.applies_to == "new":
+            return SpeculationPlan(
+                ks=(self.k,),
+                proposer=self.proposer,
+                queue_depth=inputs.queue_depth,
+                new_rows_limit=self.threshold,
+                reason=f"queue_threshold: K={self.k} for rows that start while at most {self.threshold} run, else 0",
+            )
         speculating = (self.k,) * (min(self.threshold, inputs.slots) + 1)  # occupancies 0 … threshold
         plain = (0,) if self.threshold < inputs.slots else ()
         return SpeculationPlan(

@@ -36,6 +36,7 @@ def make_state(slots: int, device: str, seed: int = 0) -> SlotTensors:
         draft_valid=(length - draw(0, 5, slots)).clamp(min=0),
         limit=length + draw(0, 6, slots),
         active=active,
+        speculates=draw(0, 4, slots) > 0,
         stop_ids=draw(-1, 9, slots, STOPS),
         block_table=draw(0, 50, slots, PAGES, dtype=torch.int32),
         temperature=torch.rand(slots, generator=g).to(device),
@@ -75,7 +76,8 @@ def test_open_rows_gathers_state_and_draft_limits(device: str, slots: int, k: in
     want = reference_open_rows(state, rows, k=k, width=width)
     assert_same(open_rows(state, rows, k=k, width=width), want)
     for row, slot in enumerate(rows.tolist()):
-        fits = min(k, max(0, int(state.limit[slot] - state.length[slot]) - 1)) if state.active[slot] else 0
+        may_draft = state.active[slot] and state.speculates[slot]
+        fits = min(k, max(0, int(state.limit[slot] - state.length[slot]) - 1)) if may_draft else 0
         behind = state.draft_valid[slot] < state.length[slot] - 2
         assert (want.max_drafts[row], want.max_model_drafts[row]) == (fits, 0 if behind else fits)
 
@@ -115,7 +117,7 @@ def test_commit_rows_stops_at_stop_ids_and_updates_slots(device: str, slots: int
     ours, theirs = make_state(slots, device, seed), make_state(slots, device, seed)
     rows = batch(slots, device)
     verdict, lengths = verdict_of(len(rows), k, device, seed), ours.length[rows]
-    proposed = torch.full((len(rows),), k, dtype=torch.int32, device=device)
+    proposed = torch.where(torch.arange(len(rows), device=device) % 3 == 1, 0, k).int()
     drafted = k > 0 and seed % 2 == 0
     want = reference_commit_rows(theirs, rows, lengths, verdict, proposed, drafted=drafted)
     got = commit_rows(ours, rows, lengths, verdict, proposed, drafted=drafted)
@@ -130,6 +132,8 @@ def test_commit_rows_stops_at_stop_ids_and_updates_slots(device: str, slots: int
         kept = [t for t in text if t >= 0]
         assert ours.tokens[slot, int(lengths[row]) :][: len(kept)].tolist() == kept
         assert not any(t in ours.stop_ids[slot].tolist() for t in kept[:-1]), "nothing follows a stop id"
+        if not proposed[row]:
+            assert ours.draft_valid[slot] == untouched.draft_valid[slot], "the draft model's KV is not used"
 
 
 @on_each_device

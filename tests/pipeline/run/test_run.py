@@ -195,6 +195,30 @@ def test_queue_threshold_disables_speculation_above_the_limit(tmp_path: Path) ->
     assert {(running, k) for running, k in seen if running > 2} == {(3, 0)}
 
 
+def test_queue_threshold_for_new_rows_drafts_for_the_first_alone(tmp_path: Path) -> None:
+    engines = []
+
+    def build_parts(config: WorkerConfig) -> WorkerParts:
+        parts = fake_parts(config)
+        engines.append(parts.engine)
+        return parts
+
+    options = ("speculation.policy=queue_threshold", "speculation.max_running=2", "speculation.applies_to=new")
+    summary = execute(make_job(tmp_path, *options), backend=InProcessBackend(build_parts=build_parts)).summary
+    execute(make_job(tmp_path, "speculation.policy=off", f"output.path={tmp_path}/off"), backend=InProcessBackend())
+
+    table = outputs(tmp_path / "out")
+    drafts, accepted = (table[name].to_pylist() for name in ("draft_tokens", "accepted_tokens"))
+    starts = [engines[0].starts[str(row)] for row in range(24)]
+    assert set(starts) >= {1, 2, 3}
+    assert [count > 0 for count in drafts] == [running <= 2 for running in starts]
+    assert table["generated_token_ids"] == outputs(tmp_path / "off")["generated_token_ids"]
+    assert (summary["spec_decode_draft_tokens"], summary["spec_decode_accepted_tokens"]) == (sum(drafts), sum(accepted))
+    assert summary["k_histogram"]["0"] == 10 * starts.count(3), "a row without drafts takes a round for each token"
+    assert sum(summary["k_histogram"].values()) + sum(accepted) == 240
+    assert "for rows that start while at most 2 run" in summary["plan_reason"]
+
+
 def test_first_published_part_of_a_backed_up_shard_stays(tmp_path: Path) -> None:
     built: list[int] = []
 

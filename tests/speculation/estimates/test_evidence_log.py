@@ -71,6 +71,12 @@ def test_acceptance_is_summed_by_proposer() -> None:
     assert found.row_rounds == {"draft": 3, "ngram": 7}
 
 
+def test_rows_without_drafts_are_no_lack_of_coverage() -> None:
+    log = EvidenceLog()
+    log.add(step(proposer="ngram", running=5, shards={0: ShardRound(rows=5, plain_rows=3, verified=COUNTS)}))
+    assert log.take().row_rounds == {"ngram": 2}
+
+
 def test_ended_rows_and_draft_prefills_are_summed() -> None:
     sampling = SamplingParams()
     request = Request(request_id="0", shard=0, row=0, prompt="", prompt_token_ids=(1, 2, 3), sampling=sampling, seed=0)

@@ -18,6 +18,13 @@ def test_queue_threshold_speculates_up_to_its_threshold(threshold: int, slots: i
     assert len(plan.ks) <= slots + 2
 
 
+def test_queue_threshold_for_new_rows_keeps_k() -> None:
+    plan = QueueThreshold(k=5, threshold=3, proposer="ngram", applies_to="new").plan(inputs())
+    assert (plan.ks, plan.proposer, plan.new_rows_limit) == ((5,), "ngram", 3)
+    assert "start while at most 3 run" in plan.reason
+    assert QueueThreshold(k=5, threshold=3, proposer="ngram").plan(inputs()).new_rows_limit is None
+
+
 def test_off_never_speculates() -> None:
     plan = Off().plan(inputs())
     assert (plan.max_k, plan.proposer, Off().max_k) == (0, "none", 0)

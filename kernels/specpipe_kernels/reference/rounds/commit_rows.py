@@ -28,9 +28,8 @@ def commit_rows(
     ended = (first_stop <= k) | (lengths + emitted >= state.limit[slots]) | (verdict.status > 0)
     state.active[slots] = active & ~ended
     if drafted:
-        old = state.draft_valid[slots]
         # The draft model never processed its last draft, and its KV behind the first rejected draft is stale.
         valid = lengths + verdict.num_accepted.clamp(max=k - 1)
-        state.draft_valid[slots] = torch.where(active & (old >= lengths - 2), valid, old)
+        state.draft_valid[slots] = torch.where(active & (proposed > 0), valid, state.draft_valid[slots])
     columns_after = (emitted, verdict.num_accepted, proposed, verdict.status)
     return torch.cat([tokens, torch.stack([column.to(torch.int64) for column in columns_after], dim=1)], dim=1)

@@ -13,7 +13,7 @@ def open_rows(state: SlotTensors, slots: Tensor, *, k: int, width: int) -> Opene
     lengths = state.length[slots]
     # One position is reserved for the round's own token, so speculation never changes which rows fit.
     max_drafts = (state.limit[slots] - lengths - 1).clamp(0, k)
-    max_drafts = torch.where(state.active[slots], max_drafts, 0).to(torch.int32)
+    max_drafts = torch.where(state.active[slots] & state.speculates[slots], max_drafts, 0).to(torch.int32)
     return OpenedRows(
         lengths=lengths,
         max_drafts=max_drafts,
