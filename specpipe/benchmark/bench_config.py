@@ -26,6 +26,33 @@ SWITCHES_AT = "middle"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SharedWork:
+    """A job whose prompts repeat each other. Lengths are in tokens."""
+
+    prompts: int
+    """Number of different prompts."""
+    samples: int = 1
+    """Rows of each prompt."""
+    shared_tokens: int = 0
+    """Tokens with which all prompts begin."""
+    own_tokens: int
+    new_tokens: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of one prompt."""
+        return self.shared_tokens + self.own_tokens
+
+
+SHARED_WORKS = {
+    "few-shot": SharedWork(prompts=1319, shared_tokens=1024, own_tokens=96, new_tokens=128),
+    "short-answers": SharedWork(prompts=1319, shared_tokens=1024, own_tokens=96, new_tokens=16),
+    "samples": SharedWork(prompts=96, samples=8, own_tokens=512, new_tokens=128),
+}
+"""Jobs by name; the first two are as large as GSM8K with five shots."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineBench:
     """Models, batch sizes and K of one measurement. Lengths are in tokens."""
 
@@ -43,6 +70,8 @@ class EngineBench:
     new_tokens: int = 300
     max_model_len: int = 1024
     prefill_budget: int = 8192
+    share_prefixes: bool = True
+    """True computes the common beginnings of prompts once."""
     every_k: bool = False
     """True if rounds with every K from 0 to max(ks) may run, as under a policy."""
     profiled_rounds: int = 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from specpipe.benchmark.bench_config import SHARED_WORKS, SharedWork
 from specpipe.cli.main import main
 
 SMALL = "--device cpu --target small --draft small"
@@ -45,6 +46,26 @@ def test_start_up_prints_the_time_by_stage() -> None:
     result = bench_engine(f"start-up {SMALL} --slots 1 --k 1", catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("first token after ") and "graphs" in result.stdout
+
+
+def test_prefixes_reports_how_much_of_the_prompts_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_shot = SharedWork(prompts=6, shared_tokens=128, own_tokens=10, new_tokens=3)
+    samples = SharedWork(prompts=2, samples=3, own_tokens=66, new_tokens=3)
+    for name, work in (("few-shot", few_shot), ("samples", samples)):
+        monkeypatch.setitem(SHARED_WORKS, name, work)
+    options = f"prefixes {SMALL} --slots 4 --work few-shot --work samples --k 0 --k 2"
+    measured = json_lines(options)
+    assert [(m["work"], m["k"], m["rows"]) for m in measured] == [
+        (work, k, 6) for work in ("few-shot", "samples") for k in (0, 2)
+    ]
+    assert [m["prompt_tokens"] for m in measured] == [6 * 138] * 2 + [6 * 66] * 2
+    # The last token of a prompt belongs to the row's first round.
+    assert [m["prefill_tokens"] for m in measured[:2]] == [128 + 6 * 9] * 2
+    assert all(2 * 65 <= m["prefill_tokens"] <= 2 * 64 + 6 for m in measured[2:])
+    alone = json_lines(f"{options} --no-sharing")
+    assert [m["prefill_tokens"] for m in alone] == [6 * 137] * 2 + [6 * 65] * 2
+    text = bench_engine(f"{options} --k 0 --work few-shot", catch_exceptions=False).stdout
+    assert "78.0% of 828 prompt tokens reused" in text
 
 
 @pytest.mark.gpu
