@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from specpipe.telemetry.shard_record import shard_schema
 
 _BATCH = 512  # records kept as dictionaries; each takes some 10 KB so, and 1 KB when packed
-_WINDOW = 8192  # rows of the table that are sorted at once
+_WINDOW = 8192  # rows of a table that are packed or sorted at once
 _PACKED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
@@ -45,9 +45,9 @@ class ShardLog:
     def extend(self, table: pa.Table) -> None:
         """Adds the rows of a shard table."""
         self._pack_open()
-        if table.num_rows:
-            self._index(table["shard"].to_pylist())
-            self._pack(table)
+        self._index(table["shard"].to_pylist())
+        for at in range(0, table.num_rows, _WINDOW):
+            self._pack(table.slice(at, _WINDOW))
 
     def table(self) -> pa.Table:
         """Returns the table of telemetry/shards.parquet: one row for each shard, sorted by shard index."""

@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 from specpipe.core import AcceptanceCounts, Evidence, ProposerName
 from specpipe.telemetry.log_histogram import LogHistogram
 
+_WINDOW = 8192  # rows whose histograms are merged at once; each has some 50 buckets
+
 
 def total(table: pa.Table, name: str) -> Any:
     """Returns the sum of a column of numbers: an int, or a float for a column of floats."""
@@ -77,7 +79,14 @@ def _subtract(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
 
 def histogram(table: pa.Table, name: str) -> LogHistogram:
     """Returns the merged histograms of a column."""
-    column = table[name]
+    merged = LogHistogram()
+    for at in range(0, table.num_rows, _WINDOW):
+        merged.merge(_histogram(table[name].slice(at, _WINDOW)))
+    return merged
+
+
+def _histogram(column: pa.ChunkedArray) -> LogHistogram:
+    """Returns the merged histograms of a column, with temporary arrays of several times its size."""
     counted = pc.greater(pc.list_value_length(pc.struct_field(column, "bucket")), 0)
     column = column.filter(counted)
     keys, place = np.unique(pc.list_flatten(pc.struct_field(column, "bucket")).to_numpy(), return_inverse=True)

@@ -63,7 +63,7 @@ def test_submitted_job_runs_and_reports_its_exit_code(cluster: RayCluster, tmp_p
     assert table.num_rows == 8 and set(table["error"].to_pylist()) == {""}
     again = cluster.submit("--working-dir", sent, *run("sampling.max_new_tokens=30"))
     assert again.returncode == 1 and "failed with exit code 2" in again.stdout + again.stderr
-    assert "holds a run of another job" in again.stdout
+    assert "holds the run of another job" in again.stdout
     assert "Traceback" not in again.stdout
 
 

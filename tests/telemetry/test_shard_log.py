@@ -6,6 +6,7 @@ from support.shard_records import random_record, shard_table
 
 from specpipe.core import AcceptanceCounts
 from specpipe.telemetry import shard_log
+from specpipe.telemetry import shard_table as shard_sums
 from specpipe.telemetry.log_histogram import LogHistogram
 from specpipe.telemetry.shard_log import ShardLog
 from specpipe.telemetry.shard_record import ShardRecord, parse_records, shard_schema
@@ -43,7 +44,8 @@ def test_packed_records_take_a_kilobyte_each() -> None:
     assert (pa.total_allocated_bytes() - before) / 512 < 1200
 
 
-def test_table_sums_equal_sums_over_records() -> None:
+def test_table_sums_equal_sums_over_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_sums, "_WINDOW", 7)
     records = [random_record(shard) for shard in range(40)]
     records[3] = dataclasses.replace(records[3], k_histogram=(), ttft=LogHistogram())
     table = shard_table(records)

@@ -6,7 +6,6 @@ workers get some of them only when nothing else is left.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
@@ -40,25 +39,16 @@ class TaskQueue:
 
     def __init__(self, shards: Iterable[Shard], failed_rows: Mapping[int, int] | None = None) -> None:
         """`failed_rows`: for shards of which only the failed rows run again, the number of these rows by shard."""
-        again = failed_rows or {}
-        self._groups: deque[deque[Task]] = deque()
-        """New shards that no worker has begun; those whose prompts begin alike together, in order."""
-        self._begun: dict[str, deque[Task]] = {}
-        """The rest of the group that each worker has begun."""
+        self._failed_rows = failed_rows or {}
+        self._shards = list(shards)  # a Task for each takes 300 bytes
+        self._groups_end = 0
+        """Position behind the groups that workers have begun."""
+        self._begun: dict[str, range] = {}
+        """Positions that are left of the group that each worker has begun."""
         self._retries: list[Task] = []
-        self._new = 0
-        self.rows = 0
+        self._new = len(self._shards)
+        self.rows = sum(self._first_task(shard).rows for shard in self._shards)
         """Rows of all queued shards."""
-        before: int | None = None
-        for shard in shards:
-            task = Task(shard, failed_rows=again.get(shard.index))
-            if shard.continues and before == shard.index - 1:
-                self._groups[-1].append(task)
-            else:
-                self._groups.append(deque([task]))
-            before = shard.index
-            self._new += 1
-            self.rows += task.rows
 
     def __len__(self) -> int:
         return self._new + len(self._retries)
@@ -66,8 +56,9 @@ class TaskQueue:
     @property
     def first(self) -> Shard | None:
         """The first new shard, which stays in the queue; None without one."""
-        group = self._groups[0] if self._groups else next((group for group in self._begun.values() if group), None)
-        return group[0].shard if group else None
+        begun = (group[0] for group in self._begun.values() if group)
+        position = self._groups_end if self._groups_end < len(self._shards) else next(begun, None)
+        return None if position is None else self._shards[position]
 
     @property
     def suspects(self) -> int:
@@ -95,14 +86,30 @@ class TaskQueue:
                 return task
         if not self._new:
             return None
-        task = self._group_of(worker).popleft()
+        owner = self._owner(worker)
+        position, self._begun[owner] = self._begun[owner][0], self._begun[owner][1:]
+        task = self._first_task(self._shards[position])
         self._new -= 1
         self.rows -= task.rows
         return task
 
-    def _group_of(self, worker: str) -> deque[Task]:
-        """Returns the group from which a worker takes its next new shard: its own, a new one, or the longest."""
-        group = self._begun.get(worker)
-        if not group and self._groups:
-            group = self._begun[worker] = self._groups.popleft()
-        return group or max(self._begun.values(), key=len)
+    def _owner(self, worker: str) -> str:
+        """Returns the worker of whose group `worker` takes its next new shard: itself, or the one with most left."""
+        if not self._begun.get(worker) and self._groups_end < len(self._shards):
+            self._begun[worker] = self._begin_group()
+        return worker if self._begun.get(worker) else max(self._begun, key=lambda name: len(self._begun[name]))
+
+    def _begin_group(self) -> range:
+        """Returns the positions of the next group: consecutive shards whose prompts begin alike."""
+        start, count = self._groups_end, len(self._shards)
+        self._groups_end = next((end for end in range(start + 1, count) if not self._continues(end)), count)
+        return range(start, self._groups_end)
+
+    def _continues(self, position: int) -> bool:
+        """Returns whether a shard belongs to the group of the one before."""
+        shard, before = self._shards[position], self._shards[position - 1]
+        return shard.continues and before.index == shard.index - 1
+
+    def _first_task(self, shard: Shard) -> Task:
+        """Returns the task for the first attempt at a shard."""
+        return Task(shard, failed_rows=self._failed_rows.get(shard.index))

@@ -15,7 +15,7 @@ def measure(*arguments: object) -> dict[str, float]:
     path = os.pathsep.join([TESTS, *sys.path])
     done = subprocess.run(
         [sys.executable, "-m", "support.scale", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=280,
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     print(*arguments, done.stdout.strip())
@@ -25,7 +25,7 @@ def measure(*arguments: object) -> dict[str, float]:
 @pytest.mark.slow
 def test_driver_of_100000_shards_limits_memory_and_cpu() -> None:
     small, medium, large = (measure("drive", count, "queue_threshold") for count in (1_000, 10_000, 100_000))
-    assert large["peak_mib"] < 1000
+    assert large["peak_mib"] < 850
     assert large["running_mib"] - medium["running_mib"] < 250
     assert large["per_cpu_s"] > 2000
     assert large["per_cpu_s"] > 0.5 * small["per_cpu_s"]  # constant work a shard
@@ -37,8 +37,9 @@ def test_goodput_plans_do_not_delay_a_thousand_workers() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # writes 100,000 files: minutes on a busy disk, and the CPU time is what is limited
 def test_ledger_of_100000_parts_is_read_in_seconds(tmp_path: Path) -> None:
     _, medium, large = (measure("scan", count, tmp_path / str(count)) for count in (1_000, 10_000, 100_000))
-    assert large["peak_mib"] < 1000
+    assert large["peak_mib"] < 500
     assert large["cpu_s"] < 20
     assert large["cpu_s"] < 20 * medium["cpu_s"]
