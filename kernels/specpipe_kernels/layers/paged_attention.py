@@ -80,6 +80,55 @@ def _page(table, block, width, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def _load_queries(queries, token, head, valid, SIZES: tl.constexpr):
+    """Returns the queries [BLOCK_M, K_PAD] of the entries (token, head); 0 where not valid."""
+    dim = tl.arange(0, SIZES.k_pad)
+    at = queries.query + token[:, None] * queries.stride_n + head[:, None] * queries.stride_h
+    at += dim[None, :] * queries.stride_d
+    return tl.load(at, mask=valid[:, None] & (dim[None, :] < SIZES.k_dim), other=0.0)
+
+
+@triton.jit
+def _load_block(pages, line, block, length, SIZES: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Returns the positions [BLOCK_N] of a block of keys, its keys [K_PAD, BLOCK_N] and values [BLOCK_N, V_PAD].
+
+    line: page * heads + head.
+    """
+    slot = tl.arange(0, BLOCK_N)
+    k_dim = tl.arange(0, SIZES.k_pad)
+    v_dim = tl.arange(0, SIZES.v_pad)
+    kv = block * BLOCK_N + slot
+    valid = kv < length  # stale memory may hold NaN and is never loaded
+    place = line.to(tl.int64) * SIZES.page_size + block * BLOCK_N % SIZES.page_size
+    k_at = pages.k_pages + place * SIZES.k_dim + (slot[None, :] * SIZES.k_dim + k_dim[:, None])
+    k = tl.load(k_at, mask=valid[None, :] & (k_dim[:, None] < SIZES.k_dim), other=0.0)
+    v_at = pages.v_pages + place * SIZES.v_dim + (slot[:, None] * SIZES.v_dim + v_dim[None, :])
+    v = tl.load(v_at, mask=valid[:, None] & (v_dim[None, :] < SIZES.v_dim), other=0.0)
+    return kv, k, v
+
+
+@triton.jit
+def _add_block(s, v, top, total, acc, DEFER_SUM: tl.constexpr):
+    """Adds a block of logits s [BLOCK_M, BLOCK_N] and values v to the online softmax; returns its new state."""
+    new_top = tl.maximum(top, tl.max(s, 1))
+    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)  # no visible key yet: exp2(-inf - 0) is 0
+    p = tl.exp2(s - anchor[:, None])
+    shrink = tl.exp2(top - anchor)
+    total = total * shrink[:, None] + p if DEFER_SUM else total * shrink + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return new_top, total, acc
+
+
+@triton.jit
+def _add_sinks(sinks, head, valid, top, total, acc):
+    """Adds each head's sink, a logit without a value, to the online softmax."""
+    sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
+    anchor = tl.maximum(top, sink)
+    total = total * tl.exp2(top - anchor) + tl.exp2(sink - anchor)
+    return total, acc * tl.exp2(top - anchor)[:, None]
+
+
+@triton.jit
 def _store_part(top, total, acc, parts, tile_head, split, at_m, at, BLOCK_M: tl.constexpr, V_PAD: tl.constexpr):
     """Stores the part of one split, and returns the number of splits of the tile that were stored before.
 
@@ -122,9 +171,7 @@ def _paged_attention_kernel(
 ):  # fmt: skip
     Q_HEADS: tl.constexpr = SIZES.q_heads
     KV_HEADS: tl.constexpr = SIZES.kv_heads
-    K_DIM: tl.constexpr = SIZES.k_dim
     V_DIM: tl.constexpr = SIZES.v_dim
-    K_PAD: tl.constexpr = SIZES.k_pad
     V_PAD: tl.constexpr = SIZES.v_pad
     PAGE_SIZE: tl.constexpr = SIZES.page_size
     BLOCK_M: tl.constexpr = TILES.block_m
@@ -166,11 +213,8 @@ def _paged_attention_kernel(
     valid = (m < BLOCK_Q * G) & (local < count)
     token = (row_first + local).to(tl.int64)
     position = tl.where(valid, start + local, -1)
-    k_dim = tl.arange(0, K_PAD)
     v_dim = tl.arange(0, V_PAD)
-    q_at = queries.query + token[:, None] * queries.stride_n + head[:, None] * queries.stride_h
-    q_at += k_dim[None, :] * queries.stride_d
-    q = tl.load(q_at, mask=valid[:, None] & (k_dim[None, :] < K_DIM), other=0.0)
+    q = _load_queries(queries, token, head, valid, SIZES)
 
     # The visible blocks of keys of this tile; a split processes every SPLITS-th of them.
     length = tl.minimum(start + tl.minimum(count, offset + BLOCK_Q), width * PAGE_SIZE)
@@ -192,28 +236,15 @@ def _paged_attention_kernel(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_N] if DEFER_SUM else [BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, V_PAD], tl.float32)
-    slot = tl.arange(0, BLOCK_N)
     for block in range(first, end, SPLITS):
-        kv = block * BLOCK_N + slot
-        valid_kv = kv < length  # stale memory may hold NaN and is never loaded
-        place = line.to(tl.int64) * PAGE_SIZE + block * BLOCK_N % PAGE_SIZE
-        k_at = pages.k_pages + place * K_DIM + (slot[None, :] * K_DIM + k_dim[:, None])
-        k = tl.load(k_at, mask=valid_kv[None, :] & (k_dim[:, None] < K_DIM), other=0.0)
-        v_at = pages.v_pages + place * V_DIM + (slot[:, None] * V_DIM + v_dim[None, :])
-        v = tl.load(v_at, mask=valid_kv[:, None] & (v_dim[None, :] < V_DIM), other=0.0)
+        kv, k, v = _load_block(pages, line, block, length, SIZES, BLOCK_N)
         # Page numbers are loaded explicitly, two blocks ahead. If they were loaded here, Triton's pipeline would
         # prefetch page numbers and keep a single buffer for keys and values, refilled only after its use.
         line = next_page * KV_HEADS + kv_head
         next_page = _page(table, block + 2 * SPLITS, width, PAGE_SIZE, BLOCK_N)
         s = tl.dot(q, k, input_precision="ieee")
         s = _logits(s, logits.scale, logits.softcap, position, last, kv, WINDOW, SOFTCAP)
-        new_top = tl.maximum(top, tl.max(s, 1))
-        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)  # no visible key yet: exp2(-inf - 0) is 0
-        p = tl.exp2(s - anchor[:, None])
-        shrink = tl.exp2(top - anchor)
-        total = total * shrink[:, None] + p if DEFER_SUM else total * shrink + tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-        top = new_top
+        top, total, acc = _add_block(s, v, top, total, acc, DEFER_SUM)
     if DEFER_SUM:
         total = tl.sum(total, 1)
 
@@ -228,10 +259,7 @@ def _paged_attention_kernel(
             tl.store(parts.arrivals + tile_head, 0)
             top, total, acc = _combine_parts(parts, sharing, at_m, at, BLOCK_M, V_PAD, SPLITS)
     if logits.sinks is not None:
-        sink = tl.load(logits.sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
-        anchor = tl.maximum(top, sink)
-        total = total * tl.exp2(top - anchor) + tl.exp2(sink - anchor)
-        acc = acc * tl.exp2(top - anchor)[:, None]
+        total, acc = _add_sinks(logits.sinks, head, valid, top, total, acc)
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     out_at = out + (token * Q_HEADS + head)[:, None] * V_DIM + v_dim[None, :]
     tl.store(out_at, acc.to(out.dtype.element_ty), mask=valid[:, None] & (v_dim[None, :] < V_DIM))

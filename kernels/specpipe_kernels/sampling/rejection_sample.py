@@ -10,13 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specpipe_kernels.sampling.device.kernel_args import DraftArgs, StreamArgs, VerdictArgs
 from specpipe_kernels.sampling.device.logit_rows import LogitRows, int32s
 from specpipe_kernels.sampling.sample import sample
 from specpipe_kernels.sampling.truncation.truncation_bounds import truncation_bounds
-from specpipe_kernels.sampling.verification.block_verification import decide_blocks
+from specpipe_kernels.sampling.verification.accept_blocks import accept_blocks
+from specpipe_kernels.sampling.verification.accept_drafts import accept_drafts
+from specpipe_kernels.sampling.verification.decide_blocks import decide_blocks
 from specpipe_kernels.sampling.verification.distributions import Distribution
 from specpipe_kernels.sampling.verification.draw_final_token import draw_final_token
-from specpipe_kernels.sampling.verification.verify import GREEDY, METHOD_CODES, verify
+from specpipe_kernels.sampling.verification.match_drafts import match_drafts
 from specpipe_kernels.types import Bounds, Method, Purpose, RejectionOutput, SamplingTensors
 
 # Entries of one position of all requests from which `invariant` scans position by position: its noise then costs more
@@ -84,17 +87,22 @@ def rejection_sample(
         if draft_bounds is not None and draft_rows is not None:
             draft_bounds = Bounds(*(x[draft_rows] for x in draft_bounds))
         q = _distribution(q_rows, sampling, draft_bounds)
-    code = GREEDY if sampling.all_greedy and method != "synthetic" else METHOD_CODES[method]
-    scanned = verify(
-        p, q, sampling, positions, out,
-        method=code, stages=_stages(p_rows, method), draft_lse=draft_lse if q else None, bonus_tokens=bonus_tokens,
-        rates=synthetic_rates, counts=counts,
-    )  # fmt: skip
-    if matches:
+    synthetic = method == "synthetic"
+    proposals = DraftArgs(
+        draft_tokens, num_draft_tokens, draft_lse if q else None, bonus_tokens, synthetic_rates if synthetic else None
+    )
+    streams = StreamArgs(sampling.temperature, sampling.seed, positions)
+    verdict = VerdictArgs(*out[:4], counts)
+    if matches and not synthetic:
+        match_drafts(p, proposals, streams, verdict, all_greedy=sampling.all_greedy, stages=_stages(p_rows, method))
         return out
-    if q is not None and scanned.undecided is not None:
-        decide_blocks(p, q, sampling, positions, out, scanned)
-    draw_final_token(p, q, sampling, positions, out, scanned, counts, bonus_given=bonus_tokens is not None)
+    accept = accept_blocks if method == "block" else accept_drafts
+    scanned = accept(p, q, proposals, streams, verdict)
+    if sampling.all_greedy:
+        return out
+    if q is not None and method == "block":
+        decide_blocks(p, q, proposals, streams, verdict, scanned)
+    draw_final_token(p, q, proposals, streams, verdict, scanned)
     return out
 
 

@@ -6,6 +6,8 @@ a row combines them. INVARIANT draws in one level: an argmax over all entries, w
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
-from specpipe_kernels.sampling.device.kernel_args import StreamArgs
+from specpipe_kernels.sampling.device.kernel_args import ChunkStatistics, StreamArgs
 from specpipe_kernels.sampling.device.logit_rows import (
     LogitRows,
     best_of,
@@ -41,14 +43,25 @@ MAX_REGISTERS = 64  # more would leave too few warps to hide memory latency
 _INVARIANT = tl.constexpr(int(Purpose.INVARIANT))
 
 
+class DrawResults(NamedTuple):
+    """Results of R draws besides their tokens."""
+
+    lse: Tensor
+    """[R] fp32."""
+    status: Tensor
+    """[R] int32."""
+    emitted: Tensor | None
+    """[R] int32: tokens of a round without drafts; None: not stored."""
+    accepted: Tensor | None
+    """[R] int32: 0; None: not stored."""
+
+
 @triton.jit(
     do_not_specialize=["index", "parts", "per", "stride_out"],
     do_not_specialize_on_alignment=["out_token"],  # a column of the draft tokens
 )
 def _sample_kernel(
-    source, streams, part_reference, part_score, part_token, chunk_mass, counters,
-    out_token, out_lse, out_status, out_emitted, out_accepted,
-    stride_out, chunks, parts, per, index, purpose: tl.constexpr,
+    source, streams, statistics, out_token, out, stride_out, chunks, parts, per, index, purpose: tl.constexpr,
     ALL_GREEDY: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     TRUNCATED: tl.constexpr = source.bounds.logit is not None
@@ -64,7 +77,7 @@ def _sample_kernel(
     begin, end = span_of(part, per, source.vocab, BLOCK)
     row64 = item.to(tl.int64)
     partial = row64 * parts + part
-    masses = chunk_mass + row64 * chunks
+    masses = statistics.masses + row64 * chunks
     if ALL_GREEDY:
         temp = temp * 0.0
     if temp > 0.0:
@@ -74,8 +87,8 @@ def _sample_kernel(
                 x, begin, inverse, source.bounds, item, seed, position, index, purpose, TRUNCATED, BLOCK
             )
             tl.store(masses + part, mass)
-            tl.store(part_score + partial, score)
-            tl.store(part_token + partial, token)
+            tl.store(statistics.scores + partial, score)
+            tl.store(statistics.tokens + partial, token)
         else:
             reference = store_masses(
                 row, begin, end, source.vocab, inverse, source.bounds, item, masses, TRUNCATED, BLOCK
@@ -86,26 +99,26 @@ def _sample_kernel(
                     row, x, begin, end, source.vocab, inverse, source.bounds, item, seed, position, index, purpose,
                     TRUNCATED, BLOCK,
                 )  # fmt: skip
-                tl.store(part_score + partial, score)
-                tl.store(part_token + partial, token)
-        tl.store(part_reference + partial, reference)
+                tl.store(statistics.scores + partial, score)
+                tl.store(statistics.tokens + partial, token)
+        tl.store(statistics.references + partial, reference)
     else:
         x = load_tile(row, begin + tl.arange(0, BLOCK), source.vocab)
         top, token = largest_of_span(row, x, begin, end, source.vocab, BLOCK)
-        tl.store(part_score + partial, top)
-        tl.store(part_token + partial, token)
+        tl.store(statistics.scores + partial, top)
+        tl.store(statistics.tokens + partial, token)
     # Computed before the atomic below, so that the last program does not add it to its latency.
     lane = tl.arange(0, CHUNKS)
     noise = chunk_gumbel(seed, position, index, purpose, lane)
-    if ~is_last(counters, item, parts):
+    if ~is_last(statistics.arrivals, item, parts):
         return
     used = lane < parts
-    tokens = load_part(part_token + row64 * parts + lane, used, 0)
-    scores = load_part(part_score + row64 * parts + lane, used, float("-inf"))
+    tokens = load_part(statistics.tokens + row64 * parts + lane, used, 0)
+    scores = load_part(statistics.scores + row64 * parts + lane, used, float("-inf"))
     lse = 0.0
     if temp > 0.0:
         status, largest, log_masses = load_log_masses(
-            chunk_mass, part_reference, item, inverse, chunks, parts, per, CHUNKS
+            statistics.masses, statistics.references, item, inverse, chunks, parts, per, CHUNKS
         )  # fmt: skip
         lse = largest * inverse + tl.log(tl.sum(tl.exp(log_masses)))
         if purpose == _INVARIANT:
@@ -126,11 +139,11 @@ def _sample_kernel(
         status = status_of(scores, 0)
         _, drawn = best_of(scores, tokens)
     tl.store(out_token + row64 * stride_out, tl.where(status == 0, drawn, -1).to(tl.int64))
-    tl.store(out_lse + item, lse)
-    tl.store(out_status + item, status)
-    if out_emitted is not None:
-        tl.store(out_emitted + item, (status == 0).to(tl.int32))
-        tl.store(out_accepted + item, tl.zeros([], tl.int32))
+    tl.store(out.lse + item, lse)
+    tl.store(out.status + item, status)
+    if out.emitted is not None:
+        tl.store(out.emitted + item, (status == 0).to(tl.int32))
+        tl.store(out.accepted + item, tl.zeros([], tl.int32))
 
 
 def sample(
@@ -161,11 +174,13 @@ def sample(
     if count == 0:
         return drawn
     cut = chunk_tiling(logits.device, vocab, count)
-    values = [floats(logits, count, cut.parts) for _ in range(2)]
+    statistics = ChunkStatistics(
+        floats(logits, count, cut.chunks), floats(logits, count, cut.parts), int32s(logits, count, cut.parts),
+        arrivals(logits, count), floats(logits, count, cut.parts),
+    )  # fmt: skip
     _sample_kernel[(count * cut.parts,)](
-        rows.args(bounds), StreamArgs(sampling.temperature, sampling.seed, positions),
-        *values, int32s(logits, count, cut.parts), floats(logits, count, cut.chunks), arrivals(logits, count),
-        tokens, drawn.lse, drawn.status, emitted, accepted,
+        rows.args(bounds), StreamArgs(sampling.temperature, sampling.seed, positions), statistics,
+        tokens, DrawResults(drawn.lse, drawn.status, emitted, accepted),
         tokens.stride(0), cut.chunks, cut.parts, cut.per, 0 if purpose == Purpose.INVARIANT else index, int(purpose),
         ALL_GREEDY=sampling.all_greedy, BLOCK=cut.block, CHUNKS=cut.chunks_pad, num_warps=cut.warps,
         maxnreg=MAX_REGISTERS, **launch_options(logits),

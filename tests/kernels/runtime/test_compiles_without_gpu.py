@@ -34,7 +34,7 @@ def compile_in_turn(cases: list[dict[str, Any]], cache: Path) -> list[list[str]]
 def test_calls_that_differ_in_values_compile_once(tmp_path: Path) -> None:
     cases = [{}, {"rows": 1}, {"rows": 16, "index": 1}, {"k": 2, "rows": 5}]
     first, *rest = compile_in_turn([{"truncated": False, "top_n": 0} | case for case in cases], tmp_path)
-    assert {"_sample_kernel", "_verify_kernel", "_draw_kernel"} <= set(first)
+    assert {"_sample_kernel", "_accept_kernel", "_draw_kernel"} <= set(first)
     assert {"_recover_kernel", "_recover_keyed_kernel"} <= set(first)
     assert {"_apply_penalties_kernel", "_count_tokens_kernel", "_token_logprobs_kernel"} <= set(first)
     assert rest == [[], [], []]
@@ -43,13 +43,13 @@ def test_calls_that_differ_in_values_compile_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_more_rows_compile_another_form_of_verification_alone(tmp_path: Path) -> None:
     cases = [{}, {"rows": 17, "index": 16}, {"k": 3, "rows": 64}]
-    assert compile_in_turn([{"truncated": False} | case for case in cases], tmp_path)[1:] == [["_verify_kernel"], []]
+    assert compile_in_turn([{"truncated": False} | case for case in cases], tmp_path)[1:] == [["_accept_kernel"], []]
 
 
 @pytest.mark.slow
 def test_verification_and_draws_have_two_forms_by_batch_size(tmp_path: Path) -> None:
     cases = [{"vocab": 128256, "truncated": False, "rows": rows} for rows in (1, 64, 2, 100)]
-    assert compile_in_turn(cases, tmp_path)[1:] == [["_draw_kernel", "_verify_kernel"], [], []]
+    assert compile_in_turn(cases, tmp_path)[1:] == [["_accept_kernel", "_draw_kernel"], [], []]
 
 
 @pytest.mark.slow
@@ -74,8 +74,9 @@ def test_every_variant_compiles(method: str, dtype: str, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_rounds_compile_with_all_options_and_with_32_drafts(method: str, tmp_path: Path) -> None:
+    kernel = {"invariant": "_match_kernel", "block": "_accept_block_kernel"}.get(method, "_accept_kernel")
     report = compile_in_turn([{"method": method, "given": True}, {"method": method, "k": 32}], tmp_path)
-    assert all("_verify_kernel" in compiled for compiled in report)
+    assert all(kernel in compiled for compiled in report)
 
 
 @pytest.mark.slow

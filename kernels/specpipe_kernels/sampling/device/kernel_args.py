@@ -49,7 +49,7 @@ NO_LOGITS = LogitsArgs(None, None, NO_BOUNDS, None, None, None)
 
 
 class DraftArgs(NamedTuple):
-    """Drafts of R requests."""
+    """Drafts of R requests, and what the caller of a verification knows about them."""
 
     tokens: Tensor | None
     """[R, K] int64."""
@@ -57,6 +57,10 @@ class DraftArgs(NamedTuple):
     """[R] int32."""
     lse: Tensor | None = None
     """[D, K] fp32: log-sum-exps of q; None: computed from its logits, or not needed."""
+    bonus_tokens: Tensor | None = None
+    """[R] int64: tokens after full acceptance; None: drawn from the row behind the drafts."""
+    rates: Tensor | None = None
+    """[K] fp32: fractions of requests that accept each draft and all earlier ones; None: drafts are compared with p."""
 
 
 class SlotTexts(NamedTuple):
@@ -94,6 +98,8 @@ class VerdictArgs(NamedTuple):
     """[R] int32."""
     status: Tensor
     """[R] int32."""
+    counts: Tensor | None = None
+    """[4, K+1] int64: counters of all rounds, to which a round is added; None: not counted."""
 
 
 class SpanStatistics(NamedTuple):
@@ -105,6 +111,35 @@ class SpanStatistics(NamedTuple):
     """[N, S] fp32: logit that the mass refers to."""
     tokens: Tensor | None
     """[N, S] int32: token of the largest logit or best score."""
+
+
+NO_SPANS = SpanStatistics(None, None, None)
+
+
+class ScanMemory(NamedTuple):
+    """Memory through which the programs of a request combine the spans of its rows."""
+
+    p: SpanStatistics
+    """Statistics of item r * (K+1) + i."""
+    q: SpanStatistics
+    """Statistics of item r * K + i; all None if q is not scanned."""
+    arrivals: Tensor
+    """[R] int32 counters, 0 between launches."""
+
+
+class ChunkStatistics(NamedTuple):
+    """Statistics of N rows, C chunks each, in S programs each, through which the programs of a row combine them."""
+
+    masses: Tensor
+    """[N, C] fp32: mass of each chunk."""
+    references: Tensor
+    """[N, S] fp32: logit that the masses of a program refer to."""
+    tokens: Tensor
+    """[N, S] int32: token drawn by a program."""
+    arrivals: Tensor
+    """[N] int32 counters, 0 between launches."""
+    scores: Tensor | None = None
+    """[N, S] fp32: largest logit, or score of the token; None: not needed."""
 
 
 class ScanResults(NamedTuple):

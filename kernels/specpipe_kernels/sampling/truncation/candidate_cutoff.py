@@ -116,17 +116,16 @@ def cutoff_of_candidates(
 
 @triton.jit
 def load_candidates(
-    row, listed, counts, running, item, parts, list_size, log_parts, PARTS: tl.constexpr, MOST: tl.constexpr
+    row, candidates, item, parts, list_size, log_parts, PARTS: tl.constexpr, MOST: tl.constexpr
 ):  # fmt: skip
     """Returns true if all candidates of a row are listed, and their logits and tokens [MOST].
 
-    counts [items, parts]: candidates of each part; running [items, parts]: scratch memory for their cumulative sums.
-    The list of a part has `list_size` entries. 2 ** log_parts > parts.
+    candidates: a `CandidateLists`. The list of a part has `list_size` entries. 2 ** log_parts > parts.
     """
     part = tl.arange(0, PARTS)
     first = item.to(tl.int64) * parts
-    count = load_part(counts + first + part, part < parts, 0)
-    tl.store(running + first + part, tl.cumsum(count, 0), mask=part < parts)
+    count = load_part(candidates.counts + first + part, part < parts, 0)
+    tl.store(candidates.running + first + part, tl.cumsum(count, 0), mask=part < parts)
     tl.debug_barrier()
     n = tl.sum(count)
     place = tl.arange(0, MOST)
@@ -135,9 +134,10 @@ def load_candidates(
     owner = tl.zeros([MOST], tl.int32)  # number of parts whose candidates all precede the place
     for bit in range(log_parts):
         next_part = owner + (1 << (log_parts - 1 - bit))
-        passed = tl.load(running + first + next_part - 1, mask=valid & (next_part <= parts), other=NOWHERE) <= place
+        inside = valid & (next_part <= parts)
+        passed = tl.load(candidates.running + first + next_part - 1, mask=inside, other=NOWHERE) <= place
         owner = tl.where(passed, next_part, owner)
-    before = tl.load(running + first + owner - 1, mask=valid & (owner > 0), other=0)
+    before = tl.load(candidates.running + first + owner - 1, mask=valid & (owner > 0), other=0)
     valid = valid & (place - before < list_size)
-    tokens = load_part(listed + (first + owner) * list_size + place - before, valid, NOWHERE)
+    tokens = load_part(candidates.tokens + (first + owner) * list_size + place - before, valid, NOWHERE)
     return listed_all, tl.load(row + tokens, mask=valid, other=float("-inf")).to(tl.float32), tokens

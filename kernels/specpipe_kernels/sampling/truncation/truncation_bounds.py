@@ -67,6 +67,17 @@ class FilterArgs(NamedTuple):
     """[R] fp32."""
 
 
+class CandidateLists(NamedTuple):
+    """Tokens among which the cutoff of an item lies, listed by the part of the row that holds them."""
+
+    tokens: Tensor
+    """[items, parts, list_size] int32."""
+    counts: Tensor
+    """[items, parts] int32: candidates of each part; more than `list_size` where not all are listed."""
+    running: Tensor
+    """[items, parts] int32: scratch memory for cumulative counts."""
+
+
 @triton.jit
 def _locate_row(
     source, usage, filters, stride_draft, width, parts,
@@ -146,7 +157,7 @@ def _weigh_kernel(
 @triton.jit(do_not_specialize=["width", "stride_draft", "parts", "steps", "extents", "list_size"])
 def _list_kernel(
     source, usage, filters, stride_draft, width, parts, tops, bottoms, extents, first, second,
-    steps, listed, list_size, counts, brackets,
+    steps, candidates, list_size, brackets,
     BONUS: tl.constexpr, K_PAD: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -191,16 +202,17 @@ def _list_kernel(
         here = tl.sum(taken)
         if here > 0:
             place = count + tl.cumsum(taken, 0) - 1
-            tl.store(listed + partial * list_size + place, start + lane, mask=(taken == 1) & (place < list_size))
+            listed = candidates.tokens + partial * list_size + place
+            tl.store(listed, start + lane, mask=(taken == 1) & (place < list_size))
         count += here
         x = following
-    tl.store(counts + partial, count)
+    tl.store(candidates.counts + partial, count)
 
 
 @triton.jit(do_not_specialize=["width", "stride_draft", "parts", "list_size", "log_parts"])
 def _cut_kernel(
     source, usage, filters, stride_draft, width, parts,
-    listed, list_size, counts, running, log_parts, brackets, out_logit, out_token,
+    candidates, list_size, log_parts, brackets, out,
     BONUS: tl.constexpr, K_PAD: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     MOST: tl.constexpr, UNUSED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -222,9 +234,7 @@ def _cut_kernel(
     token = tl.full([], NOWHERE, tl.int32)
     if target == target:
         inverse = inverse_temperature(temp)
-        all_listed, xs, tokens = load_candidates(
-            row, listed, counts, running, item, parts, list_size, log_parts, PARTS, MOST
-        )
+        all_listed, xs, tokens = load_candidates(row, candidates, item, parts, list_size, log_parts, PARTS, MOST)
         if k > 0:
             logit, token = cutoff_of_candidates(
                 xs, tokens, all_listed, above, target, low, high, row, source.vocab, top, inverse, logit, token,
@@ -241,8 +251,8 @@ def _cut_kernel(
                 True, UNUSED, BLOCK,
             )  # fmt: skip
     least = tl.where(floor > 0.0, top + temp * tl.log(tl.where(floor > 0.0, floor, 1.0)), float("-inf"))
-    tl.store(out_token + item, tl.where(least > logit, NOWHERE, token))  # min-p comes last
-    tl.store(out_logit + item, tl.maximum(least, logit))
+    tl.store(out.token + item, tl.where(least > logit, NOWHERE, token))  # min-p comes last
+    tl.store(out.logit + item, tl.maximum(least, logit))
 
 
 def truncation_bounds(rows: LogitRows, sampling: SamplingTensors) -> Bounds:
@@ -267,16 +277,17 @@ def truncation_bounds(rows: LogitRows, sampling: SamplingTensors) -> Bounds:
             BLOCK=cut.tile, num_warps=cut.warps, **common,
         )  # fmt: skip
     list_size = min(cut.steps * cut.tile, max(MIN_LIST_SIZE, 2 * MAX_CANDIDATES // cut.parts))
-    counts = int32s(like, items, cut.parts)
-    listed, brackets = int32s(like, items, cut.parts, list_size), floats(like, items, 5)
+    candidates = CandidateLists(
+        int32s(like, items, cut.parts, list_size), int32s(like, items, cut.parts), int32s(like, items, cut.parts)
+    )
+    brackets = floats(like, items, 5)
     _list_kernel[(items * cut.parts,)](
-        *located, cut.parts, *extents, *weights, cut.steps, listed, list_size, counts, brackets,
+        *located, cut.parts, *extents, *weights, cut.steps, candidates, list_size, brackets,
         BLOCK=cut.tile, num_warps=cut.warps, **common,
     )  # fmt: skip
     bounds = Bounds(floats(like, items), int32s(like, items))
     _cut_kernel[(items,)](
-        *located, cut.parts, listed, list_size, counts, torch.empty_like(counts), cut.parts.bit_length(),
-        brackets, *bounds,
+        *located, cut.parts, candidates, list_size, cut.parts.bit_length(), brackets, bounds,
         BLOCK=wide.tile, MOST=MAX_CANDIDATES, UNUSED=_UNUSED_BITS[like.dtype], num_warps=max(1, MAX_CANDIDATES // 512),
         **common,
     )  # fmt: skip

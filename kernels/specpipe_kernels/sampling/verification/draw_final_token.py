@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
-from specpipe_kernels.sampling.device.kernel_args import NO_LOGITS, DraftArgs, ScanResults, StreamArgs, VerdictArgs
+from specpipe_kernels.sampling.device.kernel_args import (
+    NO_LOGITS,
+    ChunkStatistics,
+    DraftArgs,
+    ScanResults,
+    StreamArgs,
+    VerdictArgs,
+)
 from specpipe_kernels.sampling.device.logit_rows import (
     floats,
     int32s,
@@ -36,7 +42,7 @@ from specpipe_kernels.sampling.device.vocab_chunks import (
 from specpipe_kernels.sampling.verification.distributions import Distribution
 from specpipe_kernels.sampling.verification.emit import add_counts, emit
 from specpipe_kernels.sampling.verification.residual import draw_from_residual, store_residual_masses
-from specpipe_kernels.types import Purpose, RejectionOutput, SamplingTensors
+from specpipe_kernels.types import Purpose
 
 # More registers would leave too few warps to hide memory latency. With few programs (SINGLE) latency matters most.
 MAX_REGISTERS, SINGLE_REGISTERS = 64, 96
@@ -64,8 +70,7 @@ def _load_chunk(row, q_row, begin, p_vocab, q_vocab, ONE_HOT: tl.constexpr, BLOC
 
 @triton.jit(do_not_specialize=["k", "stride_draft", "parts", "per", "requests"])
 def _draw_kernel(
-    p, q, proposals, streams, results, part_reference, part_token, chunk_mass, counters, out, counts,
-    stride_draft, chunks, parts, per, k, requests,
+    p, q, proposals, streams, results, statistics, out, stride_draft, chunks, parts, per, k, requests,
     K_PAD: tl.constexpr, BONUS: tl.constexpr, SINGLE: tl.constexpr,
     BLOCK: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -98,8 +103,8 @@ def _draw_kernel(
     position += i
     rejected = i < count
     if not BONUS and ~rejected:
-        if counts is not None and part == 0:
-            add_counts(counts, k, i, count, K_PAD)
+        if out.counts is not None and part == 0:
+            add_counts(out.counts, k, i, count, K_PAD)
         return
     purpose = tl.where(rejected, _RECOVERED, _BONUS)
     inverse = inverse_temperature(temp)
@@ -108,7 +113,7 @@ def _draw_kernel(
     q_row = row
     if not ONE_HOT:
         q_row = row_pointer(q, request, i)
-    masses = chunk_mass + request64 * chunks
+    masses = statistics.masses + request64 * chunks
     partial = request64 * parts + part
     # Values of the residual; a bonus row has none.
     ended = (lane == i) & rejected
@@ -124,7 +129,7 @@ def _draw_kernel(
                 ONE_HOT, TRUNCATED, BLOCK,
             )  # fmt: skip
             tl.store(masses + part, mass)
-            tl.store(part_token + partial, token)
+            tl.store(statistics.tokens + partial, token)
         else:
             store_residual_masses(
                 row, q_row, begin, end, p.vocab, q.vocab, masses, draft, inverse,
@@ -139,17 +144,17 @@ def _draw_kernel(
                 TRUNCATED, BLOCK,
             )  # fmt: skip
             tl.store(masses + part, mass)
-            tl.store(part_token + partial, token)
+            tl.store(statistics.tokens + partial, token)
         else:
             reference = store_masses(row, begin, end, p.vocab, inverse, p.bounds, item, masses, TRUNCATED, BLOCK)
-        tl.store(part_reference + partial, reference)
+        tl.store(statistics.references + partial, reference)
     # Computed before the atomic below, so that the last program does not add it to its latency.
     noise = chunk_gumbel(seed, position, i, purpose, tl.arange(0, CHUNKS))
-    if ~is_last(counters, request, parts):
+    if ~is_last(statistics.arrivals, request, parts):
         return
     labels = tl.arange(0, CHUNKS)
     if SINGLE:
-        labels = load_part(part_token + request64 * parts + labels, labels < parts, 0)
+        labels = load_part(statistics.tokens + request64 * parts + labels, labels < parts, 0)
     has_residual = rejected  # p - q has mass
     if rejected:
         score, last = select_chunk(_residual_log_masses(masses, chunks, CHUNKS), noise, labels)
@@ -161,7 +166,7 @@ def _draw_kernel(
             _, last = select_chunk(_residual_log_masses(masses, chunks, CHUNKS), noise, tl.arange(0, CHUNKS))
     else:
         status, _, log_masses = load_log_masses(
-            chunk_mass, part_reference, request, inverse, chunks, parts, per, CHUNKS
+            statistics.masses, statistics.references, request, inverse, chunks, parts, per, CHUNKS
         )  # fmt: skip
         _, last = select_chunk(log_masses, noise, labels)
     if not SINGLE or (rejected & ~has_residual):
@@ -182,34 +187,30 @@ def _draw_kernel(
     if rejected:
         tl.store(out.tokens + item, last.to(tl.int64))
     else:
-        emit(
-            out.tokens, out.emitted, out.accepted, out.status, drafts, request, k, i, last, status, K_PAD,
-        )  # fmt: skip
-    if counts is not None and status == 0:
-        add_counts(counts, k, i, count, K_PAD)
+        emit(out, drafts, request, k, i, last, status, K_PAD)
+    if out.counts is not None and status == 0:
+        add_counts(out.counts, k, i, count, K_PAD)
 
 
 def draw_final_token(
     p: Distribution,
     q: Distribution | None,
-    sampling: SamplingTensors,
-    positions: Tensor,
-    out: RejectionOutput,
+    proposals: DraftArgs,
+    streams: StreamArgs,
+    verdict: VerdictArgs,
     verified: ScanResults,
-    counts: Tensor | None,
-    *,
-    bonus_given: bool,
 ) -> None:
-    """Completes `out` with the recovered or, unless given, the bonus token of every valid random request."""
+    """Completes `verdict` with the recovered or, unless given, the bonus token of every valid random request."""
     rows, like, requests = p.rows, p.rows.logits, p.rows.requests
     cut = chunk_tiling(like.device, rows.vocab, requests)
     single = cut.per == 1
+    statistics = ChunkStatistics(
+        floats(like, requests, cut.chunks), floats(like, requests, cut.parts), int32s(like, requests, cut.parts),
+        arrivals(like, requests),
+    )  # fmt: skip
     _draw_kernel[(requests * cut.parts,)](
-        p.args, q.args if q else NO_LOGITS, DraftArgs(rows.draft_tokens, rows.num_drafts),
-        StreamArgs(sampling.temperature, sampling.seed, positions), verified._replace(undecided=None),
-        floats(like, requests, cut.parts), int32s(like, requests, cut.parts), floats(like, requests, cut.chunks),
-        arrivals(like, requests), VerdictArgs(*out[:4]), counts,
-        rows.stride_draft, cut.chunks, cut.parts, cut.per, rows.width - 1, requests,
-        K_PAD=rows.k_pad, BONUS=not bonus_given, SINGLE=single, BLOCK=cut.block, CHUNKS=cut.chunks_pad,
+        p.args, q.args if q else NO_LOGITS, DraftArgs(*proposals[:2]), streams, verified._replace(undecided=None),
+        statistics, verdict, rows.stride_draft, cut.chunks, cut.parts, cut.per, rows.width - 1, requests,
+        K_PAD=rows.k_pad, BONUS=proposals.bonus_tokens is None, SINGLE=single, BLOCK=cut.block, CHUNKS=cut.chunks_pad,
         num_warps=cut.warps, maxnreg=SINGLE_REGISTERS if single else MAX_REGISTERS, **launch_options(like),
     )  # fmt: skip

@@ -10,18 +10,37 @@ import triton.language as tl
 
 
 @triton.jit
-def emit(
-    out_tokens, out_emitted, out_accepted, out_status, drafts, request, k, accepted, last, status,
-    K_PAD: tl.constexpr,
-):  # fmt: skip
-    """Stores the accepted of `drafts` [K_PAD], `last` (-1 if not drawn yet), then -1; no token for invalid rows."""
+def emit(out, drafts, request, k, accepted, last, status, K_PAD: tl.constexpr):
+    """Stores the accepted of `drafts` [K_PAD], `last` (-1 if not drawn yet), then -1; no token for invalid rows.
+
+    out: a `VerdictArgs`.
+    """
     i = tl.arange(0, K_PAD)
     valid = (status == 0).to(tl.int32)
     token = tl.where(i < accepted, drafts, tl.where(i == accepted, last.to(tl.int64), -1))
-    tl.store(out_tokens + request.to(tl.int64) * (k + 1) + i, tl.where(status == 0, token, -1), mask=i <= k)
-    tl.store(out_emitted + request, (accepted + 1) * valid)
-    tl.store(out_accepted + request, accepted * valid)
-    tl.store(out_status + request, status)
+    tl.store(out.tokens + request.to(tl.int64) * (k + 1) + i, tl.where(status == 0, token, -1), mask=i <= k)
+    tl.store(out.emitted + request, (accepted + 1) * valid)
+    tl.store(out.accepted + request, accepted * valid)
+    tl.store(out.status + request, status)
+
+
+@triton.jit
+def emit_verified(
+    out, proposals, request, drafts, count, k, accepted, best, status, complete, K_PAD: tl.constexpr
+):  # fmt: skip
+    """Stores a scan's result: accepted drafts, then `best` [K_PAD] of that row, or -1 where its token is drawn later.
+
+    complete: the request's round ends with this launch, so that it is counted.
+    """
+    i = tl.arange(0, K_PAD)
+    last = tl.sum(tl.where(i == accepted, best, 0))
+    if proposals.bonus_tokens is not None:
+        last = tl.where(accepted == count, tl.load(proposals.bonus_tokens + request).to(tl.int32), last)
+    emit(out, drafts, request, k, accepted, last, status, K_PAD)
+    if out.counts is not None:
+        finished = complete & (status == 0)
+        if finished:
+            add_counts(out.counts, k, accepted, count, K_PAD)
 
 
 @triton.jit

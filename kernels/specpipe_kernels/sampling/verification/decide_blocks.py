@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
@@ -28,7 +27,7 @@ from specpipe_kernels.sampling.device.row_spans import span_of
 from specpipe_kernels.sampling.verification.distributions import Distribution
 from specpipe_kernels.sampling.verification.emit import emit
 from specpipe_kernels.sampling.verification.residual import residual_mass
-from specpipe_kernels.types import Purpose, RejectionOutput, SamplingTensors
+from specpipe_kernels.types import Purpose
 
 MAX_REGISTERS = 64  # more would leave too few warps to hide memory latency
 _BLOCK = tl.constexpr(int(Purpose.BLOCK))
@@ -87,27 +86,23 @@ def _block_mass_kernel(
     mass = tl.sum(load_part(at, known[:, None] & (other < parts)[None, :], 0.0), 1)
     accepted = block_length(weights, mass, eta, count, K_PAD)
     last = tl.zeros([], tl.int32) - 1
-    emit(
-        out.tokens, out.emitted, out.accepted, out.status, drafts, request, k,
-        accepted, last, tl.zeros([], tl.int32), K_PAD,
-    )  # fmt: skip
+    emit(out, drafts, request, k, accepted, last, tl.zeros([], tl.int32), K_PAD)
 
 
 def decide_blocks(
     p: Distribution,
     q: Distribution,
-    sampling: SamplingTensors,
-    positions: Tensor,
-    out: RejectionOutput,
+    proposals: DraftArgs,
+    streams: StreamArgs,
+    verdict: VerdictArgs,
     scanned: ScanResults,
 ) -> None:
-    """Completes `out` for the requests that `scanned.undecided` selects."""
+    """Completes `verdict` for the requests that `scanned.undecided` selects."""
     rows, requests, k = p.rows, p.rows.requests, p.rows.width - 1
     cut = row_tiling(rows.logits.device, rows.vocab, requests, waves=2)
     _block_mass_kernel[(requests * cut.parts,)](
-        p.args, q.args, DraftArgs(rows.draft_tokens, rows.num_drafts),
-        StreamArgs(sampling.temperature, sampling.seed, positions), scanned,
-        floats(rows.logits, requests, k + 1, cut.parts), arrivals(rows.logits, requests), VerdictArgs(*out[:4]),
+        p.args, q.args, DraftArgs(*proposals[:2]), streams, scanned,
+        floats(rows.logits, requests, k + 1, cut.parts), arrivals(rows.logits, requests), verdict._replace(counts=None),
         rows.stride_draft, cut.parts, cut.steps, k, requests,
         K_PAD=rows.k_pad, BLOCK=cut.tile, PARTS=cut.parts_pad, num_warps=cut.warps, maxnreg=MAX_REGISTERS,
         **launch_options(rows.logits),
