@@ -127,6 +127,17 @@ class SlotTensors(NamedTuple):
         return self._replace(active=self.active.view(torch.uint8), speculates=self.speculates.view(torch.uint8))
 
 
+class PrefixArgs(NamedTuple):
+    """Groups of rows whose block tables begin with the same pages; R rows, a row in one group at most."""
+
+    prefix_pages: Tensor
+    """[R] int64: leading pages of the row that its group shares; 0 for a row in no group."""
+    members: Tensor
+    """[R] int64: rows of the first group, then those of the second, and so on; entries behind them are not read."""
+    cu_members: Tensor
+    """[groups + 1] int64: group g has members[cu_members[g]:cu_members[g + 1]]; unused groups are empty."""
+
+
 class OpenedRows(NamedTuple):
     """The B batch rows of a round, gathered from their slots at its start."""
 

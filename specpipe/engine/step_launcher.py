@@ -59,6 +59,13 @@ class StepLauncher:
         if rows:
             self._state.activate([row.slot for row in rows])
 
+    def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copies KV pages source[i] to target[i] in both models. No page is in both."""
+        pages = self._state.upload([source, target])
+        for runner in (self._target, self._draft):
+            if runner is not None:
+                runner.copy_pages(*pages)
+
     def _prefill(self, tally: dict[int, ShardTally]) -> StepLaunch:
         """Prefills at most a budget's tokens for each model."""
         rows = self._scheduler.rows

@@ -25,6 +25,7 @@ from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
+from specpipe_kernels.types import PrefixArgs
 
 LOG2E = tl.constexpr(math.log2(math.e))
 STAGE_BYTES = 160 * 1024  # of shared memory for pages in flight; an H100 or H200 has 227 KB a block, an A100 163 KB
@@ -325,9 +326,13 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    prefix: PrefixArgs | None = None,
     tiles: AttentionTiling | None = None,
 ) -> Tensor:
-    """See `specpipe_kernels.paged_attention`. Page sizes are powers of two, 16 or more; tiles: None for `tiling`'s."""
+    """See `specpipe_kernels.paged_attention`. Page sizes are powers of two, 16 or more; tiles: None for `tiling`'s.
+
+    prefix: unused as yet, so each row reads its own block table.
+    """
     tokens, q_heads, k_dim = query.shape
     _, kv_heads, page_size, v_dim = v_pages.shape
     rows, width = block_tables.shape

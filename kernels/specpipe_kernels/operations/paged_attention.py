@@ -11,6 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
+from specpipe_kernels.types import PrefixArgs
 
 
 def write_index(block_tables: Tensor, cu_queries: Tensor, starts: Tensor, num_tokens: int, page_size: int) -> Tensor:
@@ -47,6 +48,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    prefix: PrefixArgs | None = None,
 ) -> Tensor:
     """Attends each row's queries to its own pages; returns [N, Hq, D of the values], contiguous.
 
@@ -62,6 +64,9 @@ def paged_attention(
         window: number of positions that a token attends to, its own included; None: all.
         softcap: scores become softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118).
         sinks: [Hq], one more logit per head in the softmax's denominator (gpt-oss).
+        prefix: groups of rows that share their first pages, which are then read once a group instead of once a row; the
+            result is the same up to rounding. Every row has max_queries tokens. Tokens of a row in a group have
+            positions from prefix_pages * page_size - 1 on, or negative ones.
 
     Tokens at negative positions or of no row give zeros. Scores and sums are fp32 or wider.
     """
@@ -77,5 +82,6 @@ def paged_attention(
         window=window,
         softcap=softcap,
         sinks=sinks,
+        prefix=prefix,
     )
     return result

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from specpipe_kernels import PrefixArgs
+
 
 class AttentionSpec(NamedTuple):
     """Constants of one attention module, as its model passes them."""
@@ -47,5 +49,7 @@ class AttentionBatch(NamedTuple):
     """[N] int64: flat KV position (page * page_size + offset) that each token's key and value are written to."""
     max_queries: int
     """Maximum tokens of a row, known to the host."""
+    prefix: PrefixArgs | None = None
+    """Rows that share their first pages, read once a group; None where each row reads its own."""
     kv_only: bool = False
     """True if keys and values alone are needed: the last layer may stop once it has stored them."""

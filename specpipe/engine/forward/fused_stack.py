@@ -179,5 +179,6 @@ class FusedStack:
             max_queries=batch.max_queries,
             scale=layer.scale,
             window=layer.window,
+            prefix=batch.prefix,
         )
         return out.view(out.shape[0], -1)

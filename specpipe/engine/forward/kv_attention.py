@@ -46,6 +46,7 @@ def attend(call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor
         window=spec.window,
         softcap=spec.softcap,
         sinks=spec.sinks,
+        prefix=batch.prefix,
     )
     return out.unsqueeze(0)
 

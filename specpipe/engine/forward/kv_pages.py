@@ -6,6 +6,7 @@ differs between layers, to the attention function.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, cast
 
@@ -46,9 +47,28 @@ def allocate_pages(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> None:
-    """Allocates the pages of every attention module and attaches them. Zeroed: a masked NaN would poison P·V."""
+) -> list[Tensor]:
+    """Allocates the pages of every attention module and attaches them. Zeroed: a masked NaN would poison P·V.
+
+    Returns the memory behind them, one tensor [n, num_pages, Hkv, page_size, D] for the n keys and values that have the
+    same Hkv and D: most models have one tensor alone.
+    """
+    shapes = [(spec.heads, dim) for spec in attention.values() for dim in (spec.key_dim, spec.value_dim)]
+    memory = {
+        (heads, dim): torch.zeros(count, num_pages, heads, page_size, dim, dtype=dtype, device=device)
+        for (heads, dim), count in Counter(shapes).items()
+    }
+    free = {shape: iter(pages) for shape, pages in memory.items()}
     for module, spec in attention.items():
-        k = torch.zeros(num_pages, spec.heads, page_size, spec.key_dim, dtype=dtype, device=device)
-        v = torch.zeros(num_pages, spec.heads, page_size, spec.value_dim, dtype=dtype, device=device)
+        k, v = (next(free[spec.heads, dim]) for dim in (spec.key_dim, spec.value_dim))
         attach_pages(module, KVPages(k, v))
+    return list(memory.values())
+
+
+def copy_pages(memory: Iterable[Tensor], source: Tensor, target: Tensor) -> None:
+    """Copies pages source[i] to target[i] in all layers. memory: as `allocate_pages` returns it.
+
+    source, target [n] int64; no page is in both, and none twice in target.
+    """
+    for pages in memory:
+        pages.index_copy_(1, target, pages.index_select(1, source))

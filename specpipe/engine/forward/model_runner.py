@@ -13,8 +13,8 @@ from specpipe.engine.forward.attention_interface import probe_attention
 from specpipe.engine.forward.compiled_layers import STANCE, compile_layers
 from specpipe.engine.forward.fp8_weights import check_fp8, round_to_fp8
 from specpipe.engine.forward.fused_stack import FusedStack, can_fuse
-from specpipe.engine.forward.kv_pages import allocate_pages, page_bytes
-from specpipe_kernels import write_index
+from specpipe.engine.forward.kv_pages import allocate_pages, copy_pages, page_bytes
+from specpipe_kernels import PrefixArgs, write_index
 
 
 class ModelRunner:
@@ -52,6 +52,7 @@ class ModelRunner:
             check_fp8(self.device)
             round_to_fp8(model)
         self._attention: dict[nn.Module, AttentionSpec] = probe_attention(model, self.device)
+        self._pages: list[Tensor] = []
         if fused is None:
             fused = self.device.type != "cpu"
         self._stack: FusedStack | None = None
@@ -79,7 +80,11 @@ class ModelRunner:
 
     def allocate_pages(self, num_pages: int) -> None:
         """Allocates KV memory in place of the present one. num_pages counts the trash page."""
-        allocate_pages(self._attention, num_pages, self.page_size, self.dtype, self.device)
+        self._pages = allocate_pages(self._attention, num_pages, self.page_size, self.dtype, self.device)
+
+    def copy_pages(self, source: Tensor, target: Tensor) -> None:
+        """Copies KV pages source[i] to target[i], [n] int64 each, in all layers. No page is in both."""
+        copy_pages(self._pages, source, target)
 
     def forward(
         self,
@@ -91,6 +96,7 @@ class ModelRunner:
         starts: Tensor,
         max_queries: int,
         keep: Tensor | int | None,
+        prefix: PrefixArgs | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Feeds the tokens of R rows, packed, and returns logits [n, V].
@@ -99,6 +105,7 @@ class ModelRunner:
         keep: indices [n] of the tokens whose logits are kept, the number of last tokens (0: all), or None for keys and
         values alone. A token whose position by `starts` is negative or past the block table writes to the trash page
         and its logits are undefined; `positions`, 0 … context_length - 1, go to the model's position encoding.
+        prefix: rows that share their first pages, as in `paged_attention`.
         out: [n, V] contiguous, filled with the logits and returned; the fused head writes there, others are copied.
         """
         batch = AttentionBatch(
@@ -107,6 +114,7 @@ class ModelRunner:
             starts=starts,
             write_index=write_index(block_tables, cu_queries, starts, tokens.shape[0], self.page_size),
             max_queries=max_queries,
+            prefix=prefix,
             kv_only=keep is None,
         )
         with torch.inference_mode():

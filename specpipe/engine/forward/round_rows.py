@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specpipe.engine.forward.model_runner import ModelRunner
-from specpipe_kernels import Penalties, SamplingTensors, SlotTensors, feed_rows
+from specpipe_kernels import Penalties, PrefixArgs, SamplingTensors, SlotTensors, feed_rows
 
 
 class RowLayout(NamedTuple):
@@ -62,6 +62,8 @@ class RoundRows(NamedTuple):
     """True if any row may have fewer than its min_tokens."""
     penalties: Penalties | None
     """None if no row has any."""
+    prefix: PrefixArgs | None
+    """Batch rows that share their first pages; None if the round has no groups."""
     layouts: RowLayouts
     """Layouts of the round's forwards, owned by whoever runs or captures the round."""
 
@@ -102,6 +104,7 @@ def forward_rows(
         starts=fed.starts,
         max_queries=width,
         keep=layout.last if last_only and width > 1 else 0,
+        prefix=rows.prefix,
         out=out,
     )
     return RowLogits(logits, fed.next)

@@ -6,20 +6,24 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from specpipe.engine.device.graph_capture import CapturedGraph, GraphCapture
 from specpipe.engine.forward.round_rows import RowLayouts
 from specpipe.engine.rounds.round import Round
+from specpipe.engine.rounds.round_inputs import dummy_inputs, pack_inputs, split_inputs
 from specpipe.engine.rounds.round_key import RoundKey
+from specpipe.engine.state.prefix_groups import PrefixGroups
 
 
 class Rounds(Protocol):
     """Runs rounds for any number of rows."""
 
-    def run(self, slots: list[int], key: RoundKey) -> Tensor:
-        """Runs a round of the rows in these slots; returns the result of `Round` for B >= len(slots) batch rows."""
+    def run(self, slots: list[int], key: RoundKey, groups: PrefixGroups | None = None) -> Tensor:
+        """Runs a round of the rows in these slots; returns the result of `Round` for B >= len(slots) batch rows.
+
+        groups: rows that share their first pages; given if and only if the key is `shared`.
+        """
         ...
 
     def prepare(self, keys: Iterable[RoundKey], *, within_s: float) -> None:
@@ -33,9 +37,11 @@ class EagerRounds:
     def __init__(self, round_: Round) -> None:
         self._round, self._layouts = round_, RowLayouts()
 
-    def run(self, slots: list[int], key: RoundKey) -> Tensor:
+    def run(self, slots: list[int], key: RoundKey, groups: PrefixGroups | None = None) -> Tensor:
         """Runs a round of exactly these rows."""
-        return self._round(self._round.state.upload(slots), key, self._layouts)
+        state, rows = self._round.state, len(slots)
+        packed = state.upload(pack_inputs(slots, groups, rows, dummy=state.dummy))
+        return self._round(split_inputs(packed, rows, shared=key.shared), key, self._layouts)
 
     def prepare(self, keys: Iterable[RoundKey], *, within_s: float) -> None:
         """Does nothing."""
@@ -44,8 +50,8 @@ class EagerRounds:
 class RoundBuffers(NamedTuple):
     """Tensors of one captured round, outside of the graphs' memory pool."""
 
-    slots: Tensor
-    """[B] int64: read by the graph."""
+    inputs: Tensor
+    """The result of `pack_inputs`: read by the graph."""
     packed: Tensor
     """The result of `Round`: written by the graph."""
     layouts: RowLayouts
@@ -74,12 +80,12 @@ class GraphedRounds:
         self._batch_sizes = batch_sizes(slots)
         self._graphs: dict[tuple[int, RoundKey], CapturedGraph[RoundBuffers]] = {}
 
-    def run(self, slots: list[int], key: RoundKey) -> Tensor:
+    def run(self, slots: list[int], key: RoundKey, groups: PrefixGroups | None = None) -> Tensor:
         """Replays the graph of the smallest batch size that fits; captures it on first use."""
         size = next(size for size in self._batch_sizes if size >= len(slots))
         graph = self._graph(size, key)
         state = self._round.state
-        graph.buffers.slots.copy_(state.upload(slots + [state.dummy] * (size - len(slots))))
+        graph.buffers.inputs.copy_(state.upload(pack_inputs(slots, groups, size, dummy=state.dummy)))
         graph.replay()
         return graph.buffers.packed
 
@@ -101,13 +107,15 @@ class GraphedRounds:
 
     def _capture(self, size: int, key: RoundKey) -> CapturedGraph[RoundBuffers]:
         state, layouts = self._round.state, RowLayouts()
-        slots = torch.full((size,), state.dummy, dtype=torch.int64, device=state.device)
+        inputs = state.upload(dummy_inputs(size, shared=key.shared, dummy=state.dummy))
 
         def warm_up() -> RoundBuffers:
+            packed = self._round(split_inputs(inputs, size, shared=key.shared), key, layouts)
             # Cloned outside of inference mode: the host copies from a normal tensor.
-            return RoundBuffers(slots, self._round(slots, key, layouts).clone(), layouts)
+            return RoundBuffers(inputs, packed.clone(), layouts)
 
         def work(buffers: RoundBuffers) -> None:
-            buffers.packed.copy_(self._round(buffers.slots, key, buffers.layouts))
+            rows = split_inputs(buffers.inputs, size, shared=key.shared)
+            buffers.packed.copy_(self._round(rows, key, buffers.layouts))
 
         return self._graph_capture.capture(warm_up, work)

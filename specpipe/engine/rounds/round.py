@@ -18,6 +18,7 @@ from specpipe.engine.forward.logits_processors import count_committed, mask_eos,
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.forward.round_rows import RoundRows, RowLayouts, forward_rows
 from specpipe.engine.proposers.proposer import Proposal, Proposer
+from specpipe.engine.rounds.round_inputs import RoundInputs
 from specpipe.engine.rounds.round_key import RoundKey
 from specpipe.engine.state.logprobs import NO_LOGPROBS, pack_logprobs
 from specpipe.engine.state.slot_state import SlotState
@@ -41,8 +42,8 @@ class Round:
         self.state, self.target, self._proposers = state, target, proposers
         self._method, self._rates, self._clock = method, synthetic_rates, clock
 
-    def __call__(self, slots: Tensor, key: RoundKey, layouts: RowLayouts) -> Tensor:
-        """Runs one round of the rows in these slots and commits what is accepted. slots [B] int64.
+    def __call__(self, inputs: RoundInputs, key: RoundKey, layouts: RowLayouts) -> Tensor:
+        """Runs one round of the rows in the slots of `inputs` and commits what is accepted.
 
         Returns [B, K + 5] int64, which the host reads one round later, in one copy: K + 1 tokens, -1 beyond a row's
         emission; the number of committed tokens, after end-of-sequence and limit; draft tokens accepted (verified,
@@ -55,7 +56,7 @@ class Round:
             self._clock.mark(Mark.ROUND_BEGIN)
             if not key.k:  # nothing is drafted: the time from here belongs to the target's forward
                 self._clock.mark(Mark.DRAFTED)
-            rows = self._open_rows(slots, key, layouts)
+            rows = self._open_rows(inputs, key, layouts)
             proposal = self._propose(rows, key)
             if key.k:
                 self._clock.mark(Mark.DRAFTED)
@@ -64,7 +65,7 @@ class Round:
             verdict = self._verify(rows, proposal, logits, key.k)
             packed = commit_rows(
                 rows.state,
-                slots,
+                rows.slots,
                 rows.lengths,
                 verdict,
                 proposal.num_tokens,
@@ -76,9 +77,9 @@ class Round:
             self._clock.mark(Mark.SAMPLED)
         return packed
 
-    def _open_rows(self, slots: Tensor, key: RoundKey, layouts: RowLayouts) -> RoundRows:
-        """Reads the state of the batch rows. slots [B] int64."""
-        state = self.state.on_device
+    def _open_rows(self, inputs: RoundInputs, key: RoundKey, layouts: RowLayouts) -> RoundRows:
+        """Reads the state of the batch rows."""
+        state, slots = self.state.on_device, inputs.slots
         opened = open_rows(state, slots, k=key.k, width=key.width)
         return RoundRows(
             state=state,
@@ -98,6 +99,7 @@ class Round:
             ),
             below_min_tokens=key.below_min_tokens,
             penalties=self.state.penalties(slots) if key.penalised else None,
+            prefix=inputs.prefix,
             layouts=layouts,
         )
 

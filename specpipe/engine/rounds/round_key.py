@@ -28,6 +28,8 @@ class RoundKey(NamedTuple):
     """False only if no row has penalties."""
     logprobs: int = NO_LOGPROBS
     """Alternatives to report beside each emitted token's log-probability; NO_LOGPROBS to report none of both."""
+    shared: bool = False
+    """True if groups of rows read their shared pages together (`PrefixGroups`)."""
 
     @classmethod
     def of(
@@ -38,6 +40,7 @@ class RoundKey(NamedTuple):
         *,
         width: int,
         below_min_tokens: bool = False,
+        shared: bool = False,
     ) -> RoundKey:
         """Returns the most specialised key that is valid for rows with these sampling parameters.
 
@@ -53,6 +56,7 @@ class RoundKey(NamedTuple):
             below_min_tokens=below_min_tokens,
             penalised=any(params.penalises for params in sampling),
             logprobs=max(alternatives_for(params.logprobs) for params in sampling),
+            shared=shared,
         )
 
 

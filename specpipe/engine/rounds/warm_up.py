@@ -10,6 +10,7 @@ from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.forward.prefill import prefill
 from specpipe.engine.forward.round_rows import RowLayouts
 from specpipe.engine.rounds.round import Round
+from specpipe.engine.rounds.round_inputs import dummy_inputs, split_inputs
 from specpipe.engine.rounds.round_key import RoundKey, expected_keys
 from specpipe.engine.state.chunks import Chunk
 
@@ -28,7 +29,8 @@ class WarmUp:
 
     def _run_round(self, rows: int, key: RoundKey) -> None:
         state = self._round.state
-        self._round(state.upload([state.dummy] * rows), key, RowLayouts())
+        packed = state.upload(dummy_inputs(rows, shared=key.shared, dummy=state.dummy))
+        self._round(split_inputs(packed, rows, shared=key.shared), key, RowLayouts())
 
     def prefill(self, lengths: Iterable[int], *, first: int = 0) -> None:
         """Runs one packed prefill through every model. lengths: tokens of each chunk; first: their first position."""
@@ -41,7 +43,8 @@ class WarmUp:
         """Runs a greedy round of all slots with the largest K."""
         config = self._config
         proposer: ProposerName = self._proposers[0] if self._proposers else "none"
-        key = RoundKey.of([SamplingParams()], proposer, config.max_k, width=config.pages_per_row)
+        shared = config.share_prefixes and config.slots > 1
+        key = RoundKey.of([SamplingParams()], proposer, config.max_k, width=config.pages_per_row, shared=shared)
         self._run_round(config.slots, key)
 
     def largest_prefill(self) -> None:
@@ -63,9 +66,13 @@ class WarmUp:
         Rounds of few and many rows with these sampling parameters, proposers and K; prefills of few and many, short
         and long prompts; catch-up of long rows. Launches differ only between powers of two.
         """
-        for key in expected_keys(sampling, choices, width=self._config.pages_per_row):
+        keys = expected_keys(sampling, choices, width=self._config.pages_per_row)
+        if self._config.share_prefixes:
+            keys += [key._replace(shared=True) for key in keys]
+        for key in keys:
             for rows in reversed(_powers_of_2(self._config.slots)):
-                self._run_round(rows, key)
+                if rows > 1 or not key.shared:
+                    self._run_round(rows, key)
         self.largest_round()
         for size in graph_sizes(self._config.prefill_budget):
             self._padded_prefill(size)

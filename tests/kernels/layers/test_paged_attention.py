@@ -2,127 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from support.attention_cases import Case, build, check
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specpipe_kernels import store_kv, write_index
 from specpipe_kernels.layers import paged_attention as triton_module
 from specpipe_kernels.reference.layers.paged_attention import paged_attention as reference
 from specpipe_kernels.runtime.backend import VARIABLE
 
 triton_kernel = triton_module.paged_attention
-PAGE = 64
 DECODE = ((0, 1), (63, 1), (64, 1), (200, 1))
 VERIFY = ((5, 4), (61, 4), (130, 4))
 MIXED = ((0, 70), (129, 1), (40, 0), (7, 4), (-1, 2), (62, 3), (64, 130))
-
-
-@dataclass(frozen=True)
-class Case:
-    """rows: (absolute start, query tokens) of each row."""
-
-    rows: tuple[tuple[int, int], ...]
-    q_heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 32
-    dtype: torch.dtype = torch.float32
-    window: int | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    spare_tokens: int = 0
-    """Number of tokens at the end that belong to no row."""
-    value_dim: int | None = None
-    """Head size of values, if it differs from that of keys."""
-    page_size: int = PAGE
-
-
-@dataclass
-class Inputs:
-    query: Tensor
-    k_pages: Tensor
-    v_pages: Tensor
-    block_tables: Tensor
-    cu_queries: Tensor
-    starts: Tensor
-    max_queries: int
-    sinks: Tensor | None
-    keys: list[Tensor]
-    values: list[Tensor]
-
-    def call(self, fn: Callable[..., Tensor], case: Case, device: str = "cpu", **changes: Any) -> Tensor:
-        tensors = (self.query, self.k_pages, self.v_pages, self.block_tables, self.cu_queries, self.starts)
-        options = {
-            "max_queries": self.max_queries,
-            "scale": 0.3,
-            "window": case.window,
-            "softcap": case.softcap,
-            "sinks": None if self.sinks is None else self.sinks.to(device),
-        }
-        return fn(*(t.to(device) for t in tensors), **(options | changes))
-
-
-def build(case: Case, *, stale: float = float("nan"), seed: int = 0) -> Inputs:
-    """Returns pages in shuffled order; positions that no row owns hold `stale`."""
-    torch.manual_seed(seed)
-    lengths = [start + count for start, count in case.rows]
-    value_dim = case.value_dim or case.head_dim
-    width = max(-(-length // case.page_size) for length in lengths) + 1
-    order = iter((torch.randperm(len(lengths) * width) + 1).tolist())
-    shape = (len(lengths) * width + 1, case.kv_heads, case.page_size)
-    k_pages = torch.full((*shape, case.head_dim), stale, dtype=case.dtype)
-    v_pages = torch.full((*shape, value_dim), stale, dtype=case.dtype)
-    tables = torch.zeros(len(lengths), width, dtype=torch.int32)
-    keys, values = [], []
-    for row, length in enumerate(lengths):
-        for block in range(-(-length // case.page_size)):
-            tables[row, block] = next(order)
-        keys.append(torch.randn(length, case.kv_heads, case.head_dim).to(case.dtype))
-        values.append(torch.randn(length, case.kv_heads, value_dim).to(case.dtype))
-        cu = torch.tensor([0, length], dtype=torch.int32)
-        index = write_index(tables[row : row + 1], cu, torch.zeros(1, dtype=torch.int64), length, case.page_size)
-        store_kv(keys[-1], values[-1], k_pages, v_pages, index)
-    counts = [count for _, count in case.rows]
-    tokens = sum(counts) + case.spare_tokens
-    return Inputs(
-        query=torch.randn(tokens, case.q_heads, case.head_dim).to(case.dtype),
-        k_pages=k_pages,
-        v_pages=v_pages,
-        block_tables=tables,
-        cu_queries=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32),
-        starts=torch.tensor([start for start, _ in case.rows], dtype=torch.int64),
-        max_queries=max(1, *counts),
-        sinks=torch.randn(case.q_heads) if case.sinks else None,
-        keys=keys,
-        values=values,
-    )
-
-
-def oracle(inputs: Inputs, case: Case, *, scale: float = 0.3) -> Tensor:
-    out = torch.zeros(*inputs.query.shape[:2], inputs.v_pages.shape[3], dtype=torch.float64)
-    group = case.q_heads // case.kv_heads
-    for row, (start, count) in enumerate(case.rows):
-        first = int(inputs.cu_queries[row])
-        for token, head in itertools.product(range(count), range(case.q_heads)):
-            last = start + token + 1
-            low = 0 if case.window is None else max(0, last - case.window)
-            if last <= 0:
-                continue
-            k = inputs.keys[row][low:last, head // group].double()
-            v = inputs.values[row][low:last, head // group].double()
-            scores = k @ inputs.query[first + token, head].double() * scale
-            if case.softcap is not None:
-                scores = case.softcap * torch.tanh(scores / case.softcap)
-            if inputs.sinks is not None:
-                scores = torch.cat((scores, inputs.sinks[head].double()[None]))
-            out[first + token, head] = scores.softmax(0)[: last - low] @ v
-    return out
 
 
 CASES = {
@@ -144,20 +40,12 @@ CASES = {
     "a row fed its last two tokens": Case(rows=((-1, 2), (0, 2), (5, 2)), sinks=True),
     "no query at all": Case(rows=((4, 0), (0, 0)), spare_tokens=2),
 }
-# fp32: scores sum head_dim products of order 1, in another order on each device.
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 @pytest.fixture(params=[reference, triton_kernel], ids=["reference", "triton"])
 def kernel(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
     function: Callable[..., Tensor] = request.param
     return function
-
-
-def check(out: Tensor, inputs: Inputs, case: Case) -> None:
-    assert out.is_contiguous() and out.dtype == case.dtype
-    tolerance = TOLERANCE[case.dtype]
-    torch.testing.assert_close(out.double().cpu(), oracle(inputs, case), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", CASES)
