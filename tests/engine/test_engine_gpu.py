@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.engines import generate, make_engine, make_requests, plan, run, run_in_turn
+from support.engines import drain, generate, make_engine, make_requests, plan, run, run_in_turn
 
 pytestmark = pytest.mark.gpu
 
@@ -45,6 +45,20 @@ def test_k_that_changes_with_occupancy(small_pair, rounds_behind: int) -> None:
     completions = run_in_turn(engine, requests, 0, 1, 7, 3, 0)
 
     assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests)
+
+
+@pytest.mark.parametrize("proposer", ["draft", "ngram"])
+def test_rows_that_start_above_the_limit_have_no_drafts(small_pair, proposer: str) -> None:
+    pair = on_cuda(small_pair("llama"))
+    requests = make_requests(7, vocab_size=pair.vocab_size, max_new_tokens=40)
+    engine = make_engine(pair.target, pair.draft, slots=8, proposer=proposer)
+
+    engine.submit(requests, replace(plan(3, proposer=proposer), new_rows_limit=2))
+    completions = drain(engine)
+
+    assert [list(c.token_ids) for c in completions] == generate(pair.reference, requests)
+    assert not any(c.draft_tokens for c in completions[2:])
+    assert proposer == "ngram" or all(c.draft_tokens for c in completions[:2]), "n-grams need a match"
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

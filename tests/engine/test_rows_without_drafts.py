@@ -88,6 +88,26 @@ def test_invariant_tokens_equal_those_of_other_rules(small_pair) -> None:
     assert tokens == [c.token_ids for c in run(engine(), requests, 0)]
 
 
+def test_draft_kv_of_shared_pages_stays_valid(small_pair) -> None:
+    """Rows of one prompt, 32 of whose 40 tokens fill shared pages: an equal draft would be rejected on stale KV."""
+    pair = small_pair("llama")
+    longest = make_requests(7, vocab_size=pair.vocab_size)[6]
+    requests = [replace(longest, row=row, request_id=str(row)) for row in range(4)]
+    engine = make_engine(pair.target, pair.reference_draft, slots=4)
+
+    together = run_limited(engine, requests, 3, 1)
+    alone = run_limited(engine, requests[:1], 3, 1)
+
+    assert [(c.draft_tokens, c.accepted_tokens) for c in together + alone] == [
+        (15, 15),
+        (0, 0),
+        (0, 0),
+        (0, 0),
+        (15, 15),
+    ]
+    assert {c.token_ids for c in together + alone} == {tuple(generate(pair.reference, [longest])[0])}
+
+
 def test_a_preempted_row_starts_by_the_rule_again(small_pair) -> None:
     pair = small_pair("llama")
     requests = make_requests(6, vocab_size=pair.vocab_size, max_new_tokens=40)
