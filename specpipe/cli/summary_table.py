@@ -61,7 +61,12 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("rows", f"{done:,} of {summary['total_rows']:,}" + _if_any(summary["failed"], ", {:,} failed")),
         ("shards", f"{summary['published_shards']:,} of {summary['total_shards']:,}" + _starts(summary)),
-        ("tokens", f"{summary['total_input_tokens']:,} in, {summary['total_output_tokens']:,} out"),
+        (
+            "tokens",
+            f"{summary['total_input_tokens']:,} in"
+            + _if_any(summary["total_cached_tokens"], " ({:,} of them shared)")
+            + f", {summary['total_output_tokens']:,} out",
+        ),
     ]
     for shard, reason in list(summary["failed_shards"].items())[:3]:
         rows.append((f"shard {shard} failed", str(reason).splitlines()[0]))

@@ -14,6 +14,7 @@ OUTPUT_COLUMNS = (
     "num_generated_tokens",
     "finish_reason",
     "error",
+    "cached_tokens",
     "draft_tokens",
     "accepted_tokens",
     "seed",

@@ -7,6 +7,7 @@ of evaluations; where they do not, workers still find what the rows that they ho
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
@@ -92,5 +93,8 @@ def _as_bytes(value: object) -> bytes:
         keys = ("messages", "prompt", "role", "from", "content", "value", "text")
         return b"\0".join(_as_bytes(value[key]) for key in keys if value.get(key) is not None)
     if isinstance(value, Sequence) and value and isinstance(value[0], int):
-        return np.asarray(value, dtype=np.int64).astype("<u4").tobytes()
+        try:
+            return np.frombuffer(array("q", value), dtype=np.int64).astype("<u4").tobytes()
+        except (TypeError, OverflowError):  # not token ids: the row will get an error
+            return repr(value).encode()
     return b"\0".join(map(_as_bytes, value)) if isinstance(value, Sequence) else b""

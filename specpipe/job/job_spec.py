@@ -88,6 +88,7 @@ class JobSpec(JobSection):
             ngram_max=speculation.ngram_max,
             ngram_min=speculation.ngram_min,
             prefill_budget=workers.prefill_budget,
+            share_prefixes=workers.share_prefixes,
         )
 
     def identity(self) -> dict[str, object]:

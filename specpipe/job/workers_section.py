@@ -51,6 +51,8 @@ class WorkersSection(JobSection):
     logged. Loading and warm-up are exempt."""
     prefill_budget: Tuning[Count] = default_of(EngineConfig, "prefill_budget")
     """Maximum prompt tokens of one engine step."""
+    share_prefixes: Tuning[bool] = default_of(EngineConfig, "share_prefixes")
+    """Rows whose prompts begin with the same tokens share their KV. `false`: each row computes all of its prompt."""
 
     @model_validator(mode="after")
     def _check_gpus(self) -> WorkersSection:

@@ -54,6 +54,7 @@ def cost_section(source: RunSource) -> ReportSection:
             (f"Output tokens per {noun}-second", decimal(cost.tokens_per_second, 1)),
             (f"{noun}-seconds per million output tokens", _per_million(cost)),
             ("Input tokens", count(summary["total_input_tokens"])),
+            ("Input tokens from shared prefixes", count(summary["total_cached_tokens"])),
             ("Output tokens", count(summary["total_output_tokens"])),
         ],
     )

@@ -146,6 +146,7 @@ def summarise(shards: pa.Table, facts: RunFacts) -> dict[str, Any]:
         "failed_shards": {str(shard): why for shard, why in sorted(facts.failed_shards.items())},
         "starts": facts.starts,
         "total_input_tokens": tokens_in,
+        "total_cached_tokens": total(shards, "cached_tokens"),
         "total_output_tokens": tokens_out,
         "duration_s": duration,
         "busy_s": total(shards, "busy_s"),

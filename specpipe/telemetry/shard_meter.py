@@ -28,7 +28,7 @@ class ShardMeter:
         self._slots = 0
         self._rows = 0
         self._failed = 0
-        self._input_tokens = 0
+        self._input_tokens = self._cached_tokens = 0
         self._output_tokens = 0
         self._ttft = LogHistogram()
         self._tpot = LogHistogram()
@@ -70,6 +70,7 @@ class ShardMeter:
         self._rows += 1
         self._failed += completion.finish_reason == "error"
         self._input_tokens += len(completion.request.prompt_token_ids)
+        self._cached_tokens += completion.cached_tokens
         self._output_tokens += tokens
         timing = completion.timing
         if tokens:
@@ -107,6 +108,7 @@ class ShardMeter:
             rows=self._rows,
             failed_rows=self._failed,
             input_tokens=self._input_tokens,
+            cached_tokens=self._cached_tokens,
             output_tokens=self._output_tokens,
             drafts=counts.drafts,
             draft_tokens=counts.draft_tokens,

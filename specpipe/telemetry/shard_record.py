@@ -50,6 +50,8 @@ class ShardRecord:
     rows: int
     failed_rows: int = 0
     input_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was taken from other rows instead of being computed."""
     output_tokens: int = 0
 
     drafts: int = 0

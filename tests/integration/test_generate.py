@@ -20,7 +20,7 @@ SHORT: dict[str, Any] = {"sampling": {"max_new_tokens": 8}, "workers": {"shard_t
 
 def identity(table: pa.Table) -> pa.Table:
     """The columns that do not depend on tuning."""
-    return table.drop_columns(["draft_tokens", "accepted_tokens"])
+    return table.drop_columns(["cached_tokens", "draft_tokens", "accepted_tokens"])
 
 
 @pytest.fixture

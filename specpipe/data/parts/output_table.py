@@ -22,6 +22,7 @@ _TYPES = {
     "num_generated_tokens": pa.int64(),
     "finish_reason": pa.string(),
     "error": pa.string(),
+    "cached_tokens": pa.int64(),
     "draft_tokens": pa.int64(),
     "accepted_tokens": pa.int64(),
     "seed": pa.int64(),
@@ -71,6 +72,7 @@ def _cells(completion: Completion) -> tuple[object, ...]:
         len(completion.token_ids),
         completion.finish_reason,
         utf8(completion.error),
+        completion.cached_tokens,
         completion.draft_tokens,
         completion.accepted_tokens,
         request.seed,
@@ -88,5 +90,6 @@ def output_totals(table: Any) -> dict[str, int]:
         "rows": table.num_rows,
         "failed_rows": total(pc.not_equal(table["error"], "")),
         "input_tokens": total(table["num_input_tokens"]),
+        "cached_tokens": total(table["cached_tokens"]),
         "output_tokens": total(table["num_generated_tokens"]),
     }

@@ -25,6 +25,7 @@ def inconsistent_rows(table: Any, shard: Shard) -> Iterator[Finding]:
     lengths = pc.list_value_length(table["generated_token_ids"]).to_pylist()
     counts, errors = table["num_generated_tokens"].to_pylist(), table["error"].to_pylist()
     accepted, reasons = table["accepted_tokens"].to_pylist(), table["finish_reason"].to_pylist()
+    cached, inputs = table["cached_tokens"].to_pylist(), table["num_input_tokens"].to_pylist()
     logprob_lengths = [pc.list_value_length(table[name]).to_pylist() for name in LOGPROB_COLUMNS]
     for i, reason in enumerate(reasons):
         if reason not in ("stop", "length", "error") or (reason == "error") != bool(errors[i]):
@@ -33,6 +34,12 @@ def inconsistent_rows(table: Any, shard: Shard) -> Iterator[Finding]:
         elif lengths[i] != counts[i]:
             yield wrong(
                 shard, f"num_generated_tokens is {counts[i]}; expected {lengths[i]}, the number of token ids", row=i
+            )
+        elif not 0 <= cached[i] < max(inputs[i], 1):
+            yield wrong(
+                shard,
+                f"cached_tokens is {cached[i]}; expected less than num_input_tokens, {inputs[i]}",
+                row=i,
             )
         elif not 0 <= accepted[i] <= counts[i]:
             yield wrong(

@@ -141,6 +141,7 @@ def _foreign(folder: RunFolder, manifest: Manifest) -> Iterator[Finding]:
 
 _SUMMARY_COLUMNS = {
     "total_input_tokens": "input_tokens",
+    "total_cached_tokens": "cached_tokens",
     "total_output_tokens": "output_tokens",
     "failed": "failed_rows",
     "spec_decode_num_drafts": "drafts",
