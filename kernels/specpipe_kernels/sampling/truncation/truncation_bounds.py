@@ -212,7 +212,7 @@ def _list_kernel(
 @triton.jit(do_not_specialize=["width", "stride_draft", "parts", "list_size", "log_parts"])
 def _cut_kernel(
     source, usage, filters, stride_draft, width, parts,
-    candidates, list_size, log_parts, brackets, out,
+    candidates, list_size, brackets, log_parts, out,
     BONUS: tl.constexpr, K_PAD: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     MOST: tl.constexpr, UNUSED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -287,7 +287,7 @@ def truncation_bounds(rows: LogitRows, sampling: SamplingTensors) -> Bounds:
     )  # fmt: skip
     bounds = Bounds(floats(like, items), int32s(like, items))
     _cut_kernel[(items,)](
-        *located, cut.parts, candidates, list_size, cut.parts.bit_length(), brackets, bounds,
+        *located, cut.parts, candidates, list_size, brackets, cut.parts.bit_length(), bounds,
         BLOCK=wide.tile, MOST=MAX_CANDIDATES, UNUSED=_UNUSED_BITS[like.dtype], num_warps=max(1, MAX_CANDIDATES // 512),
         **common,
     )  # fmt: skip
