@@ -23,7 +23,6 @@ ALLOWED = {
     "specpipe.speculation": VOCABULARY,
     "specpipe.speculation.estimates": VOCABULARY,
     "specpipe.speculation.policies": VOCABULARY | {"specpipe.speculation.estimates"},
-    "specpipe.simulator": VOCABULARY | {"specpipe.speculation"},
     "specpipe.telemetry": VOCABULARY,
     "specpipe.report": VOCABULARY | {"specpipe.speculation", "specpipe.telemetry"},
     "specpipe.engine": VOCABULARY | {"specpipe.models", "specpipe_kernels"},
@@ -32,6 +31,8 @@ ALLOWED = {
     | {"specpipe.report", "specpipe.telemetry", "specpipe_kernels"},
     "specpipe.doctor": VOCABULARY
     | {"specpipe.data", "specpipe.job", "specpipe.models", "specpipe.pipeline", "specpipe_kernels"},
+    # Simulated rounds under the real scheduler, driver and worker steps.
+    "specpipe.simulator": VOCABULARY | {"specpipe.engine", "specpipe.pipeline", "specpipe.speculation"},
     "specpipe.benchmark": VOCABULARY
     | {"specpipe.engine", "specpipe.models", "specpipe.speculation", "specpipe_kernels"},
     "specpipe.evaluation": VOCABULARY

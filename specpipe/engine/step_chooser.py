@@ -33,7 +33,7 @@ class StepChooser:
     def draft_chunks(self) -> list[Chunk]:
         """Returns what the draft model prefills in this step; nothing where no round is planned to use it."""
         plan = self._scheduler.plan
-        if plan is None or self._planned()[0] != "draft":
+        if plan is None or self.planned()[0] != "draft":
             return []
         explore = plan.exploring(self.rounds)
         limit = None if explore is None else explore.catch_up_at(self.rounds)
@@ -47,12 +47,16 @@ class StepChooser:
             row for row in self._scheduler.rows.values() if row.prefilled and row.length + in_flight[row] < row.limit
         ]
 
+    def choice(self, rows: list[RowState]) -> tuple[ProposerName, int]:
+        """Returns proposer and K of a round of these rows."""
+        if not any(row.may_draft for row in rows):
+            return "none", 0
+        proposer, k = self.planned()
+        return ("none", 0) if proposer == "draft" and self._must_wait(rows) else (proposer, k)
+
     def key(self, rows: list[RowState]) -> RoundKey:
         """Returns the key of a round of these rows."""
-        can_draft = any(row.may_draft for row in rows)
-        proposer, k = self._planned() if can_draft else ("none", 0)
-        if proposer == "draft" and self._must_wait(rows):
-            proposer, k = "none", 0
+        proposer, k = self.choice(rows)
         return RoundKey.of(
             [row.request.sampling for row in rows],
             proposer,
@@ -61,7 +65,7 @@ class StepChooser:
             below_min_tokens=any(row.below_min_tokens for row in rows),
         )
 
-    def _planned(self) -> tuple[ProposerName, int]:
+    def planned(self) -> tuple[ProposerName, int]:
         """Returns proposer and K of the plan at the present number of rows with a slot, those in prefill included."""
         plan = self._scheduler.plan
         if plan is None:

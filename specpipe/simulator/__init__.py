@@ -1,4 +1,5 @@
-"""Simulator of the speculation policy: the real policy and its observers, driven by simulated rounds.
+"""Simulator of speculation policies: driver, scheduler, tuner and policy of a run, over simulated rounds.
 
-May import core, errors and speculation. Begin with simulation.py (`simulate`) and policy_run.py (`PolicyRun`).
+May import core, errors, engine, pipeline and speculation. Begin with simulation.py (`simulate`), then engine.py
+(`SimulatedEngine`).
 """

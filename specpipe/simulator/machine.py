@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from specpipe.arrays import Array
 from specpipe.core import ProposerName
-
-Amount = TypeVar("Amount", float, Array)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +33,7 @@ class Machine:
     """[points, 2]: tokens of the batch, share of its seconds that a round takes in a start-up profile, without load."""
     ngram: tuple[float, float]
     """Seconds of an n-gram lookup: fixed, and per row."""
-    _known: dict[tuple[ProposerName, int], Array] = field(default_factory=dict)
+    _known: dict[tuple[ProposerName, int], list[float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Machine:
@@ -53,19 +51,17 @@ class Machine:
 
     def seconds(self, proposer: ProposerName, k: int, rows: int, context: float) -> float:
         """Returns the seconds of one round of `rows` rows with `context` tokens on average."""
-        return float(self._forwards(proposer, k, rows)[rows]) + self.token_s(proposer, k) * rows * context
-
-    def seconds_of(self, proposer: ProposerName, k: int, rows: npt.NDArray[np.int64], context: Array) -> Array:
-        """Returns the seconds [m] of rounds with rows [m] and mean context [m]."""
-        forwards = self._forwards(proposer, k, int(rows.max()))
-        return np.asarray(forwards[rows] + self.token_s(proposer, k) * rows * context)
+        known = self._known.get((proposer, k))
+        if known is None or len(known) <= rows:
+            known = self._known[proposer, k] = self.forwards(proposer, k, 2 * rows).tolist()
+        return known[rows] + self.token_s(proposer, k) * rows * context
 
     def profiled(self, proposer: ProposerName, k: int, rows: int, context: float) -> float:
         """Returns the seconds of one round in a start-up profile."""
         share = _line(self.rested, np.array([rows * (k + 1)]))
         return self.seconds(proposer, k, rows, context) * float(share[0])
 
-    def prefill_s(self, tokens: Amount, forwards: Amount) -> Amount:
+    def prefill_s(self, tokens: float, forwards: float) -> float:
         """Returns the seconds of draft prefills with these tokens and forwards in all."""
         return self.draft_prefill * tokens + self.draft_forward * forwards
 
@@ -73,18 +69,15 @@ class Machine:
         """Returns the seconds that each context token adds to a round."""
         return self.kv + (k * self.draft_kv if proposer == "draft" else 0.0)
 
-    def _forwards(self, proposer: ProposerName, k: int, most: int) -> Array:
-        """Returns the seconds of a round without attention, by rows, at least up to `most`."""
-        known = self._known.get((proposer, k))
-        if known is None or len(known) <= most:
-            every = np.arange(2 * most + 1)
-            known = _line(self.verify, every * (k + 1))
-            if k and proposer == "draft":  # the first step feeds two tokens a row
-                known += _line(self.draft, 2 * every) + (k - 1) * _line(self.draft, every)
-            elif k:
-                known += self.ngram[0] + self.ngram[1] * every
-            self._known[proposer, k] = known
-        return known
+    def forwards(self, proposer: ProposerName, k: int, most: int) -> Array:
+        """Returns [most + 1]: the seconds of a round without attention, by rows."""
+        rows = np.arange(most + 1)
+        seconds = _line(self.verify, rows * (k + 1))
+        if k and proposer == "draft":  # the first step feeds two tokens a row
+            seconds += _line(self.draft, 2 * rows) + (k - 1) * _line(self.draft, rows)
+        elif k:
+            seconds += self.ngram[0] + self.ngram[1] * rows
+        return seconds
 
 
 def _line(points: Array, tokens: npt.NDArray[np.int64]) -> Array:

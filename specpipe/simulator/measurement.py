@@ -69,29 +69,32 @@ class Measurement:
         self._neighbours = _Neighbours([scenario.seed, 4], plain_s) if scenario.neighbours else None
         self._first = 1 + scenario.seed % _FIRST_ROUNDS if scenario.slow_first_rounds else 0
         self._seen: dict[tuple[ProposerName, int, int], int] = {}
-        self.clock = 0.0
-        """Measured seconds so far."""
+        self._clock = 0.0
+
+    def now(self) -> float:
+        """Returns the measured seconds so far."""
+        return self._clock
 
     def round_s(self, proposer: ProposerName, k: int, rows: int, seconds: float) -> float:
         """Returns the measured seconds of the next round, which takes `seconds` on an undisturbed machine."""
         measured = self._noise.next() * seconds
         if self._neighbours is not None:
-            measured *= self._neighbours.factor(self.clock)
+            measured *= self._neighbours.factor(self._clock)
         if self._first:
             shape = proposer, k, rows.bit_length()
             seen = self._seen.get(shape, 0)
             if seen < self._first:
                 self._seen[shape] = seen + 1
                 measured *= _FIRST_FACTOR
-        self.clock += measured
+        self._clock += measured
         return measured
 
     def prefill_s(self, seconds: float) -> float:
         """Returns the measured seconds of the next draft prefill."""
         measured = self._prefill_noise.next() * seconds
         if self._neighbours is not None:
-            measured *= self._neighbours.factor(self.clock)
-        self.clock += measured
+            measured *= self._neighbours.factor(self._clock)
+        self._clock += measured
         return measured
 
 

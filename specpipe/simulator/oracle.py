@@ -1,103 +1,77 @@
-"""Oracle of the simulator: chooses K from the true costs and acceptance probabilities."""
+"""Oracle of the simulator: a policy that plans from the true costs and acceptance probabilities.
+
+Shapes: D kinds of rows, n running rows, N slots.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from specpipe.arrays import Array
-from specpipe.core import ProposerName
+from specpipe.core import ProposerName, SpeculationPlan
+from specpipe.simulator.engine import SimulatedEngine
 from specpipe.simulator.scenarios import Scenario
-from specpipe.simulator.simulated_worker import SimulatedWorker
-
-RoundChoice = tuple[ProposerName, int]
-"""Proposer and K."""
-CHOOSE_AGAIN = 16
-"""Rounds between two choices."""
-CHANGED = 1 / 16
-"""Relative change of the running rows that causes a new choice at once."""
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 
 
 class Oracle:
-    """Best K of every round and best time to catch up, from the scenario's true values."""
+    """Plans the fastest K for every number of running rows, and the best time to catch up.
 
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
-        self._tokens = {
-            who: np.concatenate(
-                [
-                    np.ones((len(scenario.coverage[who]), 1)),
-                    1 + scenario.coverage[who][:, None] * np.cumsum(np.cumprod(scenario.accepts[who], axis=1), axis=1),
-                ],
-                axis=1,
-            )
-            for who in scenario.proposers
-        }
+    One oracle activates the draft model once its savings exceed the cost of catching up, another (`charge_catch_up`
+    False) ignores that cost: the better of the two counts.
+    """
 
-        self._known: dict[tuple[ProposerName, int], Array] = {}
+    def __init__(self, scenario: Scenario, engine: SimulatedEngine, *, charge_catch_up: bool) -> None:
+        self._scenario, self._engine, self._charge = scenario, engine, charge_catch_up
+        self.catch_up_mattered = False
+        """True once the cost of catching up changed a plan."""
+        self._tokens = {who: tokens_by_k(scenario, who) for who in scenario.proposers}
+        machine, ks, slots = scenario.machine, range(scenario.max_k + 1), scenario.slots
+        self._rows = np.maximum(1, np.arange(slots + 1))
+        self._bare = {who: np.array([machine.forwards(who, k, slots) for k in ks]) / self._rows for who in self._tokens}
+        """[max K + 1, N + 1] seconds of a row in a round, without attention."""
+        self._attention = {who: np.array([machine.token_s(who, k) for k in ks])[:, None] for who in self._tokens}
+        """[max K + 1, 1] seconds for each token of a row."""
         self._output = float(scenario.output.mean())
 
-    def seconds(self, start: SimulatedWorker, *, within_s: float) -> float:
-        """Returns the seconds at the end of a run that continues from `start`, at most `within_s`.
+    @property
+    def max_k(self) -> int:
+        """Largest K of any plan."""
+        return self._scenario.max_k
 
-        It is the better of two runs: one activates the draft model once its savings exceed the cost of catching up, the
-        other ignores that cost.
+    def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
+        """Returns the plan; of the inputs only the queue depth is read."""
+        engine, scenario = self._engine, self._scenario
+        rows, context = engine.rows, engine.context or float(scenario.input.mean())
+        kinds = scenario.kind[rows] if len(rows) else scenario.kind[: scenario.slots]
+        shares = np.bincount(kinds, minlength=len(scenario.coverage["draft"])) / len(kinds)
+        left = engine.left + max(0.0, inputs.queue_depth - len(rows)) * self._output
+        catch_up = scenario.machine.prefill_s(float(engine.behind), 1.0) / max(1.0, left) if engine.behind else 0.0
+        free, charged = (
+            min(self._best(who, shares, context, cost) for who in self._tokens) for cost in (0.0, catch_up)
+        )
+        self.catch_up_mattered |= free[1:] != charged[1:]
+        _, who, ks = charged if self._charge else free
+        return SpeculationPlan(ks=ks, proposer=who, queue_depth=inputs.queue_depth, reason="oracle")
+
+    def _best(
+        self, who: ProposerName, shares: Array, context: float, catch_up: float
+    ) -> tuple[float, ProposerName, tuple[int, ...]]:
+        """Returns the seconds of a token with the present rows, the proposer, and K for each number of rows.
+
+        catch_up: seconds of catching up, by token that is left.
         """
-        seconds, fork = self._finish(start.fork(), charge_catch_up=True, within_s=within_s)
-        best = min(seconds, within_s)
-        return best if fork is None else min(best, self._finish(fork, charge_catch_up=False, within_s=best)[0])
-
-    def _finish(
-        self, worker: SimulatedWorker, *, charge_catch_up: bool, within_s: float
-    ) -> tuple[float, SimulatedWorker | None]:
-        """Runs to the end, or until `within_s` is exceeded.
-
-        Returns the seconds and the first state in which the cost of catching up changed the choice.
-        """
-        fork: SimulatedWorker | None = None
-        rows, until = 0, 0
-        choice: RoundChoice = ("none", 0)
-
-        def same_k(running: int) -> bool:
-            return abs(running - rows) <= CHANGED * rows
-
-        while worker.seconds <= within_s and worker.admit():
-            if worker.rounds >= until or not same_k(len(worker.rows)):
-                rows, until = len(worker.rows), worker.rounds + CHOOSE_AGAIN
-                charged, free = self._choices(worker)
-                if fork is None and charged != free:
-                    fork = worker.fork()
-                choice = charged if charge_catch_up else free
-            worker.play(*choice, until - worker.rounds, same_k=same_k)
-        return worker.seconds, fork
-
-    def _choices(self, worker: SimulatedWorker) -> tuple[RoundChoice, RoundChoice]:
-        """Returns the best choice with the cost of catching up charged, and without."""
-        scenario, rows = self._scenario, worker.rows
-        n, machine = len(rows), scenario.machine
-        kinds = np.bincount(scenario.kind[rows], minlength=len(scenario.coverage["draft"])) / n
-        left = worker.left + max(0.0, worker.queue_depth - n) * self._output
-        catching_up = machine.prefill_s(float(worker.behind.sum()), 1.0) / left
-        charged, free = [], []
-        for who, table in self._tokens.items():
-            seconds = self._seconds(who, n, worker.context) / (n * (kinds @ table))
-            free.append(_least(who, seconds))
-            if who == "draft":
-                seconds[1:] += catching_up
-            charged.append(_least(who, seconds))
-        return min(charged)[1], min(free)[1]
-
-    def _seconds(self, who: ProposerName, rows: int, context: float) -> Array:
-        """Returns the seconds of a round by K, [max K + 1]."""
-        machine, ks = self._scenario.machine, range(self._scenario.max_k + 1)
-        if (who, rows) not in self._known:
-            bare = [machine.seconds(who, k, rows, 0.0) for k in ks]
-            of_context = [machine.seconds(who, k, rows, 1.0) for k in ks]
-            self._known[who, rows] = np.array([bare, np.subtract(of_context, bare)])
-        bare, of_context = self._known[who, rows]
-        return np.asarray(bare + of_context * context)
+        tokens = (shares @ self._tokens[who])[:, None]
+        seconds = (self._bare[who] + self._attention[who] * context) / tokens
+        if who == "draft":
+            seconds[1:] += catch_up
+        best = seconds.argmin(axis=0)
+        now = min(len(self._engine.rows) or len(best) - 1, len(best) - 1)
+        return float(seconds[best[now], now]), who, tuple(best.tolist())
 
 
-def _least(who: ProposerName, seconds: Array) -> tuple[float, RoundChoice]:
-    """Returns the least of the seconds [max K + 1] and its choice."""
-    k = int(seconds.argmin())
-    return float(seconds[k]), (who, k)
+def tokens_by_k(scenario: Scenario, who: ProposerName) -> Array:
+    """Returns [D, max K + 1]: the expected tokens of a row in a round with a draft, by kind and K."""
+    accepted = np.cumsum(np.cumprod(scenario.accepts[who], axis=1), axis=1)
+    drafted = 1 + scenario.coverage[who][:, None] * accepted
+    return np.concatenate([np.ones((len(drafted), 1)), drafted], axis=1)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import yaml
 
 from specpipe.arrays import Array
-from specpipe.core import EngineConfig, ProposerName
+from specpipe.core import EngineConfig, ProposerName, Request, SamplingParams
 from specpipe.errors import JobError
 from specpipe.simulator.machine import Machine
 
@@ -55,7 +55,41 @@ class Scenario:
     profiled: bool = True
     """The worker has a start-up profile."""
     prefill_budget: int = field(default_factory=lambda: EngineConfig().prefill_budget)
-    """Largest number of tokens that the draft model catches up in a step."""
+    """Largest number of tokens that each model prefills in a step."""
+    page_size: int = 0
+    """Tokens of a KV page; 0: a page holds the longest row."""
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """Configuration of the engine. One KV page holds a row, unless the scenario is about pages."""
+        longest = int(self.input.max() + self.output.max())
+        return EngineConfig(
+            slots=self.slots,
+            max_model_len=longest,
+            max_k=self.max_k,
+            proposer="auto",
+            prefill_budget=self.prefill_budget,
+            share_prefixes=False,
+            page_size=self.page_size or longest + self.max_k + 1,
+        )
+
+    def requests(self) -> list[list[Request]]:
+        """Returns the rows by shard. All have the limit of the longest one; `seed` is the row."""
+        sampling = SamplingParams(max_new_tokens=int(self.output.max()))
+        shards: list[list[Request]] = [[] for _ in range(int(self.shard[-1]) + 1)]
+        for row, (shard, tokens) in enumerate(zip(self.shard.tolist(), self.input.tolist(), strict=True)):
+            shards[shard].append(
+                Request(
+                    request_id=str(row),
+                    shard=shard,
+                    row=row,
+                    prompt="",
+                    prompt_token_ids=(0,) * tokens,
+                    sampling=sampling,
+                    seed=row,
+                )
+            )
+        return shards
 
 
 def load_scenarios(path: str | None = None, *, seed: int | None = None) -> list[Scenario]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, Evidence, ProposerName, SpeculationPlan, StepReport
 from specpipe.speculation.estimates.evidence_log import EvidenceLog
@@ -33,9 +33,11 @@ class Tuner:
         proposers: Sequence[ProposerName],
         prefill_budget: int = PREFILL_BUDGET,
         output_tokens: float = EXPECTED_OUTPUT_TOKENS,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """proposers: those of the engine. output_tokens: expected length of a row before any has ended."""
-        self._policy = policy
+        """proposers: those of the engine. output_tokens: expected length of a row before any has ended. clock: seconds
+        by which planning is limited to a share of the time."""
+        self._policy, self._clock = policy, clock
         self._observer = Observer(
             slots=slots,
             proposers=proposers,
@@ -69,7 +71,7 @@ class Tuner:
         self.queue_depth = max(0.0, self.queue_depth - len(step.completions))
         self._rounds += step.running > 0
         self._since += step.running > 0
-        if self._since < rounds_to_plan(self._rounds - self._since) or time.perf_counter() < self._next:
+        if self._since < rounds_to_plan(self._rounds - self._since) or self._clock() < self._next:
             return None
         before = self.plan
         plan = self._replan()
@@ -77,14 +79,14 @@ class Tuner:
 
     def _replan(self, *, admit_rows: bool = False) -> SpeculationPlan:
         """Makes a plan from all evidence so far. admit_rows: a shard's rows are about to take the free slots."""
-        began = time.perf_counter()
+        began = self._clock()
         self._since = 0
         self._observer.add(self._recent.take())
         in_force = self.plan
         if admit_rows and self._observer.admit_rows(queue_depth=self.queue_depth) > MOSTLY_NEW:
             in_force = None
         plan = self._policy.plan(self._observer.policy_inputs(queue_depth=self.queue_depth, plan=in_force))
-        now = time.perf_counter()
+        now = self._clock()
         self.planning_s += now - began
         self._next = now + (now - began) / _SHARE if self._rounds >= REPLAN_ROUNDS else 0.0
         self.plan = plan

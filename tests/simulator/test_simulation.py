@@ -8,16 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from specpipe.cli.main import main
-from specpipe.core import Evidence, ProposerName
+from specpipe.core import ProposerName
 from specpipe.errors import JobError
-from specpipe.simulator.draws import Draws
-from specpipe.simulator.fixed_k import FixedKRuns
-from specpipe.simulator.policy_run import PolicyRun
-from specpipe.simulator.round_log import RoundLog
 from specpipe.simulator.scenarios import BUILT_IN, Scenario, families, load_scenarios
-from specpipe.simulator.simulated_worker import SimulatedWorker
-from specpipe.simulator.simulation import SimulationResult, simulate, simulate_all
-from specpipe.speculation.policies.goodput import Goodput
+from specpipe.simulator.simulation import Simulation, SimulationResult, simulate, simulate_all
+from specpipe.speculation.policies.fixed import Fixed
 
 SCENARIOS = load_scenarios()
 
@@ -69,136 +64,28 @@ def test_scenarios_and_results_depend_on_the_seed_alone() -> None:
     assert simulate(scenario("few rows"), warm_up=500) == simulate(scenario("few rows", among=again), warm_up=500)
 
 
-def play_out(worker: SimulatedWorker, proposer: ProposerName, k: int, most: int) -> tuple[int, float, Evidence]:
-    """Plays a run to its end. Returns the tokens of ended rows, the seconds of the segments and their evidence."""
-    scenario, log = worker.scenario, RoundLog(worker.scenario, worker.draws)
-    tokens, seconds = 0, 0.0
-    while worker.admit():
-        played = worker.play(proposer, k, most)
-        assert 1 <= played.rounds <= most
-        assert played.running.min() > 0 and played.running.max() <= scenario.slots
-        log.add(played, played.seconds.tolist())
-        tokens += int(scenario.output[played.ended].sum())
-        forwards = np.count_nonzero(played.prefills)
-        seconds += float(played.seconds.sum()) + scenario.machine.prefill_s(int(played.prefills.sum()), forwards)
-    return tokens, seconds, log.evidence()
+@pytest.mark.parametrize("family", ["draining queue", "cache of one slow round"])
+def test_oracle_is_never_slower_than_the_best_fixed_k(family: str) -> None:
+    simulation = Simulation(scenario(family))
+    simulation.run(lambda engine: Fixed(k=1, proposer="draft"))
+    choices: list[tuple[ProposerName, int]] = [("none", 0), *(("draft", k) for k in (1, 3, 5))]
+    fixed = [simulation.fixed_s(*choice) for choice in choices]
+    best, *_ = simulation.best_fixed()
+    assert simulation.oracle_s(within_s=float("inf")) <= 1.005 * best
+    assert simulation.oracle_s(within_s=best) <= best <= min(fixed) * 1.002
 
 
-@pytest.mark.parametrize(
-    ("family", "index", "k", "proposer"),
-    [
-        ("draft or n-grams", 1, 2, "draft"),
-        ("draft or n-grams", 1, 5, "ngram"),
-        ("bursts", 0, 5, "draft"),
-        *(
-            pytest.param(*run, marks=pytest.mark.slow)
-            for run in [
-                ("draft or n-grams", 1, 0, "draft"),
-                ("draft or n-grams", 1, 2, "ngram"),
-                ("draft or n-grams", 1, 5, "draft"),
-                ("bursts", 0, 0, "draft"),
-                ("bursts", 0, 2, "draft"),
-                ("bursts", 0, 2, "ngram"),
-                ("bursts", 0, 5, "ngram"),
-            ]
-        ),
-    ],
-)
-def test_simulated_worker_generates_every_token_once(family: str, index: int, k: int, proposer: ProposerName) -> None:
-    chosen = scenario(family, index)
-    draws = Draws(chosen)
-    worker = SimulatedWorker(chosen, draws)
-    tokens, seconds, seen = play_out(worker, proposer, k, most=16)
-    assert tokens == seen.output_tokens == chosen.output.sum()
-    assert seen.rows == len(chosen.output) and seen.input_tokens == chosen.input.sum()
-    assert worker.seconds == pytest.approx(seconds)
-    assert worker.queue_depth == 0
-
-    by_round = SimulatedWorker(chosen, draws)
-    assert play_out(by_round, proposer, k, most=1)[2].verified == seen.verified
-    assert (by_round.rounds, by_round.seconds) == (worker.rounds, pytest.approx(worker.seconds))
-
-
-@pytest.mark.parametrize(
-    "family", ["bursts", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixed rows", "draft or n-grams"))]
-)
-def test_segments_lead_to_the_same_plans_as_single_rounds(family: str) -> None:
-    chosen = scenario(family)
-    draws = Draws(chosen)
-    runs = [
-        PolicyRun(chosen, SimulatedWorker(chosen, draws), Goodput(k=5, proposers=chosen.proposers)) for _ in range(2)
-    ]
-    single, together = runs
-    reasons: dict[int, str] = {}
-    while single.worker.rounds < 400 and single.step(1):
-        reasons[single.worker.rounds] = single.plan.reason
-    while together.worker.rounds < 400 and together.step(400 - together.worker.rounds):
-        assert together.plan.reason == reasons[together.worker.rounds]
-    assert together.worker.rounds == single.worker.rounds
-    assert together.worker.seconds == pytest.approx(single.worker.seconds)
-
-
-def test_measured_acceptance_equals_that_of_the_dataset() -> None:
-    chosen = scenario("useless draft")
-    _, _, seen = play_out(SimulatedWorker(chosen, Draws(chosen)), "draft", 3, most=16)
-    assert seen.verified["draft"].accepted_tokens == 0 < seen.verified["draft"].draft_tokens
-    middle = next(s for s in SCENARIOS if s.family == "draining queue" and s.slots == 256)
-    _, _, seen = play_out(SimulatedWorker(middle, Draws(middle)), "draft", 3, most=16)
-    assert seen.verified["draft"].conditional == pytest.approx(middle.accepts["draft"][0, :3], abs=0.02)
-
-
-def test_rows_get_drafts_only_after_catching_up() -> None:
-    chosen = scenario("draining queue")
-    worker = SimulatedWorker(chosen, Draws(chosen))
-    worker.admit()
-    worker.play("none", 0)
-    log = RoundLog(chosen, worker.draws)
-    played = worker.play("draft", 2)
-    log.add(played, played.seconds.tolist())
-    assert 0 < played.prefills.sum() <= chosen.prefill_budget
-    assert played.lacks_draft is not None and len(played.ended) == 0
-    assert log.evidence().verified["draft"].drafts == np.count_nonzero(worker.behind == 0)
-
-
-def test_rounds_stay_plain_until_enough_rows_caught_up() -> None:
-    chosen = scenario("draining queue")
-    worker = SimulatedWorker(chosen, Draws(chosen))
-    worker.admit()
-    worker.play("none", 0)
-    waited = 0
-    while (played := worker.play("draft", 2, 16, least_ready=0.9)).k == 0:
-        assert (played.rounds, played.proposer) == (1, "none") and played.prefills[0] > 0
-        waited += 1
-    assert waited > 3
-    assert played.lacks_draft is None or np.count_nonzero(played.lacks_draft) <= 0.1 * played.running[0]
-
-
-def test_active_draft_reads_prompts_beside_the_target() -> None:
-    chosen = scenario("draining queue")
-    worker = SimulatedWorker(chosen, Draws(chosen))
-    worker.admit()
-    prompts = chosen.input[worker.rows].sum()
-    played = worker.play("draft", 2, 16)
-    assert played.lacks_draft is None and played.prefills[0] == prompts > chosen.prefill_budget
-
-
-@pytest.mark.parametrize(("family", "index"), [("bursts", 0), ("few rows", 1), ("draft or n-grams", 0)])
-def test_fixed_k_seconds_equal_those_of_played_rounds(family: str, index: int) -> None:
-    chosen = scenario(family, index)
-    worker = SimulatedWorker(chosen, Draws(chosen))
-    while worker.rounds < 50 and worker.admit():
-        worker.play("none", 0, 5)
-    start = worker.fork().caught_up()
-    fixed_k = FixedKRuns(start)
-    played: dict[tuple[ProposerName, int], float] = {}
-    for choice in [("none", 0), *((who, k) for who in chosen.proposers for k in (1, 5))]:
-        one = start.fork()
-        while one.admit():
-            one.play(*choice, 16)
-        played[choice] = one.seconds
-        assert fixed_k.seconds(choice) == pytest.approx(one.seconds, rel=2e-5)
-    best = min(played, key=played.__getitem__)
-    assert fixed_k.best(played) == (pytest.approx(played[best], rel=2e-5), best)
+def test_later_runs_repeat_the_warm_up_of_the_first() -> None:
+    simulation = Simulation(scenario("few rows"), warm_up=200)
+    reports: list[list[tuple[int, int, float]]] = [[], []]
+    for k, seen in zip((2, 4), reports, strict=True):
+        simulation.run(
+            lambda engine, k=k: Fixed(k=k, proposer="draft"),
+            on_step=lambda step, seen=seen: seen.append((step.k, step.running, step.round_s)),
+        )
+    first, second = reports
+    assert first[:200] == second[:200]
+    assert {k for k, *_ in first} <= {2, 0} and {k for k, *_ in second[-100:]} <= {4, 0}
 
 
 SMALL = """

@@ -6,7 +6,7 @@ import dataclasses
 import heapq
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -35,10 +35,17 @@ class Dispatcher:
     """Keeps every worker supplied with shards. Constant work per shard, whatever the number of workers."""
 
     def __init__(
-        self, tasks: TaskQueue, fleet: Fleet, policy: Policy, estimates: RunEstimates, config: DriverConfig
+        self,
+        tasks: TaskQueue,
+        fleet: Fleet,
+        policy: Policy,
+        estimates: RunEstimates,
+        config: DriverConfig,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """now: the driver's clock (`EventQueue.now`)."""
         self._tasks, self._fleet, self._policy, self._estimates = tasks, fleet, policy, estimates
-        self._config = config
+        self._config, self._now = config, now
         self._available: dict[str, Member] = {}
         """Workers that may take another shard, by name."""
         self._holders: dict[int, list[Member]] = {}
@@ -53,7 +60,7 @@ class Dispatcher:
 
     def plan(self, member: Member) -> SpeculationPlan:
         """Returns the policy's plan for a worker, or a recent one for a queue depth within 5 %."""
-        depth, now = self._fleet.queue_depth(member, self._tasks.rows), time.monotonic()
+        depth, now = self._fleet.queue_depth(member, self._tasks.rows), self._now()
         if now - self._window_began >= _WINDOW_S:
             self._window_began, self._window_plans, self._plans = now, 0, {}
         key = self._estimates.hardware(member.name), round(20 * math.log1p(depth))
@@ -134,7 +141,7 @@ class Dispatcher:
         if not idle:
             return
         limit_s = max(self._config.backup_s, self._seconds / max(1, self._finished))
-        now = time.monotonic()
+        now = self._now()
         slow = [
             (task.assigned_at, task.shard.index, holder, task)
             for holder in self._fleet.ready.values()
@@ -153,7 +160,7 @@ class Dispatcher:
     def finished(self, member: Member, task: Task) -> None:
         """Records a published shard. Another worker that runs a copy becomes available; its report is ignored."""
         self._finished += 1
-        self._seconds += time.monotonic() - task.assigned_at
+        self._seconds += self._now() - task.assigned_at
         for holder in self._holders.pop(task.shard.index, ()):
             if holder is not member and (other := holder.tasks.get(task.shard.index)) is not None:
                 self._fleet.release(holder, other, finished=False)

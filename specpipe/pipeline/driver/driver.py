@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -42,21 +41,23 @@ class Driver:
         earlier: EarlierProgress | None = None,
         observers: Observers | None = None,
         estimates: RunEstimates | None = None,
+        events: EventQueue | None = None,
     ) -> None:
         """`shards`: those to run, in order. `failed_rows`: for shards of which only the failed rows run again, the
         number of these rows by shard. `earlier`: what was published before. `estimates`: acceptance and costs, updated
-        from reports; new ones by default."""
+        from reports; new ones by default. `events`: queue and clock; those of a run by default."""
         self._config = config
         self._observers = observers or Observers()
         self._estimates = estimates or RunEstimates(slots=config.settings.slots, proposers=())
         self._tasks = TaskQueue(shards, failed_rows)
-        self._fleet = Fleet(pool)
-        self._progress = ProgressTracker(earlier or EarlierProgress(), self._tasks, self._fleet)
-        self._dispatcher = Dispatcher(self._tasks, self._fleet, policy, self._estimates, config)
-        self._events = EventQueue()
+        self._events = events or EventQueue()
+        now = self._now = self._events.now
+        self._fleet = Fleet(pool, now)
+        self._progress = ProgressTracker(earlier or EarlierProgress(), self._tasks, self._fleet, now)
+        self._dispatcher = Dispatcher(self._tasks, self._fleet, policy, self._estimates, config, now)
         self._draining = False
         self._limits = RetryLimits(config.workers)
-        self._unplaced_since = time.monotonic()
+        self._unplaced_since = self._now()
         self.result = DriverResult(workers=self._fleet.infos, maybe_published=self._dispatcher.maybe_published)
 
     def drain(self) -> None:
@@ -76,9 +77,9 @@ class Driver:
             next_poll = 0.0
             while self._is_busy():
                 self._events.run(until=next_poll)
-                if time.monotonic() >= next_poll:
+                if self._now() >= next_poll:
                     self._poll()
-                    next_poll = time.monotonic() + self._config.poll_s
+                    next_poll = self._now() + self._config.poll_s
                 if not self._draining:
                     self._await_reports(self._dispatcher.dispatch())
             self.result.interrupted = self._draining and bool(self._tasks)
@@ -203,7 +204,7 @@ class Driver:
         self._show_progress()
 
     def _warn_if_unplaced(self) -> None:
-        now = time.monotonic()
+        now = self._now()
         if any(member.placed for member in self._fleet.members.values()):
             self._unplaced_since = now
         elif now - self._unplaced_since > _UNPLACED_WARNING_S:
@@ -236,11 +237,11 @@ class Driver:
 
     def _collect_final_statuses(self) -> None:
         """Requests the final status of every worker, with the end of its timeline, and waits a limited time."""
-        limit = time.monotonic() + _FINAL_STATUS_S
+        limit = self._now() + _FINAL_STATUS_S
         self._request_statuses(final=True)
         members = self._fleet.ready.values()
-        while any(member.status_requested_at is not None for member in members) and time.monotonic() < limit:
-            self._events.run(until=min(limit, time.monotonic() + 0.1))
+        while any(member.status_requested_at is not None for member in members) and self._now() < limit:
+            self._events.run(until=min(limit, self._now() + 0.1))
         self._show_progress()
 
     def _show_progress(self) -> None:

@@ -11,13 +11,17 @@ from typing import Any
 
 
 class EventQueue:
-    """A queue of callbacks, run in order of arrival.
+    """A queue of callbacks, run in order of arrival, and the driver's clock.
 
     `on_done` and `wake` may be called from any thread, and `wake` from signal handlers; `run` has one caller.
     """
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def now(self) -> float:
+        """Returns the seconds of a clock that never goes back, by which the driver measures intervals."""
+        return time.monotonic()
 
     def on_done(self, future: Future[Any], callback: Callable[[Future[Any]], None]) -> None:
         """Queues `callback(future)` for when the future completes."""
@@ -28,9 +32,9 @@ class EventQueue:
         self._events.put(lambda: None)
 
     def run(self, *, until: float) -> None:
-        """Runs all queued callbacks; waits for the first until `until` (`time.monotonic`). Raises what they raise."""
+        """Runs all queued callbacks; waits for the first until `until` (`now`). Raises what they raise."""
         try:
-            self._events.get(timeout=max(0.0, until - time.monotonic()))()
+            self._events.get(timeout=max(0.0, until - self.now()))()
             while True:
                 self._events.get_nowait()()
         except queue.Empty:

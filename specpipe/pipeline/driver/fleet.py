@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -30,7 +31,7 @@ class Member:
     status: WorkerStatus | None = None
     """Latest status."""
     status_requested_at: float | None = None
-    """Time of the status request in flight (`time.monotonic`)."""
+    """Time of the status request in flight (`EventQueue.now`)."""
     last_second: int = 0
     """Unix second of the latest timeline interval received."""
 
@@ -54,8 +55,9 @@ class Member:
 class Fleet:
     """All workers of a run. A replacement gets a new name, so that late messages of its predecessor are recognised."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, now: Callable[[], float] = time.monotonic) -> None:
+        """now: the driver's clock (`EventQueue.now`)."""
+        self._pool, self._now = pool, now
         self._spawned: dict[int, int] = {}
         """Number of workers spawned so far, by index."""
         self.members: dict[str, Member] = {}
@@ -83,7 +85,7 @@ class Fleet:
 
     def assign(self, member: Member, task: Task) -> None:
         """Records that the worker holds the task."""
-        task.assigned_at = time.monotonic()
+        task.assigned_at = self._now()
         member.tasks[task.shard.index] = task
         member.assigned_rows += task.rows
         self.in_flight += 1
@@ -127,14 +129,14 @@ class Fleet:
         in_flight = len(members) - len(candidates)
         requests = []
         for member in candidates[: len(candidates) if final else max(0, _MAX_STATUS_REQUESTS - in_flight)]:
-            member.status_requested_at = time.monotonic()
+            member.status_requested_at = self._now()
             self.ready[member.name] = self.ready.pop(member.name)  # to the end
             requests.append((member, member.handle.status(member.last_second, final)))
         return requests
 
     def stalled(self, limit_s: float) -> list[tuple[Member, str]]:
         """Returns the workers whose engine step or answer has taken longer than `limit_s` seconds, with the reason."""
-        now = time.monotonic()
+        now = self._now()
         found: list[tuple[Member, str]] = []
         for member in self.ready.values():
             if member.status_requested_at is not None and now - member.status_requested_at > limit_s:

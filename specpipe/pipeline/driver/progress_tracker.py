@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -40,7 +40,14 @@ class EarlierProgress:
 class ProgressTracker:
     """Sums the reports of published shards and takes snapshots of the whole run."""
 
-    def __init__(self, earlier: EarlierProgress, tasks: TaskQueue, fleet: Fleet) -> None:
+    def __init__(
+        self,
+        earlier: EarlierProgress,
+        tasks: TaskQueue,
+        fleet: Fleet,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """now: the driver's clock (`EventQueue.now`)."""
         self._tasks, self._fleet = tasks, fleet
         self._acceptance = earlier.acceptance
         self._published = earlier.shards
@@ -48,7 +55,7 @@ class ProgressTracker:
         self._total_rows = tasks.rows + earlier.rows
         self._total_shards = len(tasks) + earlier.shards
         self._tokens, self._rows = Speed(), Speed()
-        self._began = time.monotonic()
+        self._now, self._began = now, now()
         self.retries = self.lost_workers = 0
 
     def shard_published(self, report: ShardReport, rows: int) -> None:
@@ -64,7 +71,7 @@ class ProgressTracker:
         statuses = [member.status for member in members if member.status is not None]
         unreported = sum(max(0, member.status.rows_done - member.reported_rows) for member in members if member.status)
         done = min(self._total_rows, self._done_rows + unreported)
-        now = time.monotonic()
+        now = self._now()
         self._rows.add(now, done)
         self._tokens.add(now, sum(status.output_tokens for status in statuses))
         rows_per_s = self._rows.per_second

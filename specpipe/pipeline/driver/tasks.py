@@ -26,7 +26,7 @@ class Task:
     failed_rows: int | None = None
     """Number of published rows to run again, those with an error; None for all rows of the shard."""
     assigned_at: float = 0.0
-    """Time of the current assignment (`time.monotonic`)."""
+    """Time of the current assignment (`EventQueue.now`)."""
 
     @property
     def rows(self) -> int:

@@ -25,7 +25,7 @@ from specpipe.pipeline.messages import EngineGauges, ShardOrder, WorkerInfo, Wor
 from specpipe.pipeline.store.ledger import done_record
 from specpipe.pipeline.worker.config import WorkerConfig
 from specpipe.pipeline.worker.engine_host import EngineHost
-from specpipe.pipeline.worker.engine_loop import WARM_UP_SHARD
+from specpipe.pipeline.worker.engine_steps import WARM_UP_SHARD
 from specpipe.pipeline.worker.failed_rows import FailedRows
 from specpipe.pipeline.worker.shard_reader import ShardReader
 from specpipe.telemetry.engine_totals import EngineTotals

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import pytest
 from support.fake_pool import FakePool, driver_config, shards
 
 from specpipe.core import SpeculationPlan
@@ -27,23 +24,16 @@ class Counting:
         return SpeculationPlan(ks=(2,), proposer="draft", queue_depth=situation.queue_depth, reason="counted")
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    clock = SimpleNamespace(now=1000.0)
-    clock.monotonic = lambda: clock.now
-    for module in ("dispatcher", "fleet"):
-        monkeypatch.setattr(f"specpipe.pipeline.driver.{module}.time", clock)
-    return clock
-
-
 class Hall:
     """Ready workers whose shards never end by themselves."""
 
     def __init__(self, workers: int, tasks: TaskQueue) -> None:
-        self.tasks, self.policy, self.fleet = tasks, Counting(), Fleet(FakePool(lambda worker, order: None))
+        self.now = 1000.0
+        pool = FakePool(lambda worker, order: None)
+        self.tasks, self.policy, self.fleet = tasks, Counting(), Fleet(pool, lambda: self.now)
         estimates = RunEstimates(slots=4, proposers=())
         config = driver_config(workers=workers, backup_s=10.0)
-        self.dispatcher = Dispatcher(tasks, self.fleet, self.policy, estimates, config)
+        self.dispatcher = Dispatcher(tasks, self.fleet, self.policy, estimates, config, lambda: self.now)
         self.members = [self.fleet.spawn(index) for index in range(workers)]
         for member in self.members:
             self.fleet.add_ready(member, WorkerInfo(facts={}))
@@ -60,17 +50,17 @@ class Hall:
         self.dispatcher.mark_available(member)
 
 
-def test_plans_within_a_window_are_shared(clock: SimpleNamespace) -> None:
+def test_plans_within_a_window_are_shared() -> None:
     hall = Hall(1, TaskQueue(shards(3)))
     for _ in range(100):
         hall.dispatcher.plan(hall.members[0])
     assert hall.policy.plans == 20
-    clock.now += 0.2
+    hall.now += 0.2
     hall.dispatcher.plan(hall.members[0])
     assert hall.policy.plans == 21, "a moment later it looks again"
 
 
-def test_suspect_waits_for_one_worker_while_others_continue(clock: SimpleNamespace) -> None:
+def test_suspect_waits_for_one_worker_while_others_continue() -> None:
     hall = Hall(3, TaskQueue(shards(20)))
     hall.dispatch()
     first, second, third = hall.members
@@ -89,18 +79,18 @@ def test_suspect_waits_for_one_worker_while_others_continue(clock: SimpleNamespa
     assert hall.dispatch() == [(first.name, suspect.shard.index)] and first.runs_suspect
 
 
-def test_backup_waits_for_the_mean_shard_duration(clock: SimpleNamespace) -> None:
+def test_backup_waits_for_the_mean_shard_duration() -> None:
     hall = Hall(2, TaskQueue(shards(3)))
     slow, quick = hall.members
     assert hall.dispatch() == [(slow.name, 0), (slow.name, 1), (quick.name, 2)]
-    clock.now += 100
+    hall.now += 100
     hall.finish(quick)  # the mean is 100 s now
 
     def copies() -> list[Dispatched]:
         return list(hall.dispatcher.dispatch_backups())
 
     assert not copies(), "both have been running for no longer than that"
-    clock.now += 1
+    hall.now += 1
     (copy,) = copies()
     assert (copy.member, copy.task.shard.index, copy.task.attempt) == (quick, 0, 2)
     assert hall.dispatcher.maybe_published == {0}

@@ -7,7 +7,8 @@ from support.fake_workers import wait_for
 
 from specpipe.core import EngineConfig, Request, SamplingParams, SpeculationPlan, StepReport
 from specpipe.pipeline.failures import EngineError
-from specpipe.pipeline.worker.engine_loop import WARM_UP_SHARD, EngineLoop
+from specpipe.pipeline.worker.engine_loop import EngineLoop
+from specpipe.pipeline.worker.engine_steps import WARM_UP_SHARD
 from specpipe.speculation.estimates.observer import Priors
 from specpipe.speculation.policies.fixed import Fixed
 from specpipe.speculation.tuner import Tuner

@@ -1,0 +1,139 @@
+"""The simulated engine keeps what a real engine promises: rows end once, tokens and seconds add up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specpipe.core import AcceptanceCounts, ProposerName, SpeculationPlan, StepReport
+from specpipe.simulator.draws import Draws
+from specpipe.simulator.engine import SimulatedEngine
+from specpipe.simulator.measurement import Measurement
+from specpipe.simulator.scenarios import Scenario, load_scenarios
+
+FEW_ROWS = next(s for s in load_scenarios() if s.family == "draft or n-grams" and s.slots == 16)
+
+
+def small(rows: int = 40, **changes: object) -> Scenario:
+    """Returns the first rows of a scenario with the draft model and n-grams."""
+    cut = {name: getattr(FEW_ROWS, name)[:rows] for name in ("shard", "kind", "input", "output")}
+    return replace(FEW_ROWS, **cut, **changes)
+
+
+def plan(k: int, proposer: ProposerName = "draft", least_ready: float = 0.0) -> SpeculationPlan:
+    return SpeculationPlan(ks=(k,), proposer=proposer, queue_depth=0.0, reason="test", least_ready=least_ready)
+
+
+def engine_of(scenario: Scenario, pages: int | None = None) -> SimulatedEngine:
+    return SimulatedEngine(scenario, Draws(scenario), Measurement(scenario), pages=pages)
+
+
+def play(engine: SimulatedEngine, *, check: bool = False) -> list[StepReport]:
+    steps = []
+    while (step := engine.step()) is not None:
+        if check:
+            engine.check_integrity()
+        steps.append(step)
+    return steps
+
+
+def submitted(scenario: Scenario, first: SpeculationPlan, pages: int | None = None) -> SimulatedEngine:
+    engine = engine_of(scenario, pages)
+    for shard in scenario.requests():
+        engine.submit(shard, first)
+    return engine
+
+
+@pytest.mark.parametrize(("k", "proposer"), [(0, "draft"), (2, "draft"), (5, "ngram")])
+def test_every_row_ends_once_with_all_its_tokens(k: int, proposer: ProposerName) -> None:
+    scenario = small()
+    engine = submitted(scenario, plan(k, proposer))
+    steps = play(engine, check=True)
+    ended = [row for step in steps for row in step.completions]
+    assert sorted(row.request.seed for row in ended) == list(range(len(scenario.output)))
+    assert all(len(row.token_ids) == scenario.output[row.request.seed] for row in ended)
+    emitted = sum(part.emitted_tokens for step in steps for part in step.shards.values())
+    assert emitted == scenario.output.sum()
+    prefilled = sum(part.prefill_tokens for step in steps for part in step.shards.values())
+    assert prefilled == (scenario.input - 1).sum()
+    assert engine.running == engine.waiting == engine.kv_pages_used == 0
+    assert {(step.k, step.proposer) for step in steps if step.running} <= {(k, proposer if k else "none"), (0, "none")}
+
+
+def test_seconds_equal_the_sum_over_rounds_of_an_undisturbed_machine() -> None:
+    scenario = small()
+    engine = submitted(scenario, plan(3))
+    steps = play(engine)
+    machine = scenario.machine
+    rounds = [machine.seconds(step.proposer, step.k, step.running, step.context) for step in steps if step.running]
+    prefills = [machine.prefill_s(step.draft_prefill_tokens, 1.0) for step in steps if step.draft_prefill_tokens]
+    assert engine.seconds == pytest.approx(sum(rounds) + sum(prefills))
+    assert engine.rounds == len(rounds)
+    measured = [step.round_s for step in steps if step.running]
+    assert sum(measured) == pytest.approx(sum(rounds), rel=0.03)
+    assert max(abs(m / r - 1) for m, r in zip(measured, rounds, strict=True)) > 0.01
+
+
+def test_preempted_rows_continue_and_end_with_the_same_tokens() -> None:
+    scenario = small(page_size=64)
+    engine = submitted(scenario, plan(2), pages=60)
+    steps = play(engine, check=True)
+    assert sum(part.preemptions for step in steps for part in step.shards.values()) > 0
+    ended = Counter(row.request.seed for step in steps for row in step.completions)
+    assert ended == dict.fromkeys(range(len(scenario.output)), 1)
+    assert sum(p.emitted_tokens for step in steps for p in step.shards.values()) == scenario.output.sum()
+
+
+def test_pages_of_a_row_or_of_few_tokens_lead_to_the_same_steps() -> None:
+    whole, few = (play(submitted(small(page_size=size), plan(2))) for size in (0, 64))
+    assert [step.shards for step in whole] == [step.shards for step in few]
+    assert [step.round_s for step in whole] == [step.round_s for step in few]
+
+
+def test_rows_get_drafts_only_after_catching_up() -> None:
+    scenario = small()
+    engine = submitted(scenario, plan(0))
+    for _ in range(30):
+        engine.step()
+    engine.submit([], plan(2))
+    step = engine.step()
+    assert step is not None and 0 < step.draft_prefill_tokens <= scenario.prefill_budget
+    counts = sum((part.verified for part in step.shards.values()), AcceptanceCounts())
+    assert 0 < counts.drafts < step.running
+
+
+def test_rounds_stay_plain_until_enough_rows_caught_up() -> None:
+    engine = submitted(small(), plan(0))
+    for _ in range(30):
+        engine.step()
+    engine.submit([], plan(2, least_ready=0.9))
+    steps = [engine.step() for _ in range(8)]
+    ks = [step.k for step in steps if step is not None]
+    assert ks[0] == 0 and ks[-1] == 2 and ks == sorted(ks)
+
+
+def test_measured_acceptance_equals_that_of_the_dataset() -> None:
+    middle = next(s for s in load_scenarios() if s.family == "draining queue" and s.slots == 256)
+    steps = play(submitted(middle, plan(3)))
+    counts = sum((part.verified for step in steps for part in step.shards.values()), AcceptanceCounts())
+    assert counts.conditional == pytest.approx(middle.accepts["draft"][0, :3], abs=0.02)
+    assert counts.recovered_tokens + counts.bonus_tokens == counts.drafts
+
+
+def test_neighbours_and_first_rounds_change_measured_seconds_only() -> None:
+    quiet = small(rows=200)
+    busy, slow = replace(quiet, neighbours=True), replace(quiet, slow_first_rounds=True)
+    runs = []
+    for scenario in (quiet, busy, slow):
+        engine = submitted(scenario, plan(2))
+        measured = [step.round_s for step in play(engine) if step.running]
+        runs.append((engine.seconds, measured))
+    (quiet_s, base), (busy_s, doubled), (slow_s, first) = runs
+    assert 0 < quiet_s == busy_s == slow_s
+    ratios = np.array(doubled) / base
+    assert 0.1 < np.mean(ratios > 1.5) < 0.6 and ratios.min() == pytest.approx(1)
+    assert first[0] == pytest.approx(10 * base[0])
+    assert np.mean(np.array(first) > 9 * np.array(base)) < 0.1
