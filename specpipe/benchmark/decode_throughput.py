@@ -50,9 +50,11 @@ class DecodeResult:
 def measure_decode(engine: Engine, bench: EngineBench, batch: int, k: int) -> DecodeResult:
     """Measures one batch size and K on an engine whose graphs are captured (`Engine.prepare`)."""
     vocab = engine.target.vocab_size
-    run_requests(engine, random_requests([(bench.prompt_tokens, 8)] * batch, vocab), k)  # warm-up
-    one_token_s, _ = run_requests(engine, random_requests([(bench.prompt_tokens, 1)] * batch, vocab), k)
-    total_s, steps = run_requests(engine, random_requests([(bench.prompt_tokens, bench.new_tokens)] * batch, vocab), k)
+    lengths = [[(bench.prompt_tokens, new)] * batch for new in (8, 1, bench.new_tokens)]
+    warm_up, one_token, whole = (random_requests(rows, vocab, batch, k, run) for run, rows in enumerate(lengths))
+    run_requests(engine, warm_up, k)
+    one_token_s, _ = run_requests(engine, one_token, k)
+    total_s, steps = run_requests(engine, whole, k)
     prefill_s = one_token_s + sum(step.draft_prefill_s for step in steps)
     # Rounds with all rows decoding: neither the prefill at the start nor the tail at the end.
     rounds = [step for step in steps if step.running == batch and "prefill" not in step.phases][2:-8] or steps
@@ -90,7 +92,8 @@ def _profile(engine: Engine, bench: EngineBench, batch: int, k: int) -> RoundPro
     # As many tokens as these rounds can emit, including the rounds that initialise the profiler.
     tokens = (bench.profiled_rounds + 2 * warm_up) * (k + 1)
     new_tokens = min(tokens, bench.max_model_len - bench.prompt_tokens)
-    engine.submit(random_requests([(bench.prompt_tokens, new_tokens)] * batch, engine.target.vocab_size), fixed_plan(k))
+    rows = random_requests([(bench.prompt_tokens, new_tokens)] * batch, engine.target.vocab_size, batch, k)
+    engine.submit(rows, fixed_plan(k))
     decoding = 0
     while decoding < warm_up:
         step = engine.step()
@@ -114,12 +117,13 @@ def measure_all(engine: Engine, bench: EngineBench) -> Iterator[DecodeResult]:
 def measure_mixed_job(engine: Engine, k: int) -> MixedJobResult:
     """Measures MIXED_ROWS rows of random lengths with a fixed K, prefill included.
 
-    All prompts run once before with two new tokens each: cuBLAS loads a kernel on the first call with its shape.
+    Prompts of the same lengths run once before, two new tokens each: cuBLAS loads a kernel on the first call with its
+    shape.
     """
     random, vocab = np.random.default_rng(0), engine.target.vocab_size
     shortest, longest = MIXED_LENGTHS
     lengths = [tuple(pair) for pair in random.integers(shortest, longest + 1, (MIXED_ROWS, 2)).tolist()]
-    run_requests(engine, random_requests([(prompt, 2) for prompt, _ in lengths], vocab), k)
-    seconds, steps = run_requests(engine, random_requests(lengths, vocab), k)
+    run_requests(engine, random_requests([(prompt, 2) for prompt, _ in lengths], vocab, k, 0), k)
+    seconds, steps = run_requests(engine, random_requests(lengths, vocab, k, 1), k)
     tokens = sum(part.emitted_tokens for step in steps for part in step.shards.values())
     return MixedJobResult(mixed_k=k, tokens_per_s=tokens / seconds)

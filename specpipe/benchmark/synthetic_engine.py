@@ -68,9 +68,12 @@ def _runner(model: Any, config: EngineConfig, *, fp8: bool) -> ModelRunner:
     )
 
 
-def random_requests(lengths: Sequence[tuple[int, int]], vocab_size: int) -> list[Request]:
-    """Returns greedy rows of random tokens, one for each (prompt length, number of new tokens) in `lengths`."""
-    random = np.random.default_rng(0)
+def random_requests(lengths: Sequence[tuple[int, int]], vocab_size: int, *seed: int) -> list[Request]:
+    """Returns greedy rows of random tokens, one for each (prompt length, number of new tokens) in `lengths`.
+
+    seed: rows of another seed share no tokens with these, so that an engine that saw them has nothing cached.
+    """
+    random = np.random.default_rng(seed)
     return [
         Request(
             request_id=str(row),
