@@ -11,13 +11,13 @@ import dataclasses
 import json
 import os
 import pickle
-import resource
 import sys
 import time
 from pathlib import Path
 
 import pyarrow as pa
 from support.fake_pool import FakePool, FakeWorker, driver_config, report, shards
+from support.peak_memory import peak_mib
 from support.shard_records import random_record
 
 from specpipe.core import CostPoint, Evidence, Shard, ShardReport
@@ -52,10 +52,6 @@ class _DiscardingList(list[object]):
 
     def append(self, item: object) -> None:
         pass
-
-
-def peak_mib() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def drive(count: int, policy_name: str) -> dict[str, float]:

@@ -205,12 +205,13 @@ def test_any_record_is_written_or_counted(records: list[object], take: str | Non
 
 
 _CONVERT = """
-import resource, sys
+import sys
 from specpipe.data.conversion.convert_chats import convert_chats
+from support.peak_memory import peak_mib
 warm = convert_chats(sys.argv[1], "warm.parquet", take="all")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_mib()
 report = convert_chats(sys.argv[2], "big.parquet", take="all")
-print(report.written, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+print(report.written, peak_mib() - before)
 """
 
 
@@ -223,8 +224,9 @@ def test_memory_does_not_grow_with_the_file() -> None:
             file.writelines(f",\n{record}" for _ in range(count - 1))
             file.write("]")
     done = subprocess.run(
-        [sys.executable, "-c", _CONVERT, "small.json", "big.json"], capture_output=True, text=True, timeout=250
-    )
+        [sys.executable, "-c", _CONVERT, "small.json", "big.json"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     written, grown_mib = map(int, done.stdout.split())
     assert written == 50_000 and os.path.getsize("big.json") > 500 << 20

@@ -14,13 +14,13 @@ import pytest
 _ROWS, _BYTES = 240_000, 5_000
 
 _RUN = """
-import resource, sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from support.fake_engine import FakeEngine
 from support.byte_encoder import Encoded
 from support.fake_workers import InProcessBackend, make_job
+from support.peak_memory import peak_mib
 
 from specpipe.pipeline.worker.build import make_builder
 from specpipe.pipeline.worker.config import WorkerParts
@@ -43,7 +43,7 @@ def run(out, *overrides):
     settings = ("workers.slots=64", "workers.shard_tokens=1000000", "sampling.max_new_tokens=1", f"output.path={out}")
     job = make_job(Path("."), "output.keep_columns=[tag]", *settings, *overrides)
     summary = execute(job, backend=InProcessBackend(build_parts=build_parts)).summary
-    return summary["completed"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return summary["completed"], peak_mib()
 
 
 print(*run("few", "data.limit=20000"), *run("all"))
