@@ -23,6 +23,7 @@ from triton.runtime import driver, jit
 from specpipe_kernels import (
     Bounds,
     Penalties,
+    PrefixArgs,
     Purpose,
     RejectionOutput,
     SamplingTensors,
@@ -178,7 +179,9 @@ def attend(dtype: torch.dtype, head_dim: int, queries: int, rows: int) -> None:
     starts = torch.zeros(rows, dtype=torch.int64)
     index = write_index(tables, cu_queries, starts, rows * queries, 64)
     store_kv(query[:, :2], query[:, :2], pages, pages, index)
-    for options in ({}, {"window": 24, "softcap": 30.0, "sinks": torch.zeros(8, dtype=dtype)}):
+    none = torch.zeros(rows, dtype=torch.int64)
+    prefix = PrefixArgs(none, none, none[: rows // 2 + 1].clone())
+    for options in ({}, {"window": 24, "softcap": 30.0, "sinks": torch.zeros(8, dtype=dtype)}, {"prefix": prefix}):
         paged_attention(query, pages, pages, tables, cu_queries, starts, max_queries=queries, scale=0.1, **options)
         if dtype == torch.bfloat16 and rows == 2:  # Triton's pipeline must keep two pages in flight
             assert shared["_paged_attention_kernel"] >= 2 * 2 * 64 * head_dim * 2, shared

@@ -159,6 +159,21 @@ class SplitParts(NamedTuple):
     """[T] int32 counters, 0 between launches."""
 
 
+class PrefixParts(NamedTuple):
+    """Parts of the online softmax over shared pages, by split; all None without them. M tokens, R rows."""
+
+    pages: Tensor | None
+    """[R] int64: shared pages of each row; 0 for a row in no group, which has no parts."""
+    chunk: Tensor | None
+    """[1] int32: blocks of keys in a split; a row has as many splits as its shared pages take."""
+    acc: Tensor | None
+    """[SPLITS, M, Hq, D of values] fp32: accumulators."""
+    top: Tensor | None
+    """[SPLITS, M, Hq] fp32: largest base-2 logits."""
+    total: Tensor | None
+    """[SPLITS, M, Hq] fp32: sums of exponentials."""
+
+
 class AttentionSizes(NamedTuple):
     """Sizes of attention; compile-time constants."""
 

@@ -20,15 +20,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specpipe_kernels.layers.layer_args import AttentionSizes, LogitArgs, PageArgs, QueryArgs, SplitParts
+from specpipe_kernels.layers.attention_blocks import (
+    STAGE_BYTES,
+    add_block,
+    load_block,
+    load_page,
+    load_queries,
+    merge_part,
+    scale_logits,
+)
+from specpipe_kernels.layers.layer_args import (
+    AttentionSizes,
+    LogitArgs,
+    PageArgs,
+    PrefixParts,
+    QueryArgs,
+    SplitParts,
+)
+from specpipe_kernels.layers.prefix_attention import attend_prefixes
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
 from specpipe_kernels.types import PrefixArgs
 
+NO_PREFIX = PrefixParts(None, None, None, None, None)
 LOG2E = tl.constexpr(math.log2(math.e))
-STAGE_BYTES = 160 * 1024  # of shared memory for pages in flight; an H100 or H200 has 227 KB a block, an A100 163 KB
 
 
 @triton.jit
@@ -59,65 +76,16 @@ def _zero_unowned(
 
 
 @triton.jit
-def _logits(s, scale, softcap, position, last, kv, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
+def _masked_logits(s, logits, position, last, kv, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
     """Returns base-2 logits [BLOCK_M, BLOCK_N] of products s, -inf where the mask hides the key.
 
-    The host folds log2(e) into the factors. last [BLOCK_M]: the last existing key that each query attends to.
+    last [BLOCK_M]: the last existing key that each query attends to.
     """
-    s *= scale
-    if SOFTCAP:
-        s = softcap * (1.0 - 2.0 / (tl.exp(2.0 * s) + 1.0))  # softcap * tanh(s)
+    s = scale_logits(s, logits, SOFTCAP)
     seen = kv[None, :] <= last[:, None]
     if WINDOW > 0:
         seen &= kv[None, :] > position[:, None] - WINDOW
     return tl.where(seen, s, float("-inf"))
-
-
-@triton.jit
-def _page(table, block, width, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns the page that holds a block of keys; the trash page beyond the table."""
-    column = block * BLOCK_N // PAGE_SIZE
-    return tl.load(table + column, mask=column < width, other=0)
-
-
-@triton.jit
-def _load_queries(queries, token, head, valid, SIZES: tl.constexpr):
-    """Returns the queries [BLOCK_M, K_PAD] of the entries (token, head); 0 where not valid."""
-    dim = tl.arange(0, SIZES.k_pad)
-    at = queries.query + token[:, None] * queries.stride_n + head[:, None] * queries.stride_h
-    at += dim[None, :] * queries.stride_d
-    return tl.load(at, mask=valid[:, None] & (dim[None, :] < SIZES.k_dim), other=0.0)
-
-
-@triton.jit
-def _load_block(pages, line, block, length, SIZES: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns the positions [BLOCK_N] of a block of keys, its keys [K_PAD, BLOCK_N] and values [BLOCK_N, V_PAD].
-
-    line: page * heads + head.
-    """
-    slot = tl.arange(0, BLOCK_N)
-    k_dim = tl.arange(0, SIZES.k_pad)
-    v_dim = tl.arange(0, SIZES.v_pad)
-    kv = block * BLOCK_N + slot
-    valid = kv < length  # stale memory may hold NaN and is never loaded
-    place = line.to(tl.int64) * SIZES.page_size + block * BLOCK_N % SIZES.page_size
-    k_at = pages.k_pages + place * SIZES.k_dim + (slot[None, :] * SIZES.k_dim + k_dim[:, None])
-    k = tl.load(k_at, mask=valid[None, :] & (k_dim[:, None] < SIZES.k_dim), other=0.0)
-    v_at = pages.v_pages + place * SIZES.v_dim + (slot[:, None] * SIZES.v_dim + v_dim[None, :])
-    v = tl.load(v_at, mask=valid[:, None] & (v_dim[None, :] < SIZES.v_dim), other=0.0)
-    return kv, k, v
-
-
-@triton.jit
-def _add_block(s, v, top, total, acc, DEFER_SUM: tl.constexpr):
-    """Adds a block of logits s [BLOCK_M, BLOCK_N] and values v to the online softmax; returns its new state."""
-    new_top = tl.maximum(top, tl.max(s, 1))
-    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)  # no visible key yet: exp2(-inf - 0) is 0
-    p = tl.exp2(s - anchor[:, None])
-    shrink = tl.exp2(top - anchor)
-    total = total * shrink[:, None] + p if DEFER_SUM else total * shrink + tl.sum(p, 1)
-    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-    return new_top, total, acc
 
 
 @triton.jit
@@ -155,18 +123,27 @@ def _combine_parts(parts, sharing, at_m, at, BLOCK_M: tl.constexpr, V_PAD: tl.co
         )
         other_total = tl.load(parts.total + at_m + other * BLOCK_M, mask=has_part, other=0.0, cache_modifier=".cg")
         other_acc = tl.load(parts.acc + at + other * (BLOCK_M * V_PAD), mask=has_part, other=0.0, cache_modifier=".cg")
-        new_top = tl.maximum(top, other_top)
-        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        shrink, other_shrink = tl.exp2(top - anchor), tl.exp2(other_top - anchor)
-        total = total * shrink + other_total * other_shrink
-        acc = acc * shrink[:, None] + other_acc * other_shrink[:, None]
-        top = new_top
+        top, total, acc = merge_part(other_top, other_total, other_acc, top, total, acc)
+    return top, total, acc
+
+
+@triton.jit
+def _merge_prefix(prefix, pages, token, num_tokens, head, valid, top, total, acc, SIZES: tl.constexpr):
+    """Adds the parts of a row's shared pages, so many, to the online softmax; returns its new state."""
+    v_dim = tl.arange(0, SIZES.v_pad)
+    for split in range(tl.cdiv(pages, tl.load(prefix.chunk))):
+        at = (split * num_tokens + token) * SIZES.q_heads + head
+        acc_at = prefix.acc + at[:, None] * SIZES.v_dim + v_dim[None, :]
+        other_top = tl.load(prefix.top + at, mask=valid, other=float("-inf"))
+        other_total = tl.load(prefix.total + at, mask=valid, other=0.0)
+        other_acc = tl.load(acc_at, mask=valid[:, None] & (v_dim[None, :] < SIZES.v_dim), other=0.0)
+        top, total, acc = merge_part(other_top, other_total, other_acc, top, total, acc)
     return top, total, acc
 
 
 @triton.jit(do_not_specialize=["num_tokens", "rows", "width", "tiles", "stride_table"])
 def _paged_attention_kernel(
-    pages, out, parts, logits, num_tokens, rows, width, tiles, queries, stride_table,
+    pages, prefix, out, parts, logits, num_tokens, rows, width, tiles, queries, stride_table,
     SIZES: tl.constexpr, TILES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ROW_TILES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -178,7 +155,9 @@ def _paged_attention_kernel(
     BLOCK_M: tl.constexpr = TILES.block_m
     BLOCK_N: tl.constexpr = TILES.block_n
     SPLITS: tl.constexpr = TILES.splits
-    wait_for_inputs(PDL)
+    SHARED: tl.constexpr = prefix.pages is not None
+    if not SHARED:
+        wait_for_inputs(PDL)
     G: tl.constexpr = Q_HEADS // KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // G
     # One sum over the keys after the loop instead of one per block, where registers can hold the sums of each column.
@@ -196,9 +175,11 @@ def _paged_attention_kernel(
     row_end = tl.load(queries.cu_queries + row + 1)
     start = tl.load(queries.starts + row).to(tl.int32)
     table = pages.tables + row.to(tl.int64) * stride_table
-    if WINDOW == 0:
-        page = _page(table, split, width, PAGE_SIZE, BLOCK_N)
-        next_page = _page(table, split + SPLITS, width, PAGE_SIZE, BLOCK_N)
+    if SHARED:
+        shared_pages = tl.load(prefix.pages + row).to(tl.int32)
+    if WINDOW == 0 and not SHARED:
+        page = load_page(table, split, width, SIZES, BLOCK_N)
+        next_page = load_page(table, split + SPLITS, width, SIZES, BLOCK_N)
     if split == 0:
         _zero_unowned(out, tile, tiles, kv_head, end_of_rows, num_tokens, Q_HEADS, G, V_DIM, V_PAD)
     offset = 0
@@ -215,7 +196,7 @@ def _paged_attention_kernel(
     token = (row_first + local).to(tl.int64)
     position = tl.where(valid, start + local, -1)
     v_dim = tl.arange(0, V_PAD)
-    q = _load_queries(queries, token, head, valid, SIZES)
+    q = load_queries(queries, token, head, valid, SIZES)
 
     # The visible blocks of keys of this tile; a split processes every SPLITS-th of them.
     length = tl.minimum(start + tl.minimum(count, offset + BLOCK_Q), width * PAGE_SIZE)
@@ -223,14 +204,16 @@ def _paged_attention_kernel(
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(start + offset - WINDOW + 1, 0) // BLOCK_N
+    if SHARED:
+        begin = tl.maximum(begin, shared_pages * (PAGE_SIZE // BLOCK_N))
     if SPLITS > 1:
         sharing = tl.minimum(tl.maximum(end - begin, 1), SPLITS)
         if split >= sharing:
             return
     first = begin + split
-    if WINDOW > 0:
-        page = _page(table, first, width, PAGE_SIZE, BLOCK_N)
-        next_page = _page(table, first + SPLITS, width, PAGE_SIZE, BLOCK_N)
+    if WINDOW > 0 or SHARED:
+        page = load_page(table, first, width, SIZES, BLOCK_N)
+        next_page = load_page(table, first + SPLITS, width, SIZES, BLOCK_N)
     line = page * KV_HEADS + kv_head
     last = tl.minimum(position, length - 1)
 
@@ -238,17 +221,19 @@ def _paged_attention_kernel(
     total = tl.zeros([BLOCK_M, BLOCK_N] if DEFER_SUM else [BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, V_PAD], tl.float32)
     for block in range(first, end, SPLITS):
-        kv, k, v = _load_block(pages, line, block, length, SIZES, BLOCK_N)
+        kv, k, v = load_block(pages, line, block, length, SIZES, BLOCK_N)
         # Page numbers are loaded explicitly, two blocks ahead. If they were loaded here, Triton's pipeline would
         # prefetch page numbers and keep a single buffer for keys and values, refilled only after its use.
         line = next_page * KV_HEADS + kv_head
-        next_page = _page(table, block + 2 * SPLITS, width, PAGE_SIZE, BLOCK_N)
+        next_page = load_page(table, block + 2 * SPLITS, width, SIZES, BLOCK_N)
         s = tl.dot(q, k, input_precision="ieee")
-        s = _logits(s, logits.scale, logits.softcap, position, last, kv, WINDOW, SOFTCAP)
-        top, total, acc = _add_block(s, v, top, total, acc, DEFER_SUM)
+        s = _masked_logits(s, logits, position, last, kv, WINDOW, SOFTCAP)
+        top, total, acc = add_block(s, v, top, total, acc, DEFER_SUM)
     if DEFER_SUM:
         total = tl.sum(total, 1)
 
+    if SHARED:  # queries and own pages were complete before the previous kernel, which attends to shared pages, began
+        wait_for_inputs(PDL)
     let_next_start(PDL)
     if SPLITS > 1:
         at_m = tile_head * SPLITS * BLOCK_M + m
@@ -259,6 +244,8 @@ def _paged_attention_kernel(
                 return
             tl.store(parts.arrivals + tile_head, 0)
             top, total, acc = _combine_parts(parts, sharing, at_m, at, BLOCK_M, V_PAD, SPLITS)
+    if SHARED:
+        top, total, acc = _merge_prefix(prefix, shared_pages, token, num_tokens, head, valid, top, total, acc, SIZES)
     if logits.sinks is not None:
         total, acc = _add_sinks(logits.sinks, head, valid, top, total, acc)
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -329,10 +316,7 @@ def paged_attention(
     prefix: PrefixArgs | None = None,
     tiles: AttentionTiling | None = None,
 ) -> Tensor:
-    """See `specpipe_kernels.paged_attention`. Page sizes are powers of two, 16 or more; tiles: None for `tiling`'s.
-
-    prefix: unused as yet, so each row reads its own block table.
-    """
+    """See `specpipe_kernels.paged_attention`. Page sizes are powers of two, 16 or more; tiles: None for `tiling`'s."""
     tokens, q_heads, k_dim = query.shape
     _, kv_heads, page_size, v_dim = v_pages.shape
     rows, width = block_tables.shape
@@ -355,11 +339,16 @@ def paged_attention(
         parts = SplitParts(acc, top, total, arrivals(query, count * kv_heads))
     log2e = math.log2(math.e)
     factors = (scale * log2e, 0.0) if softcap is None else (scale / softcap, softcap * log2e)
+    pages, logits = PageArgs(k_pages, v_pages, block_tables), LogitArgs(sinks, *factors)
+    queries = QueryArgs(query, cu_queries, starts, *query.stride())
+    sizes = AttentionSizes(q_heads, kv_heads, k_dim, v_dim, k_pad, v_pad, page_size)
+    shared = NO_PREFIX
+    if prefix is not None:
+        shared = attend_prefixes(queries, pages, prefix, logits, sizes, window=window or 0, softcap=softcap is not None)
     _paged_attention_kernel[(count * kv_heads, tile_sizes.splits)](
-        PageArgs(k_pages, v_pages, block_tables), out, parts, LogitArgs(sinks, *factors), tokens, rows, width, count,
-        QueryArgs(query, cu_queries, starts, *query.stride()), block_tables.stride(0),
-        SIZES=AttentionSizes(q_heads, kv_heads, k_dim, v_dim, k_pad, v_pad, page_size), TILES=tile_sizes,
-        WINDOW=window or 0, SOFTCAP=softcap is not None, ROW_TILES=max_queries <= block_q,
+        pages, shared, out, parts, logits, tokens, rows, width, count, queries, block_tables.stride(0),
+        SIZES=sizes, TILES=tile_sizes, WINDOW=window or 0, SOFTCAP=softcap is not None,
+        ROW_TILES=max_queries <= block_q,
         num_warps=tile_sizes.warps, num_stages=tile_sizes.stages, **launch_options(query),
     )  # fmt: skip
     return out

@@ -85,6 +85,7 @@ def test_layers_and_attention_compile(tmp_path: Path) -> None:
     (compiled,) = compile_in_turn([{"layers": True}], tmp_path)
     expected = {
         "_paged_attention_kernel",
+        "_prefix_attention_kernel",
         "_store_kv_kernel",
         "_skinny_gemm_kernel",
         "_rms_norm_kernel",
