@@ -32,7 +32,8 @@ ALLOWED = {
     "specpipe.doctor": VOCABULARY
     | {"specpipe.data", "specpipe.job", "specpipe.models", "specpipe.pipeline", "specpipe_kernels"},
     # Simulated rounds under the real scheduler, driver and worker steps.
-    "specpipe.simulator": VOCABULARY | {"specpipe.engine", "specpipe.pipeline", "specpipe.speculation"},
+    "specpipe.simulator": VOCABULARY
+    | {"specpipe.engine", "specpipe.pipeline", "specpipe.speculation", "specpipe.telemetry"},
     "specpipe.benchmark": VOCABULARY
     | {"specpipe.engine", "specpipe.models", "specpipe.speculation", "specpipe_kernels"},
     "specpipe.evaluation": VOCABULARY

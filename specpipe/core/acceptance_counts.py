@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 
 
 def _add(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
     """Returns the sum by position; a missing position counts as 0."""
     if len(left) < len(right):
         left, right = right, left
-    return tuple(a + (right[i] if i < len(right) else 0) for i, a in enumerate(left))
+    return (*map(add, left, right), *left[len(right) :])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

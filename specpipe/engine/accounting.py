@@ -17,21 +17,23 @@ Ints = NDArray[np.integer[Any]]
 
 def count_acceptance(proposed: Ints, accepted: Ints) -> AcceptanceCounts:
     """Returns the acceptance counts of one round. proposed, accepted [B]: draft tokens of each verified row."""
-    drafted = proposed > 0
     k = int(proposed.max(initial=0))
-    positions = np.arange(k)
-    offered = proposed[:, None] > positions
-    reached = offered & (accepted[:, None] >= positions)
-    kept = offered & (accepted[:, None] > positions)
+    if not k:
+        return AcceptanceCounts()
+    table = np.bincount(proposed * (k + 1) + accepted, minlength=(k + 1) ** 2).reshape(k + 1, k + 1)
+    at_least = table[::-1, ::-1].cumsum(0).cumsum(1)[::-1, ::-1].tolist()  # rows by proposed and accepted tokens
+    offered = tuple(at_least[i + 1][0] for i in range(k))
+    kept = tuple(at_least[i + 1][i + 1] for i in range(k))
+    bonus = int(table.diagonal()[1:].sum())
     return AcceptanceCounts(
-        drafts=int(drafted.sum()),
-        draft_tokens=int(proposed.sum()),
-        accepted_tokens=int(accepted.sum()),
-        recovered_tokens=int((drafted & (accepted < proposed)).sum()),
-        bonus_tokens=int((drafted & (accepted == proposed)).sum()),
-        proposed_per_position=tuple(offered.sum(0).tolist()),
-        reached_per_position=tuple(reached.sum(0).tolist()),
-        accepted_per_position=tuple(kept.sum(0).tolist()),
+        drafts=offered[0],
+        draft_tokens=sum(offered),
+        accepted_tokens=sum(kept),
+        recovered_tokens=offered[0] - bonus,
+        bonus_tokens=bonus,
+        proposed_per_position=offered,
+        reached_per_position=tuple(at_least[i + 1][i] for i in range(k)),
+        accepted_per_position=kept,
     )
 
 

@@ -8,7 +8,7 @@ Shapes: n rows of a round, the oldest first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,10 @@ from specpipe.simulator.measurement import Measurement
 from specpipe.simulator.scenarios import Scenario
 
 _NOTHING = AcceptanceCounts()
+_AT, _END, _LIMIT, _LAG, _DRAFTS = range(5)
+"""Position, position of the last token, position of the length limit, tokens that the draft model's KV lacks, and 1 for
+rows that may have drafts."""
+_READY = 2  # tokens that the first draft step feeds
 
 
 class SimulatedEngine:
@@ -52,17 +56,21 @@ class SimulatedEngine:
         )
         self.seconds = 0.0
         """Seconds of rounds and draft prefills on an undisturbed machine."""
+        self.plans: list[SpeculationPlan] = []
+        """The plan of every step."""
+        self.ended = 0
+        """Rows that have ended."""
         self._rows: list[RowState] = []
-        self._at = self._end = self._limit = self._lag = np.empty(0, dtype=np.int64)
-        """[n] position, position of the last token, position of the length limit, tokens that the draft's KV lacks."""
-        self._speculates = np.empty(0, dtype=bool)
-        """[n] rows that may have drafts."""
+        self._state = np.empty((5, 0), dtype=np.int64)
+        """[5, n] by row of the round; see the constants above."""
         self._length = 0
         """Tokens of all rows of the round."""
-        self._new_rows = self._lagging = False
-        """Rows with a slot that no round has had yet; rows that the draft model may have to catch up with."""
-        self._shards: list[tuple[int, int, int]] = []
-        """Shard, first and last + 1 of its rows in the round."""
+        self._tokens = [[0] * count for count in range(draws.stride)]
+        """Generated tokens of a row by their number, shared by all rows."""
+        self._new_rows = False
+        """True while rows with a slot take no part in rounds yet."""
+        self._shards: dict[int, int] = {}
+        """Rows of the round by shard. Those of a shard are neighbours."""
 
     @property
     def running(self) -> int:
@@ -87,7 +95,7 @@ class SimulatedEngine:
     @property
     def rows(self) -> Ints:
         """[n] rows of the scenario that take part in rounds."""
-        return self._at // self._draws.stride
+        return np.asarray(self._state[_AT] // self._draws.stride)
 
     @property
     def context(self) -> float:
@@ -97,12 +105,12 @@ class SimulatedEngine:
     @property
     def left(self) -> int:
         """Tokens that these rows will still generate."""
-        return int((self._end - self._at).sum())
+        return int(self._state[_END].sum() - self._state[_AT].sum())
 
     @property
     def behind(self) -> int:
-        """Tokens of these rows that the draft model would have to prefill."""
-        return int(((self._lag - 1) * self._speculates).sum())
+        """Tokens that the draft model's KV lacks, over these rows."""
+        return int(np.dot(self._state[_LAG] - 1, self._state[_DRAFTS]))
 
     def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None:
         """Queues rows, and applies the plan from the next round on."""
@@ -110,21 +118,26 @@ class SimulatedEngine:
 
     def catch_up(self) -> None:
         """Makes the draft model catch up with all rows at no cost."""
-        self._lag = np.minimum(self._lag, 2)
+        np.minimum(self._state[_LAG], _READY, out=self._state[_LAG])
         self._sync()
         for row in self._scheduler.rows.values():
-            row.draft_valid = max(row.draft_valid, row.length - 2)
+            row.draft_valid = max(row.draft_valid, row.length - _READY)
 
     def step(self) -> StepReport | None:
         """Runs one prefill and one round. Returns None when there is no row."""
-        refused = self._scheduler.take_refused()
+        scheduler = self._scheduler
+        refused = scheduler.take_refused()
         preempted = self._assign_pages() if self.config.pages_per_row > 1 else {}
-        if self._scheduler.waiting and self._scheduler.admit():
-            self._new_rows = self._lagging = True
+        if scheduler.waiting and scheduler.admit():
+            self._new_rows = True
         prefilled = self._prefill_target() if self._new_rows else {}
-        draft_tokens = self._prefill_draft() if self._lagging else 0
+        draft_tokens = self._prefill_draft()
+        if self._new_rows:
+            self._take_new_rows()
         if not self._rows and not prefilled and not draft_tokens and not refused:
             return None
+        assert scheduler.plan is not None
+        self.plans.append(scheduler.plan)
         return self._report(refused, preempted, prefilled, draft_tokens)
 
     def _assign_pages(self) -> dict[int, int]:
@@ -135,67 +148,65 @@ class SimulatedEngine:
         for row in preempted:
             counts[row.request.shard] = counts.get(row.request.shard, 0) + 1
         if preempted:
-            self._take_rows()
+            self._rows, self._state, self._shards, self._length = [], self._state[:, :0], {}, 0
+            self._take_new_rows()
         return counts
 
     def _prefill_target(self) -> dict[int, int]:
         """Prefills at most a budget's tokens. Returns the tokens by shard."""
-        rows = self._scheduler.rows
-        tokens: dict[int, int] = {}
         chunks = self._scheduler.target_chunks(self.config.prefill_budget)
         self._scheduler.target_prefilled(chunks)
+        tokens: dict[int, int] = {}
         for chunk in chunks:
-            shard = rows[chunk.slot].request.shard
+            shard = self._scheduler.rows[chunk.slot].request.shard
             tokens[shard] = tokens.get(shard, 0) + chunk.stop - chunk.start
-        self._sync()
-        self._take_rows()
-        self._new_rows = len(self._rows) < len(rows)
         return tokens
 
     def _prefill_draft(self) -> int:
         """Prefills the draft model where the next round uses it. Returns the tokens."""
         if self._chooser.planned()[0] != "draft":
             return 0
-        self._sync()
+        behind = (self._state[_LAG] > _READY).nonzero()[0].tolist()
+        if not behind and not self._new_rows:
+            return 0
+        self._sync(behind)  # the objects of the others were ready when they were last updated
         chunks = self._chooser.draft_chunks()
         self._scheduler.draft_prefilled(chunks)
-        rows = self._scheduler.rows
-        self._lag = np.array([row.length - row.draft_valid for row in self._rows], dtype=np.int64)
-        self._lagging = not all(row.draft_ready(0) or not row.may_draft for row in rows.values())
+        for i in behind:
+            self._state[_LAG, i] = self._rows[i].length - self._rows[i].draft_valid
         return total_tokens(chunks)
 
-    def _sync(self) -> None:
-        """Updates the row objects."""
-        generated = (self._at % self._draws.stride).tolist()
-        for row, count, lag in zip(self._rows, generated, self._lag.tolist(), strict=True):
-            row.generated = [0] * count
-            row.draft_valid = row.length - lag
+    def _sync(self, which: Iterable[int] | None = None) -> None:
+        """Updates the row objects, all by default."""
+        generated, lags = (self._state[_AT] % self._draws.stride).tolist(), self._state[_LAG].tolist()
+        for i in range(len(self._rows)) if which is None else which:
+            row = self._rows[i]
+            row.generated = self._tokens[generated[i]]
+            row.draft_valid = row.length - lags[i]
 
-    def _take_rows(self) -> None:
-        """Takes the rows of the next round from their objects."""
-        self._rows = self._chooser.rows()
-        stride, output = self._draws.stride, self.scenario.output
-        which = np.array([row.request.seed for row in self._rows], dtype=np.int64)
-        lengths = [(len(row.generated), row.remaining, row.length, row.draft_valid) for row in self._rows]
-        generated, remaining, length, valid = np.array(lengths, dtype=np.int64).reshape(-1, 4).T
-        self._at, self._end = which * stride + generated, which * stride + output[which]
-        self._limit, self._lag, self._length = self._at + remaining, length - valid, int(length.sum())
-        self._speculates = np.array([row.speculates for row in self._rows], dtype=bool)
-        self._find_shards()
-
-    def _find_shards(self) -> None:
-        """Finds the shards of the rows, which are in order of submission."""
-        self._shards, start = [], 0
-        shards = [row.request.shard for row in self._rows]
-        while start < len(shards):
-            stop = start + shards[start:].count(shards[start])
-            self._shards.append((shards[start], start, stop))
-            start = stop
+    def _take_new_rows(self) -> None:
+        """Takes prefilled rows into the rounds."""
+        rows = [row for row in self._scheduler.rows.values() if row.prefilled]
+        taken = len(self._rows)
+        if rows[:taken] != self._rows:  # a prompt of one token needs no prefill and passes older rows
+            self._sync()
+            taken, self._state, self._shards, self._length = 0, self._state[:, :0], {}, 0
+        stride, output, columns = self._draws.stride, self.scenario.output, []
+        for row in rows[taken:]:
+            start, length = row.request.seed * stride, row.length
+            at = start + len(row.generated)
+            end = start + int(output[row.request.seed])
+            columns.append((at, end, at + row.remaining, length - row.draft_valid, row.speculates))
+            self._length += length
+            self._shards[row.request.shard] = self._shards.get(row.request.shard, 0) + 1
+        if columns:
+            self._state = np.concatenate([self._state, np.array(columns, dtype=np.int64).T], axis=1)
+        self._rows, self._new_rows = rows, len(rows) < len(self._scheduler.rows)
 
     def _choice(self) -> tuple[ProposerName, int]:
         """Returns proposer and K of the round."""
         choice = self._chooser.choice(self._rows)
-        if choice[1] and int((self._limit - self._at).max()) <= 1:  # the objects may be older than the arrays
+        if choice[1] and int((self._state[_LIMIT] - self._state[_AT]).max()) <= 1:  # objects may be older than arrays
             self._sync()
             return self._chooser.choice(self._rows)
         return choice
@@ -207,7 +218,7 @@ class SimulatedEngine:
         n, machine, measurement = len(self._rows), self.scenario.machine, self._measurement
         proposer, k = self._choice() if n else ("none", 0)
         context, prefill_s, round_s = self.context, 0.0, 0.0
-        behind, left = (self.behind / n, int((self._limit - self._at).sum()) / n) if n else (0.0, 0.0)
+        behind, left = (self.behind / n, int((self._state[_LIMIT] - self._state[_AT]).sum()) / n) if n else (0.0, 0.0)
         if draft_tokens:
             seconds = machine.prefill_s(draft_tokens, 1.0)
             self.seconds += seconds
@@ -245,76 +256,81 @@ class SimulatedEngine:
 
     def _round(self, proposer: ProposerName, k: int, prefilled: dict[int, int]) -> dict[int, ShardRound]:
         """Generates the tokens of a round. Returns the counts by shard."""
-        before = self._at
+        at, end, limit, lag, drafts = self._state
         if not k:
-            self._at = before + 1
-            self._lag = self._lag + 1
-            self._lagging = True
-            self._length += len(before)
+            at += 1
+            lag += 1
+            self._length += len(at)
             return {
                 shard: ShardRound(
-                    rows=stop - start,
+                    rows=rows,
+                    plain_rows=rows - int(drafts[part].sum()),
                     prefill_tokens=prefilled.get(shard, 0),
-                    plain_rows=stop - start - int(self._speculates[start:stop].sum()),
                     verified=_NOTHING,
-                    emitted_tokens=stop - start,
+                    emitted_tokens=rows,
                 )
-                for shard, start, stop in self._shards
+                for shard, rows, part in self._parts()
             }
-        run = self._draws.runs(proposer).take(before)
-        proposed = np.minimum(self._limit - before - 1, k)
-        proposed[(run == NO_DRAFT) if proposer == "ngram" else (self._lag > 2)] = 0
-        proposed *= self._speculates
-        accepted = np.minimum(run, proposed)
-        np.maximum(accepted, 0, out=accepted)
-        self._at = np.minimum(before + accepted + 1, self._end)
-        emitted = self._at - before
-        if proposer == "draft":  # the KV of the draft model follows up to the last draft token that it has read
-            follows = np.where(proposed > 0, np.minimum(accepted, k - 1) + self._lag, 0)
-            self._lag = self._lag + emitted - follows
-            self._lagging = self._lagging or not proposed.all()
-        else:
-            self._lag = self._lag + emitted
-            self._lagging = True
+        run = self._draws.runs(proposer).take(at)
+        has_draft = lag <= _READY if proposer == "draft" else run != NO_DRAFT
+        proposed = np.minimum(limit - at - 1, k) * (has_draft * drafts)
+        accepted = np.minimum(run * has_draft, proposed)
+        after = np.minimum(at + accepted + 1, end)
+        emitted = after - at
+        lag += emitted
+        if proposer == "draft":  # its KV follows up to the last draft token that it has read
+            lag -= (proposed > 0) * (np.minimum(accepted, k - 1) + lag - emitted)
+        at[:] = after
         self._length += int(emitted.sum())
         kept = np.minimum(accepted, emitted)
         return {
             shard: ShardRound(
-                rows=stop - start,
-                plain_rows=stop - start - int(self._speculates[start:stop].sum()),
+                rows=rows,
+                plain_rows=rows - int(drafts[part].sum()),
                 prefill_tokens=prefilled.get(shard, 0),
-                verified=count_acceptance(proposed[start:stop], accepted[start:stop]),
-                emitted_tokens=int(emitted[start:stop].sum()),
-                emitted_accepted_tokens=int(kept[start:stop].sum()),
+                verified=count_acceptance(proposed[part], accepted[part]),
+                emitted_tokens=int(emitted[part].sum()),
+                emitted_accepted_tokens=int(kept[part].sum()),
             )
-            for shard, start, stop in self._shards
+            for shard, rows, part in self._parts()
         }
+
+    def _parts(self) -> list[tuple[int, int, slice]]:
+        """Returns shard, number of rows, and place of the rows for each shard of the round."""
+        parts, start = [], 0
+        for shard, rows in self._shards.items():
+            parts.append((shard, rows, slice(start, start + rows)))
+            start += rows
+        return parts
 
     def _end_rows(self) -> list[Completion]:
         """Removes the rows that have ended, and returns their completions."""
-        over = self._at == self._end
-        if not over.any():
+        over = self._state[_AT] == self._state[_END]
+        ended = over.nonzero()[0].tolist()
+        if not ended:
             return []
         completions = []
-        for i in np.flatnonzero(over).tolist():
+        for i in ended:
             row = self._rows[i]
-            row.generated = [0] * int(self.scenario.output[row.request.seed])
+            shard = row.request.shard
+            row.generated = self._tokens[int(self.scenario.output[row.request.seed])]
             self._length -= row.length
+            self._shards[shard] -= 1
+            if not self._shards[shard]:
+                del self._shards[shard]
             completions.append(row.complete("length" if row.remaining == 0 else "stop"))
             self._scheduler.release(row)
-        stays = ~over
-        self._rows = [row for row, ended in zip(self._rows, over.tolist(), strict=True) if not ended]
-        self._at, self._end = self._at[stays], self._end[stays]
-        self._limit, self._lag = self._limit[stays], self._lag[stays]
-        self._speculates = self._speculates[stays]
-        self._find_shards()
+        for i in reversed(ended):
+            del self._rows[i]
+        self._state = self._state[:, ~over]
+        self.ended += len(ended)
         return completions
 
     def check_integrity(self) -> None:
         """Raises AssertionError if slots, pages or the rows of the round are inconsistent."""
         self._sync()
         self._scheduler.check_integrity()
-        assert self._rows == self._chooser.rows()
+        assert self._rows == self._chooser.rows() and sum(self._shards.values()) == len(self._rows)
         assert self._length == sum(row.length for row in self._rows)
 
 

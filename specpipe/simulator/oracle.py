@@ -40,19 +40,20 @@ class Oracle:
         return self._scenario.max_k
 
     def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
-        """Returns the plan; of the inputs only the queue depth is read."""
+        """Returns the plan for the state of the engine; the inputs are not read."""
         engine, scenario = self._engine, self._scenario
         rows, context = engine.rows, engine.context or float(scenario.input.mean())
         kinds = scenario.kind[rows] if len(rows) else scenario.kind[: scenario.slots]
         shares = np.bincount(kinds, minlength=len(scenario.coverage["draft"])) / len(kinds)
-        left = engine.left + max(0.0, inputs.queue_depth - len(rows)) * self._output
+        depth = len(scenario.output) - engine.ended
+        left = engine.left + max(0, depth - len(rows)) * self._output
         catch_up = scenario.machine.prefill_s(float(engine.behind), 1.0) / max(1.0, left) if engine.behind else 0.0
         free, charged = (
             min(self._best(who, shares, context, cost) for who in self._tokens) for cost in (0.0, catch_up)
         )
         self.catch_up_mattered |= free[1:] != charged[1:]
         _, who, ks = charged if self._charge else free
-        return SpeculationPlan(ks=ks, proposer=who, queue_depth=inputs.queue_depth, reason="oracle")
+        return SpeculationPlan(ks=ks, proposer=who, queue_depth=float(depth), reason="oracle")
 
     def _best(
         self, who: ProposerName, shares: Array, context: float, catch_up: float

@@ -16,7 +16,7 @@ from specpipe.core import EngineConfig, ProposerName, Request, SamplingParams
 from specpipe.errors import JobError
 from specpipe.simulator.machine import Machine
 
-LEAST_ROUNDS = 700
+LEAST_ROUNDS = 350
 """Approximate number of rounds of a scenario in which every round drafts max K tokens."""
 BUILT_IN = Path(__file__).with_name("scenarios.yaml")
 
@@ -76,6 +76,7 @@ class Scenario:
     def requests(self) -> list[list[Request]]:
         """Returns the rows by shard. All have the limit of the longest one; `seed` is the row."""
         sampling = SamplingParams(max_new_tokens=int(self.output.max()))
+        prompts = {tokens: (0,) * tokens for tokens in set(self.input.tolist())}
         shards: list[list[Request]] = [[] for _ in range(int(self.shard[-1]) + 1)]
         for row, (shard, tokens) in enumerate(zip(self.shard.tolist(), self.input.tolist(), strict=True)):
             shards[shard].append(
@@ -84,7 +85,7 @@ class Scenario:
                     shard=shard,
                     row=row,
                     prompt="",
-                    prompt_token_ids=(0,) * tokens,
+                    prompt_token_ids=prompts[tokens],
                     sampling=sampling,
                     seed=row,
                 )

@@ -18,12 +18,9 @@ from specpipe.pipeline.driver.config import DriverConfig
 from specpipe.pipeline.driver.driver import Driver
 from specpipe.pipeline.driver.event_queue import EventQueue
 from specpipe.pipeline.messages import ShardOrder, WorkerHandle, WorkerInfo, WorkerStatus
-from specpipe.pipeline.worker.engine_protocol import EngineProtocol
 from specpipe.pipeline.worker.engine_steps import EngineSteps, ShardResult
 from specpipe.speculation.estimates.run_estimates import RunEstimates
 from specpipe.speculation.policies.policy import Policy
-from specpipe.speculation.tuner import Tuner
-from specpipe.telemetry.timeline_sampler import TimelineSampler
 
 T = TypeVar("T")
 _NAME = "engine"
@@ -34,24 +31,26 @@ class OneEngine:
 
     def __init__(
         self,
-        engine: EngineProtocol,
+        steps: EngineSteps,
         policy: Policy,
-        tuner: Tuner,
         estimates: RunEstimates,
         *,
+        slots: int,
         profile: Profile | None = None,
         now: Callable[[], float] = time.monotonic,
+        poll_s: float = 1.0,
         on_step: Callable[[StepReport], None] = lambda step: None,
         may_arrive: Callable[[], bool] = lambda: True,
     ) -> None:
-        """policy: the driver's; the tuner has the worker's. profile: rounds timed before the first row.
+        """steps: those of the engine, with the worker's policy. policy: the driver's. slots: of the engine.
 
-        now: seconds of a clock that never goes back. on_step: receives every step. may_arrive: returns False while a
-        shard that was sent is still being read.
+        profile: rounds timed before the first row. now: seconds of a clock that never goes back. poll_s: seconds
+        between two status requests. on_step: receives every step. may_arrive: returns False while a shard that was
+        sent is still being read.
         """
-        self._engine, self._policy, self._estimates = engine, policy, estimates
+        self._steps, self._policy, self._estimates = steps, policy, estimates
+        self._config = DriverConfig(workers=1, settings=WorkersSection(slots=slots), poll_s=poll_s)
         self._profile = profile or Profile()
-        self._steps = EngineSteps(engine, TimelineSampler(worker=_NAME, epoch=0), tuner)
         self._now, self._on_step, self._may_arrive = now, on_step, may_arrive
         self._arriving: deque[Callable[[], None]] = deque()
 
@@ -64,7 +63,7 @@ class OneEngine:
             [Shard(index=i, file="", start=0, stop=len(some), first_row=0) for i, some in rows.items()],
             handle,
             self._policy,
-            DriverConfig(workers=1, settings=WorkersSection(slots=self._engine.config.slots)),
+            self._config,
             estimates=self._estimates,
             events=_SteppingEvents(self.step, self._now),
         ).run()

@@ -101,24 +101,25 @@ class EngineSteps:
                 if self._in_flight and self._submissions == submissions:
                     raise RuntimeError(f"the engine is idle but owes rows of shards {sorted(self._in_flight)}")
             return None
-        for ended in self._deliver(step):
-            ended.report()
+        with self._lock:
+            self.observe(step)
+            ended = [entry for completion in step.completions if (entry := self._complete(completion)) is not None]
+        for entry in ended:
+            entry.report()
         return step
 
-    def _deliver(self, step: StepReport) -> list[_ShardInFlight]:
-        """Adds a step to the telemetry of its shards. Returns the shards that it completed."""
+    def observe(self, step: StepReport) -> None:
+        """Adds a step to the telemetry of its shards and to the tuner. The lock is held."""
         shares = step_shares(step)
-        with self._lock:
-            for shard, share in shares.items():
-                if (entry := self._in_flight.get(shard)) is not None:
-                    entry.meter.add_step(step, share)
-            for shard, part in step.shards.items():
-                if (entry := self._in_flight.get(shard)) is not None:
-                    entry.meter.add_round(step, part, self._tuner.plan)
-            if not shares.keys() <= {WARM_UP_SHARD}:
-                self._tune(step)
-                self._totals.add(step)
-            return [entry for completion in step.completions if (entry := self._complete(completion)) is not None]
+        for shard, share in shares.items():
+            if (entry := self._in_flight.get(shard)) is not None:
+                entry.meter.add_step(step, share)
+        for shard, part in step.shards.items():
+            if (entry := self._in_flight.get(shard)) is not None:
+                entry.meter.add_round(step, part, self._tuner.plan)
+        if not shares.keys() <= {WARM_UP_SHARD}:
+            self._tune(step)
+            self._totals.add(step)
 
     def _tune(self, step: StepReport) -> None:
         applied, new_plan = self._tuner.plan, self._tuner.step(step)
