@@ -93,10 +93,11 @@ class Scenario:
         return shards
 
 
-def load_scenarios(path: str | None = None, *, seed: int | None = None) -> list[Scenario]:
+def load_scenarios(path: str | None = None, *, seed: int | None = None, count: int | None = None) -> list[Scenario]:
     """Returns the scenarios of a file, by default of the one in the package. Raises JobError for an invalid file.
 
-    seed: replaces the seed of the file; other scenarios of the same families result.
+    seed: replaces the seed of the file; other scenarios of the same families result. count: replaces the number of
+    scenarios of each family.
     """
     source = path or str(BUILT_IN)
     try:
@@ -104,7 +105,7 @@ def load_scenarios(path: str | None = None, *, seed: int | None = None) -> list[
         machines = {name: Machine.of(values) for name, values in data["machines"].items()}
         out = []
         for place, (name, family) in enumerate(data["families"].items()):
-            for index in range(int(family["count"])):
+            for index in range(count or int(family["count"])):
                 rng = np.random.default_rng([int(data["seed"]) if seed is None else seed, place, index])
                 out.append(_scenario(name, index, family, machines, data, rng))
     except OSError as error:

@@ -128,6 +128,12 @@ def test_bench_policy_accepts_a_scenario_file(tmp_path: Path) -> None:
     assert found["family"] == "mine" and found["rounds"] >= 350 and found["policy_s"] > 0
     table = CliRunner().invoke(main, ["bench", "policy", "--scenarios", str(path), "--limit", "1"]).output
     assert "over the oracle" in table and table.splitlines()[-1].startswith("all")
+    held_out = CliRunner().invoke(main, ["bench", "policy", "--scenarios", str(path), "--count", "1", "--held-out"])
+    assert held_out.output.startswith("seed ") and held_out.output.splitlines()[-1].split()[1] == "1"
+    both = CliRunner().invoke(main, ["bench", "policy", "--seed", "1", "--held-out"])
+    assert both.exit_code == 2 and "expected one of them" in both.output
+    unknown = CliRunner().invoke(main, ["bench", "policy", "--scenarios", str(path), "--family", "yours"])
+    assert unknown.exit_code and "expected some of: mine" in unknown.output
 
 
 @pytest.mark.parametrize(
