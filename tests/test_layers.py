@@ -35,7 +35,8 @@ ALLOWED = {
     "specpipe.simulator": VOCABULARY
     | {"specpipe.engine", "specpipe.pipeline", "specpipe.speculation", "specpipe.telemetry"},
     "specpipe.benchmark": VOCABULARY
-    | {"specpipe.engine", "specpipe.models", "specpipe.speculation", "specpipe_kernels"},
+    | {"specpipe.engine", "specpipe.models", "specpipe.pipeline", "specpipe.speculation", "specpipe.telemetry"}
+    | {"specpipe_kernels"},
     "specpipe.evaluation": VOCABULARY
     | {"specpipe.data", "specpipe.engine", "specpipe.job", "specpipe.models", "specpipe.pipeline"}
     | {"specpipe.report", "specpipe.telemetry"},

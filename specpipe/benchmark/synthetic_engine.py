@@ -12,13 +12,15 @@ import torch
 
 from specpipe.benchmark.bench_config import EngineBench
 from specpipe.benchmark.model_shapes import config_of, random_model
-from specpipe.core import EngineConfig, Request, SamplingParams, SpeculationPlan, StepReport
+from specpipe.benchmark.tuned_job import loop_over
+from specpipe.core import EngineConfig, Profile, Request, SamplingParams, SpeculationPlan, StepReport
 from specpipe.engine.compile_ahead import EngineCompileAhead
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.attention_interface import register
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.kv_memory import sized_engine
 from specpipe.models.loader import outline_of
+from specpipe.speculation.policies.fixed import Fixed
 
 
 class _NoTextDecoder:
@@ -94,15 +96,19 @@ def fixed_plan(k: int) -> SpeculationPlan:
 
 
 def run_requests(engine: Engine, rows: Sequence[Request], k: int) -> tuple[float, list[StepReport]]:
-    """Runs rows to completion with a fixed K.
+    """Runs rows to completion with a fixed K, as one shard.
 
     Returns the wall-clock seconds from submission to the last completion, and the report of every step.
     """
     began = ended = time.perf_counter()
-    engine.submit(rows, fixed_plan(k))
-    steps = []
-    while (step := engine.step()) is not None:
+    steps: list[StepReport] = []
+
+    def observe(step: StepReport) -> None:
+        nonlocal ended
         steps.append(step)
         if step.completions:  # later rounds have no rows: the host runs one round behind
             ended = time.perf_counter()
+
+    loop, _ = loop_over(engine, Fixed(k=k, proposer="draft"), Profile(), observe)
+    loop.run([rows])
     return ended - began, steps
