@@ -28,13 +28,16 @@ _CACHED_CONTEXTS = (128.0, 512.0)  # tokens a row
 class Noise:
     """Factors of measured seconds, in order, the same for every policy."""
 
-    def __init__(self, seed: list[int]) -> None:
-        self._rng = np.random.default_rng(seed)
+    def __init__(self, seed: list[int], recorded: Array | None = None) -> None:
+        """recorded: factors to repeat from a random one on, instead of drawn ones."""
+        self._rng, self._recorded = np.random.default_rng(seed), recorded
         self._factors: list[float] = []
 
     def next(self) -> float:
         """Returns the factor of the next measurement."""
-        if not self._factors:
+        if not self._factors and self._recorded is not None:
+            self._factors = np.roll(self._recorded, self._rng.integers(len(self._recorded))).tolist()[::-1]
+        elif not self._factors:
             drawn = np.exp(_NOISE * self._rng.standard_normal(_AT_ONCE))
             drawn[self._rng.random(_AT_ONCE) < _HICCUP] *= 3.0
             self._factors = drawn.tolist()[::-1]
@@ -64,7 +67,8 @@ class Measurement:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._noise, self._prefill_noise = Noise([scenario.seed, 1]), Noise([scenario.seed, 2])
+        self._noise = Noise([scenario.seed, 1], scenario.machine.measured)
+        self._prefill_noise = Noise([scenario.seed, 2])
         plain_s = scenario.machine.seconds("none", 0, scenario.slots, float(PROFILED_CONTEXT))
         self._neighbours = _Neighbours([scenario.seed, 4], plain_s) if scenario.neighbours else None
         self._first = 1 + scenario.seed % _FIRST_ROUNDS if scenario.slow_first_rounds else 0

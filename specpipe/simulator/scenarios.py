@@ -14,7 +14,7 @@ import yaml
 from specpipe.arrays import Array
 from specpipe.core import EngineConfig, ProposerName, Request, SamplingParams
 from specpipe.errors import JobError
-from specpipe.simulator.machine import Machine
+from specpipe.simulator.machine import Machine, read_machine
 
 LEAST_ROUNDS = 350
 """Approximate number of rounds of a scenario in which every round drafts max K tokens."""
@@ -102,14 +102,15 @@ def load_scenarios(path: str | None = None, *, seed: int | None = None, count: i
     source = path or str(BUILT_IN)
     try:
         data = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
-        machines = {name: Machine.of(values) for name, values in data["machines"].items()}
+        folder = Path(source).parent
+        machines = {name: read_machine(values, folder) for name, values in data["machines"].items()}
         out = []
         for place, (name, family) in enumerate(data["families"].items()):
             for index in range(count or int(family["count"])):
                 rng = np.random.default_rng([int(data["seed"]) if seed is None else seed, place, index])
                 out.append(_scenario(name, index, family, machines, data, rng))
     except OSError as error:
-        raise JobError(f"{source} cannot be read: {error.strerror}") from None
+        raise JobError(f"{error.filename or source} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise JobError(
