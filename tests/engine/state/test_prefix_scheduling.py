@@ -142,13 +142,13 @@ def prompt_trees(draw: st.DrawFn) -> list[list[Request]]:
     prompts: list[tuple[int, ...]] = [()]
     ends = st.lists(st.integers(0, 1), min_size=1, max_size=9)
     submissions, row = [], 0
-    for size in draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)):
+    for size in draw(st.lists(st.integers(2, 8), min_size=1, max_size=3)):
         submissions.append([])
         for _ in range(size):
             parent = prompts[draw(st.integers(0, len(prompts) - 1))]
-            prompt = (*parent[: draw(st.integers(0, len(parent)))], *draw(ends))[:20]
+            prompt = (*parent[: draw(st.integers(0, len(parent)))], *draw(ends))[:18]
             prompts.append(prompt)
-            sampling = SamplingParams(max_new_tokens=draw(st.integers(1, 9)))
+            sampling = SamplingParams(max_new_tokens=draw(st.sampled_from([1, 4, 12])))
             submissions[-1].append(
                 Request(
                     request_id="", shard=0, row=row, prompt="", prompt_token_ids=prompt, sampling=sampling, seed=row
@@ -174,8 +174,8 @@ def check_tree(
 
 TREES = {
     "submissions": prompt_trees(),
-    "slots": st.integers(1, 5),
-    "pages": st.sampled_from([11, 12, 14, 18, 200]),
+    "slots": st.sampled_from([1, 2, 3, 5, 5]),
+    "pages": st.sampled_from([11, 12, 14, 200]),
     "budget": st.sampled_from([1, 2, 5, 8, 40]),
     "share": st.sampled_from([True, True, True, False]),
     "drafting": st.lists(st.booleans(), min_size=1, max_size=5),
