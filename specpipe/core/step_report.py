@@ -51,7 +51,7 @@ class StepReport:
     proposer: ProposerName = "none"
     """Proposer of the round; "none" where k is 0."""
     context: float = 0.0
-    """Mean length of a row's KV when the round began, in tokens."""
+    """Mean KV of a row that the round's attention read, in tokens; what rows read together counts once."""
     round_s: float = 0.0
     """Seconds of the round on the device, waits for the host included; 0 where a graph was captured meanwhile, which
     makes the time useless as a measurement."""

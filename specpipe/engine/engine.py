@@ -40,7 +40,6 @@ from specpipe.engine.rounds.warm_up import WarmUp
 from specpipe.engine.state.chunks import Chunk
 from specpipe.engine.state.in_flight import StepInFlight, StepLaunch, StepsInFlight
 from specpipe.engine.state.page_allocator import TRASH_PAGE, PageAllocator
-from specpipe.engine.state.row_state import RowState
 from specpipe.engine.state.scheduler import Scheduler
 from specpipe.engine.state.slot_state import SlotState
 from specpipe.engine.state.text_decoder import TextDecoder
@@ -237,7 +236,7 @@ class Engine:
         collected = self._in_flight.next(launched)
         context = 0.0
         if collected is not None:
-            context = _mean_length(collected.launch.rows)
+            context = _mean_kv_read(collected.launch, self.config.page_size)
             completions += self._collector.collect(collected, tally)
         if launched is None and collected is None and not completions:
             self._stamps.reset()
@@ -253,7 +252,7 @@ class Engine:
         shards: dict[int, ShardRound],
         completions: list[Completion],
     ) -> StepReport:
-        """Returns the report of a step. context: mean length of a row; seconds: the host's time for the step."""
+        """Returns the report of a step. context: as in the report; seconds: the host's time for the step."""
         launch, times = StepLaunch(), StepTimes({}, 0.0, 0.0)
         if collected is not None:
             launch = collected.launch
@@ -313,5 +312,8 @@ class Engine:
             assert table == [*held, *[TRASH_PAGE] * (len(table) - len(held))]
 
 
-def _mean_length(rows: Sequence[RowState]) -> float:
-    return sum(row.length for row in rows) / len(rows) if rows else 0.0
+def _mean_kv_read(launch: StepLaunch, page_size: int) -> float:
+    """Returns the tokens of KV that a round's attention reads in each layer, by row."""
+    if not launch.rows:
+        return 0.0
+    return (sum(row.length for row in launch.rows) - launch.saved_pages * page_size) / len(launch.rows)

@@ -8,6 +8,7 @@ from specpipe.core import EngineConfig, ProposerName
 from specpipe.engine.rounds.round_key import RoundKey
 from specpipe.engine.state.chunks import Chunk
 from specpipe.engine.state.in_flight import StepsInFlight
+from specpipe.engine.state.prefix_groups import MIN_SAVED_PAGES_ON_GPU, PrefixGrouper, PrefixGroups
 from specpipe.engine.state.row_state import RowState
 from specpipe.engine.state.scheduler import Scheduler
 
@@ -27,6 +28,7 @@ class StepChooser:
         """proposers: those of the engine. static_width: every block table is as wide as the longest possible row's."""
         self._scheduler, self._in_flight, self._config = scheduler, in_flight, config
         self._proposers, self._static_width = proposers, static_width
+        self._grouper = PrefixGrouper(min_saved_pages=MIN_SAVED_PAGES_ON_GPU if static_width else 1)
         self.rounds = 0
         """Rounds launched so far: plans explore by this count."""
 
@@ -54,8 +56,12 @@ class StepChooser:
         proposer, k = self.planned()
         return ("none", 0) if proposer == "draft" and self._must_wait(rows) else (proposer, k)
 
-    def key(self, rows: list[RowState]) -> RoundKey:
-        """Returns the key of a round of these rows."""
+    def groups(self, rows: list[RowState]) -> PrefixGroups | None:
+        """Returns the groups of these rows that read shared pages together; None where none are worth it."""
+        return self._grouper.groups(rows)
+
+    def key(self, rows: list[RowState], *, shared: bool) -> RoundKey:
+        """Returns the key of a round of these rows. shared: they have groups."""
         proposer, k = self.choice(rows)
         return RoundKey.of(
             [row.request.sampling for row in rows],
@@ -63,6 +69,7 @@ class StepChooser:
             k,
             width=self._width(rows, k),
             below_min_tokens=any(row.below_min_tokens for row in rows),
+            shared=shared,
         )
 
     def planned(self) -> tuple[ProposerName, int]:

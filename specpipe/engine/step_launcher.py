@@ -93,13 +93,15 @@ class StepLauncher:
         self._scheduler.draft_prefilled(chunks)
 
     def _launch_round(self, rows: list[RowState], prefill: StepLaunch) -> StepInFlight:
-        key, captures = self._chooser.key(rows), self.graphs_captured
-        packed = self.rounds.run([row.slot for row in rows], key)
+        captures, groups = self.graphs_captured, self._chooser.groups(rows)
+        key = self._chooser.key(rows, shared=groups is not None)
+        packed = self.rounds.run([row.slot for row in rows], key, groups)
         self._chooser.rounds += 1
         launch = prefill._replace(
             rows=rows,
             k=key.k,
             proposer=key.proposer,
+            saved_pages=0 if groups is None else groups.saved_pages,
             captured_graph=self.graphs_captured != captures,
             draft_behind=sum(row.draft_behind for row in rows) / len(rows),
             remaining=sum(row.remaining for row in rows) / len(rows),

@@ -20,6 +20,8 @@ class StepLaunch(NamedTuple):
     """Rows of the round; none if the step has no round."""
     k: int = 0
     proposer: ProposerName = "none"
+    saved_pages: int = 0
+    """Reads of a KV page that groups of rows save in each layer's attention."""
     prefilled: bool = False
     """True if the step has a prefill."""
     draft_prefill_tokens: int = 0
