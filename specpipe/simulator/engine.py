@@ -215,27 +215,28 @@ class SimulatedEngine:
         self, refused: list[Completion], preempted: dict[int, int], prefilled: dict[int, int], draft_tokens: int
     ) -> StepReport:
         """Runs the round and returns the step's report."""
-        n, machine, measurement = len(self._rows), self.scenario.machine, self._measurement
+        n, machine = len(self._rows), self.scenario.machine
         proposer, k = self._choice() if n else ("none", 0)
-        context, prefill_s, round_s = self.context, 0.0, 0.0
-        behind, left = (self.behind / n, int((self._state[_LIMIT] - self._state[_AT]).sum()) / n) if n else (0.0, 0.0)
+        at, _, limit, *_ = self._state
+        context, behind, remaining = self.context, self.behind, int(limit.sum() - at.sum())
+        prefill_s = round_s = 0.0
         if draft_tokens:
             seconds = machine.prefill_s(draft_tokens, 1.0)
             self.seconds += seconds
-            prefill_s = measurement.prefill_s(seconds)
+            prefill_s = self._measurement.prefill_s(seconds)
         shards: dict[int, ShardRound] = {}
-        completions: list[Completion] = refused
+        completions = refused
         if n:
             seconds = machine.seconds(proposer, k, n, context)
             self.seconds += seconds
-            round_s = measurement.round_s(proposer, k, n, seconds)
+            round_s = self._measurement.round_s(proposer, k, n, seconds)
             self._chooser.rounds += 1
-            shards = self._round(proposer, k, prefilled)
-            completions = completions + self._end_rows()
-        for shard in prefilled.keys() | preempted.keys():
-            if shard not in shards or preempted:
-                known = shards.get(shard, ShardRound(prefill_tokens=prefilled.get(shard, 0)))
-                shards[shard] = _with_preemptions(known, preempted.get(shard, 0))
+            shards = self._round(proposer, k, prefilled, preempted)
+            completions = refused + self._end_rows()
+        for shard in (prefilled.keys() | preempted.keys()) - shards.keys():
+            shards[shard] = ShardRound(
+                prefill_tokens=prefilled.get(shard, 0), preemptions=preempted.get(shard, 0), verified=_NOTHING
+            )
         return StepReport(
             k=k,
             proposer=proposer,
@@ -250,58 +251,51 @@ class SimulatedEngine:
             round_s=round_s,
             draft_prefill_tokens=draft_tokens,
             draft_prefill_s=prefill_s,
-            draft_behind=behind,
-            left=left,
+            draft_behind=behind / max(1, n),
+            left=remaining / max(1, n),
         )
 
-    def _round(self, proposer: ProposerName, k: int, prefilled: dict[int, int]) -> dict[int, ShardRound]:
+    def _round(
+        self, proposer: ProposerName, k: int, prefilled: dict[int, int], preempted: dict[int, int]
+    ) -> dict[int, ShardRound]:
         """Generates the tokens of a round. Returns the counts by shard."""
-        at, end, limit, lag, drafts = self._state
-        if not k:
-            at += 1
-            lag += 1
-            self._length += len(at)
-            return {
-                shard: ShardRound(
-                    rows=rows,
-                    plain_rows=rows - int(drafts[part].sum()),
-                    prefill_tokens=prefilled.get(shard, 0),
-                    verified=_NOTHING,
-                    emitted_tokens=rows,
-                )
-                for shard, rows, part in self._parts()
-            }
-        run = self._draws.runs(proposer).take(at)
-        has_draft = lag <= _READY if proposer == "draft" else run != NO_DRAFT
-        proposed = np.minimum(limit - at - 1, k) * (has_draft * drafts)
-        accepted = np.minimum(run * has_draft, proposed)
-        after = np.minimum(at + accepted + 1, end)
-        emitted = after - at
-        lag += emitted
-        if proposer == "draft":  # its KV follows up to the last draft token that it has read
-            lag -= (proposed > 0) * (np.minimum(accepted, k - 1) + lag - emitted)
-        at[:] = after
-        self._length += int(emitted.sum())
-        kept = np.minimum(accepted, emitted)
-        return {
-            shard: ShardRound(
+        drafts = self._state[_DRAFTS]
+        if k:
+            proposed, accepted, emitted = self._draft(proposer, k)
+            kept = np.minimum(accepted, emitted)
+        else:
+            self._state[_AT] += 1
+            self._state[_LAG] += 1
+            self._length += len(drafts)
+        shards, start = {}, 0
+        for shard, rows in self._shards.items():
+            part = slice(start, start + rows)
+            shards[shard] = ShardRound(
                 rows=rows,
                 plain_rows=rows - int(drafts[part].sum()),
                 prefill_tokens=prefilled.get(shard, 0),
-                verified=count_acceptance(proposed[part], accepted[part]),
-                emitted_tokens=int(emitted[part].sum()),
-                emitted_accepted_tokens=int(kept[part].sum()),
+                preemptions=preempted.get(shard, 0),
+                verified=count_acceptance(proposed[part], accepted[part]) if k else _NOTHING,
+                emitted_tokens=int(emitted[part].sum()) if k else rows,
+                emitted_accepted_tokens=int(kept[part].sum()) if k else 0,
             )
-            for shard, rows, part in self._parts()
-        }
-
-    def _parts(self) -> list[tuple[int, int, slice]]:
-        """Returns shard, number of rows, and place of the rows for each shard of the round."""
-        parts, start = [], 0
-        for shard, rows in self._shards.items():
-            parts.append((shard, rows, slice(start, start + rows)))
             start += rows
-        return parts
+        return shards
+
+    def _draft(self, proposer: ProposerName, k: int) -> tuple[Ints, Ints, Ints]:
+        """Generates the tokens of a round with drafts. Returns proposed, accepted and emitted tokens, each [n]."""
+        at, end, limit, lag, drafts = self._state
+        run = self._draws.runs(proposer).take(at)
+        has_draft = drafts * (lag <= _READY if proposer == "draft" else run != NO_DRAFT)
+        proposed = np.minimum(limit - at - 1, k) * has_draft
+        accepted = np.minimum(run * has_draft, proposed)
+        emitted = np.minimum(accepted + 1, end - at)
+        if proposer == "draft":  # its KV follows up to the last draft token that it has read
+            lag -= (proposed > 0) * (np.minimum(accepted, k - 1) + lag)
+        lag += emitted
+        at += emitted
+        self._length += int(emitted.sum())
+        return proposed, accepted, emitted
 
     def _end_rows(self) -> list[Completion]:
         """Removes the rows that have ended, and returns their completions."""
@@ -342,15 +336,3 @@ class _NoTextDecoder:
 
     def stream(self, stop: tuple[str, ...]) -> Any:
         raise AssertionError("no row of a simulation has stop strings")
-
-
-def _with_preemptions(part: ShardRound, preemptions: int) -> ShardRound:
-    return ShardRound(
-        rows=part.rows,
-        plain_rows=part.plain_rows,
-        prefill_tokens=part.prefill_tokens,
-        preemptions=preemptions,
-        verified=part.verified,
-        emitted_tokens=part.emitted_tokens,
-        emitted_accepted_tokens=part.emitted_accepted_tokens,
-    )
