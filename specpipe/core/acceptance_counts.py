@@ -37,6 +37,8 @@ class AcceptanceCounts:
     """Drafts whose first i + 1 tokens were all accepted."""
 
     def __add__(self, other: AcceptanceCounts) -> AcceptanceCounts:
+        if not other.drafts:  # most rounds of a run without speculation
+            return self
         return AcceptanceCounts(
             drafts=self.drafts + other.drafts,
             draft_tokens=self.draft_tokens + other.draft_tokens,

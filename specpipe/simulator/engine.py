@@ -267,12 +267,12 @@ class SimulatedEngine:
             self._state[_AT] += 1
             self._state[_LAG] += 1
             self._length += len(drafts)
-        shards, start = {}, 0
+        shards, start, all_draft = {}, 0, bool(drafts.all())
         for shard, rows in self._shards.items():
             part = slice(start, start + rows)
             shards[shard] = ShardRound(
                 rows=rows,
-                plain_rows=rows - int(drafts[part].sum()),
+                plain_rows=0 if all_draft else rows - int(drafts[part].sum()),
                 prefill_tokens=prefilled.get(shard, 0),
                 preemptions=preempted.get(shard, 0),
                 verified=count_acceptance(proposed[part], accepted[part]) if k else _NOTHING,

@@ -30,7 +30,7 @@ from specpipe.speculation.tuner import REPLAN_ROUNDS, Tuner
 from specpipe.telemetry.timeline_sampler import TimelineSampler
 
 _POLL_ROUNDS = 64.0  # plain rounds between two statuses where they take longer than a second, to save time
-_NEAR = 1.08  # fixed K up to this multiple of the least estimate are simulated
+_NEAR = 1.04  # fixed K up to this multiple of the least estimate are simulated; estimates were within 2 %
 
 
 class _TooSlowError(Exception):

@@ -17,6 +17,7 @@ from specpipe.simulator.scenarios import BUILT_IN, Scenario, families, load_scen
 from specpipe.simulator.simulation import SimulationResult, simulate, simulate_all
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.policies.fixed import Fixed
+from specpipe.speculation.policies.goodput import Goodput
 
 SCENARIOS = load_scenarios()
 
@@ -43,10 +44,10 @@ def test_scenario_file_has_over_two_hundred_scenarios() -> None:
 
 
 def test_goodput_meets_its_goals_on_some_scenarios() -> None:
-    some = ("draining queue", "shifting shards", "useless draft", "draft or n-grams")
+    some = ("draining queue", "useless draft", "draft or n-grams")
     results = [simulate(scenario(family)) for family in some]
     assert_goals_met(results)
-    assert min(result.rounds for result in results) >= 350
+    assert min(result.rounds for result in results) >= 400
 
 
 @pytest.mark.slow
@@ -57,18 +58,19 @@ def test_goodput_meets_its_goals_on_all_scenarios(seed: int | None) -> None:
     names = (*quiet, "draft or n-grams", "jobs in sequence")
     results = list(simulate_all([one for _, some in families(load_scenarios(seed=seed), only=names) for one in some]))
     assert_goals_met(results)
-    assert min(result.rounds for result in results) >= 350
+    assert min(result.rounds for result in results) >= 400
 
 
 def test_scenarios_and_results_depend_on_the_seed_alone() -> None:
-    again = load_scenarios(str(BUILT_IN), seed=0)
-    assert all((a.output == b.output).all() and a.seed == b.seed for a, b in zip(SCENARIOS, again, strict=True))
-    others = load_scenarios(seed=1)
-    assert len(others) == len(SCENARIOS) and all(a.seed != b.seed for a, b in zip(SCENARIOS, others, strict=True))
+    again = load_scenarios(str(BUILT_IN), seed=0, count=2)
+    firsts = [one for _, some in families(SCENARIOS, limit=2) for one in some]
+    assert all((a.output == b.output).all() and a.seed == b.seed for a, b in zip(firsts, again, strict=True))
+    others = load_scenarios(seed=1, count=1)
+    assert all(a.seed != b.seed for a, b in zip(firsts[::2], others, strict=True))
     assert simulate(scenario("few rows"), warm_up=500) == simulate(scenario("few rows", among=again), warm_up=500)
 
 
-@pytest.mark.parametrize("family", ["few rows", "cache of one slow round"])
+@pytest.mark.parametrize("family", [pytest.param("few rows", marks=pytest.mark.slow), "cache of one slow round"])
 def test_oracle_is_never_slower_than_any_fixed_k(family: str) -> None:
     runs = SimulatedRuns(scenario(family), warm_up=50)
     runs.run_policy(Fixed(k=1, proposer="draft"))
@@ -105,6 +107,20 @@ def test_reference_run_repeats_a_sequence_of_plans_to_the_second() -> None:
     assert again.seconds == engine.seconds == repeated.fixed_s("draft", 4)
 
 
+DISTURBED = ("neighbours", "slow first rounds", "cache of a slower machine", "neither cache nor profile")
+
+
+@pytest.mark.parametrize("family", DISTURBED)
+def test_policy_ends_every_row_of_a_disturbed_machine(family: str) -> None:
+    chosen = scenario(family)
+    runs = SimulatedRuns(chosen, warm_up=50)
+    ended: list[int] = []
+    policy = Goodput(k=5, proposers=chosen.proposers)
+    engine = runs.run_policy(policy, lambda step: ended.extend(row.request.seed for row in step.completions))
+    assert sorted(ended) == list(range(len(chosen.output)))
+    assert 0 < runs.warm_up_s < engine.seconds
+
+
 SMALL = """
 seed: 3
 max_k: 2
@@ -125,7 +141,7 @@ def test_bench_policy_accepts_a_scenario_file(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     (line,) = result.output.splitlines()
     found = json.loads(line)
-    assert found["family"] == "mine" and found["rounds"] >= 350 and found["policy_s"] > 0
+    assert found["family"] == "mine" and found["rounds"] >= 400 and found["policy_s"] > 0
     table = CliRunner().invoke(main, ["bench", "policy", "--scenarios", str(path), "--limit", "1"]).output
     assert "over the oracle" in table and table.splitlines()[-1].startswith("all")
     held_out = CliRunner().invoke(main, ["bench", "policy", "--scenarios", str(path), "--count", "1", "--held-out"])
