@@ -16,7 +16,7 @@ from specpipe.core import EngineConfig, ProposerName, Request, SamplingParams
 from specpipe.errors import JobError
 from specpipe.simulator.machine import Machine, read_machine
 
-LEAST_ROUNDS = 400
+LEAST_ROUNDS = 250
 """Approximate number of rounds of a scenario in which every round drafts max K tokens."""
 BUILT_IN = Path(__file__).with_name("scenarios.yaml")
 
