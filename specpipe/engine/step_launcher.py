@@ -59,19 +59,13 @@ class StepLauncher:
         if rows:
             self._state.activate([row.slot for row in rows])
 
-    def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copies KV pages source[i] to target[i] in both models. No page is in both."""
-        pages = self._state.upload([source, target])
-        for runner in (self._target, self._draft):
-            if runner is not None:
-                runner.copy_pages(*pages)
-
     def _prefill(self, tally: dict[int, ShardTally]) -> StepLaunch:
         """Prefills at most a budget's tokens for each model."""
         rows = self._scheduler.rows
         chunks = self._scheduler.target_chunks(self._scheduler.config.prefill_budget)
         draft_chunks = self._chooser.draft_chunks()
         if not chunks and not draft_chunks:
+            self._copy_tails()
             return StepLaunch()
         self._clock.mark(Mark.PREFILL_BEGIN)
         if chunks:
@@ -83,6 +77,7 @@ class StepLauncher:
         self._clock.mark(Mark.TARGET_PREFILLED)
         if self._draft is not None and draft_chunks:
             self._prefill_draft(self._draft, draft_chunks)
+        self._copy_tails()
         self._clock.mark(Mark.PREFILLED)
         return StepLaunch(prefilled=True, draft_prefill_tokens=total_tokens(draft_chunks))
 
@@ -91,6 +86,18 @@ class StepLauncher:
         slots = self._state.upload([c.slot for c in chunks])
         self._state.draft_valid[slots] = self._state.upload([c.stop for c in chunks])
         self._scheduler.draft_prefilled(chunks)
+
+    def _copy_tails(self) -> None:
+        """Copies prompts' last pages to rows with equal prompts, which then take part in rounds."""
+        copies = self._scheduler.copy_tails()
+        if not copies.rows:
+            return
+        for runner, pages in ((self._target, copies.target), (self._draft, copies.draft)):
+            if runner is not None and pages:
+                runner.copy_pages(*self._state.upload(pages).unbind(1))
+        slots = self._state.upload([row.slot for row in copies.rows])
+        self._state.draft_valid[slots] = self._state.upload([row.draft_valid for row in copies.rows])
+        self.activate(copies.rows)
 
     def _launch_round(self, rows: list[RowState], prefill: StepLaunch) -> StepInFlight:
         captures, groups = self.graphs_captured, self._chooser.groups(rows)

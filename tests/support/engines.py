@@ -75,6 +75,7 @@ def make_engine(
     eos_ids: Sequence[int] = (),
     synthetic_rates: tuple[float, ...] = (),
     decoder: TextDecoder | None = None,
+    share_prefixes: bool = True,
 ) -> Engine:
     config = EngineConfig(
         slots=slots,
@@ -85,6 +86,7 @@ def make_engine(
         page_size=page_size,
         prefill_budget=prefill_budget,
         synthetic_rates=synthetic_rates,
+        share_prefixes=share_prefixes,
     )
 
     def runner(model: torch.nn.Module) -> ModelRunner:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from specpipe.engine.state.prefix_tree import PrefixNode
+from specpipe.engine.state.prefix_tree import PrefixNode, PrefixTail
 from specpipe.engine.state.row_state import RowState
 
 
@@ -25,25 +25,39 @@ class MissingTokens(NamedTuple):
     stop: int
 
 
-def plan_chunks(
-    missing: Iterable[MissingTokens], *, budget: int, page_size: int, valid: Callable[[PrefixNode], bool]
-) -> list[Chunk]:
+class Validity(NamedTuple):
+    """Tests of what one model's KV holds."""
+
+    node: Callable[[PrefixNode], bool]
+    """Returns True if the node's page has been computed."""
+    tail: Callable[[PrefixTail], bool]
+    """Returns True if a row has the tail or a page keeps it."""
+
+
+def plan_chunks(missing: Iterable[MissingTokens], *, budget: int, page_size: int, valid: Validity) -> list[Chunk]:
     """Returns the chunks of one prefill: at most `budget` tokens of these rows, in order; the last may be cut short.
 
     A row leaves out pages of its prefix that are valid, and those that a row before it computes in the same prefill:
     there all keys and values of a layer are stored before any query of the layer reads them. Only the last chunk is cut
     short, so a row never needs a page that an earlier row has begun in this prefill and will end in a later one.
-    valid: returns True for nodes whose page has been computed.
+    Likewise it leaves out its tail where that can be copied once this prefill has been launched.
     """
     chunks: list[Chunk] = []
     computed: set[PrefixNode] = set()
+    tails: set[PrefixTail] = set()
     for row, start, stop in missing:
         if budget <= 0:
             break
         prefix, page = row.prefix, start // page_size
-        while page < len(prefix) and (valid(prefix[page]) or prefix[page] in computed):
+        while page < len(prefix) and (valid.node(prefix[page]) or prefix[page] in computed):
             page += 1
         first = max(start, page * page_size)
+        if row.tail is not None and not row.prefilled:
+            if row.tail in tails or valid.tail(row.tail):
+                stop = len(prefix) * page_size
+            tails.add(row.tail)
+        if first >= stop:
+            continue
         chunk = Chunk(row.slot, first, min(stop, first + budget))
         budget -= chunk.stop - chunk.start
         computed.update(prefix[page : chunk.stop // page_size])

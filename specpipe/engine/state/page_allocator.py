@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from specpipe.engine.state.prefix_tree import PrefixNode
+from specpipe.engine.state.prefix_tree import PrefixNode, PrefixTail
 
 TRASH_PAGE = 0
+CacheEntry = PrefixNode | PrefixTail
 
 
 class PageAllocator:
-    """Hands out page numbers; every page but the trash page is free, held by one slot, or of one prefix node.
+    """Hands out page numbers; every page but the trash page is free, held by one slot, or part of one prefix.
 
     A node's page is read by all rows that have a reference to it, and written by none once it is valid. Without
     references it is *cached*: the node keeps it until memory is needed. Then nodes that no waiting row needs lose their
@@ -31,11 +32,11 @@ class PageAllocator:
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, TRASH_PAGE, -1))
         self._held: dict[int, tuple[int, ...]] = {}
-        self._nodes: dict[int, PrefixNode] = {}
-        """Nodes with a page, by page number."""
-        self._idle: OrderedDict[PrefixNode, None] = OrderedDict()
+        self._entries: dict[int, CacheEntry] = {}
+        """Nodes and tails with a page, by page number."""
+        self._idle: OrderedDict[CacheEntry, None] = OrderedDict()
         """Cached nodes that no waiting row needs, least recently used first."""
-        self._awaited: OrderedDict[PrefixNode, None] = OrderedDict()
+        self._awaited: OrderedDict[CacheEntry, None] = OrderedDict()
         """Cached nodes that waiting rows need, least recently used first."""
 
     @property
@@ -71,9 +72,13 @@ class PageAllocator:
         for node in reversed(chain):
             node.pending += 1
             if node.page and not node.refs:
-                self._idle.pop(node, None)
-                self._awaited[node] = None
-                self._awaited.move_to_end(node)
+                self.touch(node)
+
+    def touch(self, entry: CacheEntry) -> None:
+        """Records a use of a cached node or tail, or of another number of waiting rows."""
+        self._idle.pop(entry, None)
+        self._awaited.pop(entry, None)
+        (self._awaited if entry.pending else self._idle)[entry] = None
 
     def share(self, chain: Sequence[PrefixNode]) -> None:
         """Gives a row that waited for these nodes references to them, and the nodes pages where they have none.
@@ -89,7 +94,7 @@ class PageAllocator:
         for node in chain:
             if not node.page:
                 node.page = self._take()
-                self._nodes[node.page] = node
+                self._entries[node.page] = node
 
     def unshare(self, chain: Sequence[PrefixNode]) -> None:
         """Drops a row's references to these nodes."""
@@ -98,42 +103,42 @@ class PageAllocator:
             if not node.refs:
                 (self._awaited if node.pending else self._idle)[node] = None
 
-    def adopt(self, node: PrefixNode, holder: int, index: int) -> None:
-        """Makes page `index` of a slot the page of a node without one, cached. The slot is about to be released."""
+    def adopt(self, entry: CacheEntry, holder: int, index: int) -> None:
+        """Makes page `index` of a slot the page of a node or tail without one. The slot is about to be released."""
         pages = self._held[holder]
-        node.page = pages[index]
-        self._nodes[node.page] = node
-        self._idle[node] = None
+        entry.page = pages[index]
+        self._entries[entry.page] = entry
+        self.touch(entry)
         self._held[holder] = pages[:index] + pages[index + 1 :]
 
     def _take(self) -> int:
         """Removes a page from the free ones, or from the cached node that is needed least."""
         if self._free:
             return self._free.pop()
-        node, _ = (self._idle or self._awaited).popitem(last=False)
-        del self._nodes[node.page]
-        page = node.lose_page()
-        node.remove_unused()
+        entry, _ = (self._idle or self._awaited).popitem(last=False)
+        del self._entries[entry.page]
+        page = entry.lose_page()
+        entry.remove_unused()
         return page
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every page has one owner and cached pages can be evicted in their order."""
         held = [page for pages in self._held.values() for page in pages]
-        assert sorted([*held, *self._free, *self._nodes]) == list(range(1, self.num_pages)), (
+        assert sorted([*held, *self._free, *self._entries]) == list(range(1, self.num_pages)), (
             "a page is lost, held twice or free while held"
         )
-        assert all(node.page == page for page, node in self._nodes.items())
+        assert all(entry.page == page for page, entry in self._entries.items())
         cached = [*self._idle, *self._awaited]
-        assert set(cached) == {node for node in self._nodes.values() if not node.refs}
-        assert all(node.pending for node in self._awaited) and not any(node.pending for node in self._idle)
-        evicted: set[PrefixNode] = set()
-        for node in cached:
-            evicted.add(node)
-            assert all(not child.page or child in evicted for child in node.children.values()), (
-                "a prefix would be evicted before a longer one that it begins"
-            )
-        for node in self._nodes.values():
-            parent = node.parent
-            assert parent is not None
-            if parent.parent is not None:
-                assert parent.page and parent.refs >= node.refs and parent.pending >= node.pending
+        assert set(cached) == {entry for entry in self._entries.values() if not entry.refs}
+        assert all(entry.pending for entry in self._awaited) and not any(entry.pending for entry in self._idle)
+        evicted: set[CacheEntry] = set()
+        for entry in cached:
+            evicted.add(entry)
+            if isinstance(entry, PrefixNode):
+                assert all(not child.page or child in evicted for child in entry.children.values()), (
+                    "a prefix would be evicted before a longer one that it begins"
+                )
+        for entry in self._entries.values():
+            parent = entry.parent
+            if isinstance(entry, PrefixNode) and parent is not None and parent.parent is not None:
+                assert parent.page and parent.refs >= entry.refs and parent.pending >= entry.pending

@@ -6,12 +6,19 @@ before there is a page, for rows that wait. `PageAllocator` owns the pages.
 Nodes hold only positions that no round writes. The first round of a prompt of P tokens writes KV from position P - 2
 on: the draft model's first step feeds the last two tokens (`DraftModelProposer`), also where its KV is behind and the
 result is dropped. So nodes end at P - 2 (`shared_pages`), and all later rounds write behind it.
+
+The tokens between the last node and the prompt's last token are its *tail*. Rows with equal prompts copy its KV from
+one another, because each goes on writing in its page.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from specpipe.engine.state.row_state import RowState
 
 PageKeys = tuple[bytes, ...]
 """Token ids of full pages, int32, one entry a page."""
@@ -22,22 +29,32 @@ def shared_pages(tokens: int, page_size: int) -> int:
     return max(0, tokens - 2) // page_size
 
 
-def page_keys(tokens: Sequence[int], page_size: int) -> PageKeys:
-    """Returns the token ids of the pages that a row with these tokens can share."""
+class PrefixKeys(NamedTuple):
+    """Token ids of a row that others may have in common with it."""
+
+    pages: PageKeys = ()
+    tail: bytes = b""
+    """Those behind the pages, up to the last token; empty for a row of one token."""
+
+
+def prefix_keys(tokens: Sequence[int], page_size: int) -> PrefixKeys:
+    """Returns the keys of a row with these tokens."""
     packed = array("i", tokens).tobytes()
     width = page_size * 4
-    return tuple(packed[i : i + width] for i in range(0, shared_pages(len(tokens), page_size) * width, width))
+    end = shared_pages(len(tokens), page_size) * width
+    return PrefixKeys(tuple(packed[i : i + width] for i in range(0, end, width)), packed[end:-4])
 
 
 class PrefixNode:
     """One page of a prefix. Nodes are compared by identity."""
 
-    __slots__ = ("children", "draft_valid", "key", "page", "parent", "pending", "refs", "target_valid")
+    __slots__ = ("children", "draft_valid", "key", "page", "parent", "pending", "refs", "tails", "target_valid")
 
     def __init__(self, parent: PrefixNode | None, key: bytes) -> None:
         """parent: None for the root, which stands before the first page."""
         self.parent, self.key = parent, key
         self.children: dict[bytes, PrefixNode] = {}
+        self.tails: dict[bytes, PrefixTail] | None = None
         self.page = 0
         """Page number; 0 without a page."""
         self.refs = 0
@@ -57,9 +74,42 @@ class PrefixNode:
     def remove_unused(self) -> None:
         """Removes the node, and parents that then have no use, from the tree."""
         node = self
-        while node.parent is not None and not (node.page or node.refs or node.pending or node.children):
+        while node.parent is not None and not (node.page or node.refs or node.pending or node.children or node.tails):
             del node.parent.children[node.key]
             node = node.parent
+
+
+class PrefixTail:
+    """The tail of equal prompts. Running rows have its KV in pages of their own."""
+
+    __slots__ = ("draft_valid", "key", "page", "parent", "pending", "prompt_tokens", "running", "sources")
+    refs = 0
+    """No block table holds the tail's page."""
+
+    def __init__(self, parent: PrefixNode, key: bytes, prompt_tokens: int) -> None:
+        self.parent, self.key = parent, key
+        self.prompt_tokens = prompt_tokens
+        self.page = 0
+        """A page with the target's KV of the tail that its last running row has left for waiting ones; 0 for none."""
+        self.draft_valid = 0
+        """Length below which that page and those before it have the draft model's KV, in tokens of the row."""
+        self.running = self.pending = 0
+        """Running and waiting rows with this prompt."""
+        self.sources: list[RowState] = []
+        """Running rows whose own page has the target's KV of the tail."""
+
+    def lose_page(self) -> int:
+        """Returns the page number and leaves the tail without a page."""
+        page, self.page = self.page, 0
+        self.draft_valid = 0
+        return page
+
+    def remove_unused(self) -> None:
+        """Removes the tail from the tree if no row needs it, and nodes that then have no use."""
+        tails = self.parent.tails
+        if tails is not None and not (self.page or self.running or self.pending):
+            del tails[self.key]
+            self.parent.remove_unused()
 
 
 class PrefixTree:
@@ -78,6 +128,18 @@ class PrefixTree:
             nodes.append(child)
             node = child
         return nodes
+
+    def tail(self, nodes: Sequence[PrefixNode], key: bytes, prompt_tokens: int) -> PrefixTail | None:
+        """Returns the tail behind these nodes; None for a prompt of one token."""
+        if not key:
+            return None
+        parent = nodes[-1] if nodes else self.root
+        if parent.tails is None:
+            parent.tails = {}
+        found = parent.tails.get(key)
+        if found is None:
+            found = parent.tails[key] = PrefixTail(parent, key, prompt_tokens)
+        return found
 
     def nodes(self) -> list[PrefixNode]:
         """Returns all nodes but the root, parents first."""

@@ -6,7 +6,7 @@ import copy
 
 from specpipe.core import Completion, FinishReason, Request, RowTiming
 from specpipe.engine.state.logprobs import RoundLogprobs, RowLogprobs
-from specpipe.engine.state.prefix_tree import PrefixNode
+from specpipe.engine.state.prefix_tree import PrefixNode, PrefixTail
 from specpipe.engine.state.text_decoder import TextDecoder
 
 
@@ -35,6 +35,7 @@ class RowState:
         "speculates",
         "stop_matcher",
         "submitted_at",
+        "tail",
         "target_valid",
     )
 
@@ -51,6 +52,9 @@ class RowState:
         self.speculates = True
         self.prefix: list[PrefixNode] = []
         """The row's first pages, which it shares with rows that begin with the same tokens."""
+        self.tail: PrefixTail | None = None
+        """The rest of the prompt, which rows with the same prompt copy; None once the row has generated tokens and
+        lost its slot."""
         self.cached_tokens = 0
         """Prompt tokens whose KV of the target another row computed."""
         self.proposed = self.accepted = 0
@@ -67,7 +71,9 @@ class RowState:
         """Returns the row without slot and KV, with the same tokens, counts and time of its first start."""
         other = copy.copy(self)
         other.capacity = other.target_valid = other.draft_valid = 0
-        if not other.generated:
+        if other.generated:
+            other.tail = None
+        else:
             other.cached_tokens = 0
         return other
 

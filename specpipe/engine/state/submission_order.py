@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specpipe.core import Request
-from specpipe.engine.state.prefix_tree import PageKeys
+from specpipe.engine.state.prefix_tree import PrefixKeys
 
 
-def submission_order(requests: Sequence[Request], keys: Sequence[PageKeys]) -> list[int]:
+def submission_order(requests: Sequence[Request], keys: Sequence[PrefixKeys]) -> list[int]:
     """Returns the indices of requests in the order in which they should start.
 
     Rows that may grow longest come first. Rows whose prompts begin with the same pages form a group, which stays
-    together and counts as its longest row; groups within groups likewise. keys: pages of each request that it can
-    share, none where prefixes are not shared.
+    together and counts as its longest row; groups within groups likewise. keys: those of each request, empty where
+    prefixes are not shared.
     """
     groups: dict[tuple[int, bytes], int] = {}
     paths: list[list[int]] = []
     members, longest, first = [len(requests)], [0], [0]
     for i, request in enumerate(requests):
         path = [0]
-        for key in keys[i]:
+        for key in filter(None, (*keys[i].pages, keys[i].tail)):
             group = groups.setdefault((path[-1], key), len(members))
             if group == len(members):
                 members.append(0)

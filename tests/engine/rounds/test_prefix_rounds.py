@@ -121,7 +121,8 @@ def test_pages_are_copied_in_all_layers_of_both_models(small_pair) -> None:
     pages = [pages for runner in (engine.target, engine.draft) for pages in runner._pages]
     assert sum(len(layers) for layers in pages) == 2 * (len(engine.target._attention) + len(engine.draft._attention))
     before = [x.clone() for x in pages]
-    engine._launcher.copy_pages([1, 3], [9, 2])
+    for runner in (engine.target, engine.draft):
+        runner.copy_pages(torch.tensor([1, 3]), torch.tensor([9, 2]))
     for old, new in zip(before, pages, strict=True):
         assert torch.equal(new[:, [9, 2]], old[:, [1, 3]]) and old[:, [1, 3]].any()
         old[:, [9, 2]] = new[:, [9, 2]]

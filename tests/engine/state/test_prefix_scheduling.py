@@ -34,6 +34,10 @@ class SimulatedKV:
         for position in range(start, stop):
             self._written[table[position // PAGE], position % PAGE] = tuple(tokens[: position + 1])
 
+    def copy(self, source: int, target: int) -> None:
+        for offset in range(PAGE):
+            self._written[target, offset] = self._written.get((source, offset), ())
+
     def check(self, table: Sequence[int], tokens: Sequence[int], stop: int) -> None:
         """Raises AssertionError unless all positions below `stop` hold these tokens."""
         for position in range(stop):
@@ -67,6 +71,13 @@ class SimulatedEngine:
         self.draft_tokens += self._prefill(self.draft, draft)
         scheduler.target_prefilled(target)
         scheduler.draft_prefilled(draft)
+        copies = scheduler.copy_tails()
+        for source, page in copies.target:
+            self.target.copy(source, page)
+        for source, page in copies.draft:
+            self.draft.copy(source, page)
+        for row in copies.rows:
+            self.draft.check(self._table(row), _tokens(row), row.draft_valid)
         scheduler.check_integrity()
         for row in list(scheduler.rows.values()):
             if row.prefilled:
@@ -124,16 +135,14 @@ def run(engine: SimulatedEngine, submissions: Sequence[Sequence[Request]], draft
 
 
 def distinct_tokens(requests: Sequence[Request], share: bool) -> int:
-    """Returns the prompt tokens that have to be prefilled: full pages of a prefix once."""
-    pages, tokens = set(), 0
+    """Returns the prompt tokens that have to be prefilled: full pages once, the rest once without the last token."""
+    pages, tails = set(), {}
     for request in requests:
-        prompt = request.prompt_token_ids
-        own = 0
-        for end in range(PAGE, len(prompt) - 1, PAGE):
-            own = end
-            pages.add((prompt[:end], 0 if share else request.row))
-        tokens += len(prompt) - 1 - own
-    return tokens + PAGE * len(pages)
+        prompt, row = request.prompt_token_ids, 0 if share else request.row
+        ends = range(PAGE, len(prompt) - 1, PAGE)
+        pages |= {(prompt[:end], row) for end in ends}
+        tails[prompt[:-1], row] = len(prompt) - 1 - PAGE * len(ends)
+    return sum(tails.values()) + PAGE * len(pages)
 
 
 @st.composite
@@ -165,11 +174,15 @@ def check_tree(
     run(engine, submissions, drafting)
     requests = [request for submission in submissions for request in submission]
     if pages >= 200:  # nothing is evicted and no row preempted
-        assert engine.target_tokens == distinct_tokens(requests, share)
+        distinct = distinct_tokens(requests, share)
+        repeated = sum(distinct_tokens(submission, share) for submission in submissions)
+        assert distinct <= engine.target_tokens <= repeated  # no row waits that would need the tail of a later prompt
+        assert engine.target_tokens == distinct or len(submissions) > 1
         prompts = sum(len(request.prompt_token_ids) - 1 for request in requests)
         assert engine.cached_tokens == prompts - engine.target_tokens
     if pages >= 200 and all(drafting):
-        assert engine.draft_tokens <= engine.target_tokens
+        # A source without the draft model's KV of its last prompt token is ready, but cannot be copied.
+        assert engine.draft_tokens <= engine.target_tokens + len(requests)
 
 
 TREES = {
