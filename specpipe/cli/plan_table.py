@@ -65,8 +65,9 @@ def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None
     speculation = f"{plan.policy}, K up to {plan.k}" if plan.k else "off: plain decoding"
     samples = f", {plan.samples:,} samples of each prompt," if plan.samples > 1 else ""
     done = f", {plan.done_shards:,} of them done" if plan.done_shards else ""
+    repeated = f"; about {plan.shared_prompts:.0%} of the prompts repeat the row before and are computed once"
     for left, right in (
-        ("rows", f"{plan.rows:,}{samples} in {plan.files:,} file(s)"),
+        ("rows", f"{plan.rows:,}{samples} in {plan.files:,} file(s)" + repeated * (plan.shared_prompts >= 0.01)),
         ("shards", f"{plan.shards:,}{done}"),
         ("workers", f"{plan.workers:,} on {plan.device}, {plan.slots} slots each"),
         ("models", f"{plan.target}{draft} ({plan.dtype})"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specpipe.core import DeviceName, Shard
-from specpipe.data import InputFile, kept_schema, list_files, plan_shards, require_prompt_column, shared_blocks
+from specpipe.data import Blocks, InputFile, kept_schema, list_files, plan_shards, require_prompt_column, shared_blocks
 from specpipe.errors import DataError, ModelError
 from specpipe.job import JobSpec
 from specpipe.models.generation import generation_defaults
@@ -48,8 +48,13 @@ class PreparedJob:
         the output distribution whichever model drafts."""
         return {**self.job.tuning(), "model.draft_revision": self.draft.revision if self.draft else None}
 
-    def shards(self, *, workers: int, device: DeviceName) -> tuple[Shard, ...]:
-        """Divides the dataset into shards. Raises DataError when it has no row."""
+    def shared_blocks(self) -> Blocks | None:
+        """Reads the prompts and returns what each shares with the row before; None where nothing is to be shared."""
+        job = self.job
+        return shared_blocks(self.files, job.data.prompt, job.data.limit) if job.workers.share_prefixes else None
+
+    def shards(self, shared: Blocks | None, *, workers: int, device: DeviceName) -> tuple[Shard, ...]:
+        """Divides the dataset into shards. shared: from `shared_blocks`. Raises DataError when it has no row."""
         job = self.job
         shards = plan_shards(
             self.files,
@@ -59,7 +64,7 @@ class PreparedJob:
             workers=workers,
             limit=job.data.limit,
             samples=job.sampling.n,
-            shared=shared_blocks(self.files, job.data.prompt, job.data.limit),
+            shared=shared,
         )
         if not shards:
             raise DataError(f"data.path {job.data.path} has no rows; expected at least one")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specpipe.core import DTYPE_BYTES, DeviceName, DtypeName, EngineConfig, SamplingParams, resolve_dtype
+from specpipe.data import shared_share
 from specpipe.errors import ModelError
 from specpipe.job import JobSpec
 from specpipe.models.generation import generation_defaults
@@ -33,6 +34,8 @@ class RunPlan:
     """Output rows: all samples of every input row."""
     samples: int
     """Samples of each input row."""
+    shared_prompts: float
+    """Estimated share of all prompts that repeats the beginning of the row before, 0 to 1. Workers compute it once."""
     shards: int
     done_shards: int
     """Shards that earlier starts have published."""
@@ -69,18 +72,20 @@ def plan_run(job: JobSpec) -> RunPlan:
     elastic = "RAY_ADDRESS" in os.environ
     placement = place(job, cpus=len(os.sched_getaffinity(0)), gpus=gpus, elastic=elastic)
     manifest = read_manifest(folder)
+    shared = prepared.shared_blocks()
     if manifest is not None:
         check_resumable(manifest, prepared.identity, folder)
         shards = manifest.shards
         done = len(read_ledger(folder, shards, manifest.run_id))
     else:
-        shards = prepared.shards(workers=placement.workers, device=placement.device)
+        shards = prepared.shards(shared, workers=placement.workers, device=placement.device)
         done = 0
     dtype = resolve_dtype(job.model.dtype, placement.device)
     return RunPlan(
         files=len(prepared.files),
         rows=sum(shard.rows for shard in shards),
         samples=job.sampling.n,
+        shared_prompts=shared_share(shared, prepared.files),
         shards=len(shards),
         done_shards=done,
         workers=placement.workers,

@@ -197,7 +197,7 @@ class Run:
         prepared = self._prepared
         if self._manifest is not None:
             return replace(self._manifest, tuning=prepared.tuning)
-        shards = prepared.shards(workers=placement.workers, device=placement.device)
+        shards = prepared.shards(prepared.shared_blocks(), workers=placement.workers, device=placement.device)
         synthetic = self._job.speculation.method == "synthetic"
         manifest = new_manifest(prepared.identity, prepared.tuning, shards, synthetic=synthetic)
         # A run whose manifest was deleted has published parts.

@@ -94,3 +94,21 @@ def test_dtype_and_memory_are_those_of_the_workers_device(tmp_path: Path, monkey
     assert (cpu.device, cpu.dtype, cuda.device, cuda.dtype) == ("cpu", "float32", "cuda", "bfloat16")
     assert cpu.kv_bytes == 2 * cuda.kv_bytes > 0
     assert cpu.weight_bytes == 2 * cuda.weight_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("override", "repeated"),
+    [((), "about 63% of the prompts repeat the row before"), (("workers.share_prefixes=false",), "")],
+)
+def test_plan_tells_how_much_of_the_prompts_is_repeated(
+    tmp_path: Path, override: tuple[str, ...], repeated: str
+) -> None:
+    make_job(tmp_path)
+    data = tmp_path / "shots.jsonl"
+    data.write_text("".join(json.dumps({"prompt": "shot " * 400 + f"{i}" * 500}) + "\n" for i in range(9)))
+    found = plan(tmp_path, f"data.path={data}", *override)
+    shown = io.StringIO()
+    print_plan("job", found, Console(file=shown, width=200))
+    text = " ".join(shown.getvalue().split())
+    assert ("repeat" in text) == bool(repeated)
+    assert repeated in text
