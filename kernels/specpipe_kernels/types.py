@@ -128,7 +128,11 @@ class SlotTensors(NamedTuple):
 
 
 class PrefixArgs(NamedTuple):
-    """Groups of rows whose block tables begin with the same pages; R rows, a row in one group at most."""
+    """Groups of rows whose block tables begin with the same pages; R rows, a row in one group at most.
+
+    No mask hides shared tokens from a member's queries: their positions are the last shared one's or later, or all
+    negative (a row that is not ready).
+    """
 
     prefix_pages: Tensor
     """[R] int64: leading pages of the row that its group shares; 0 for a row in no group."""

@@ -94,8 +94,9 @@ def _prefix_attention_kernel(
         ready = valid & (position >= 0)
         q = load_queries(queries, token, head, ready, SIZES)
 
-        begin = split * chunk * BLOCKS
-        stop = tl.minimum(begin + chunk * BLOCKS, group_pages * BLOCKS)
+        split_blocks = tl.cdiv(group_pages, splits) * BLOCKS  # equal splits, none with a few pages left over
+        begin = split * split_blocks
+        stop = tl.minimum(begin + split_blocks, group_pages * BLOCKS)
         if WINDOW > 0:
             earliest = tl.min(tl.where(ready, position, 2147483647), 0)
             begin = tl.maximum(begin, tl.maximum(earliest - WINDOW + 1, 0) // BLOCK_N)
