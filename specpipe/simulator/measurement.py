@@ -16,7 +16,8 @@ from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rou
 _NOISE = 0.03  # standard deviation of measured seconds, log-normal
 _HICCUP = 0.002  # share of rounds that are measured three times as long
 _AT_ONCE = 512  # rounds whose noise is drawn together
-_PROFILED_PREFILLS = (16, 128, 1024)  # tokens
+_PROFILED_PREFILLS: tuple[int, ...] = (16, 128, 1024)  # tokens
+_STARTING_FACTOR = 6.0  # slowdown of plain rounds in the start-up profile of a busy CPU; measured: 5 to 7
 _BUSY_ROUNDS, _QUIET_ROUNDS = 80.0, 160.0  # mean length of a neighbour's burst and of the pause, in plain rounds
 _BUSY_FACTOR = (1.6, 2.6)  # range of the slowdown of a burst
 _BURSTS = 400  # drawn for a run
@@ -103,16 +104,18 @@ class Measurement:
 
 
 def start_profile(scenario: Scenario) -> Profile:
-    """Returns the start-up profile of a worker, with one measurement error per point; empty if the scenario has none.
+    """Returns the start-up profile of a worker, with one measurement error per point.
 
-    A profile measures a few rounds on a machine without load.
+    It measures a few rounds on a machine without load, or the first ones of a process on a CPU: those of plain decoding
+    take so long that no time is left for drafts and prefills.
     """
-    if not scenario.profiled:
+    if scenario.profile == "none":
         return Profile()
-    machine, context = scenario.machine, float(PROFILED_CONTEXT)
+    machine, context, slowdown, prefills = scenario.machine, float(PROFILED_CONTEXT), 1.0, _PROFILED_PREFILLS
     shapes = rounds_to_profile(scenario.slots, scenario.max_k, scenario.proposers)
-    timed = _off(scenario, np.array([machine.profiled(who, k, rows, context) for rows, who, k in shapes]))
-    prefills = _off(scenario, np.array([machine.prefill_s(tokens, 1.0) for tokens in _PROFILED_PREFILLS]))
+    if scenario.profile == "slow plain rounds":
+        shapes, slowdown, prefills = [shape for shape in shapes if shape[1] == "none"], _STARTING_FACTOR, ()
+    timed = _off(scenario, [slowdown * machine.profiled(who, k, rows, context) for rows, who, k in shapes])
     return Profile(
         rounds=tuple(
             CostPoint(proposer=who, k=k, running=rows, context=context, rounds=5, seconds=5 * seconds)
@@ -120,15 +123,17 @@ def start_profile(scenario: Scenario) -> Profile:
         ),
         draft_prefills=tuple(
             PrefillPoint(forwards=1, tokens=tokens, seconds=seconds)
-            for tokens, seconds in zip(_PROFILED_PREFILLS, prefills, strict=True)
+            for tokens, seconds in zip(
+                prefills, _off(scenario, [machine.prefill_s(tokens, 1.0) for tokens in prefills]), strict=True
+            )
         ),
     )
 
 
-def _off(scenario: Scenario, seconds: Array) -> list[float]:
+def _off(scenario: Scenario, seconds: list[float]) -> list[float]:
     """Returns seconds with measurement errors."""
     errors = np.random.default_rng([scenario.seed, 3]).standard_normal(len(seconds))
-    off: list[float] = (seconds * np.exp(_NOISE * errors)).tolist()
+    off: list[float] = (np.array(seconds) * np.exp(_NOISE * errors)).tolist()
     return off
 
 

@@ -52,8 +52,8 @@ class Scenario:
     """The first rounds of a shape take ten times as long."""
     cache: str = "empty"
     """Costs that earlier runs have left: "empty", "slower machine" or "one slow round"."""
-    profiled: bool = True
-    """The worker has a start-up profile."""
+    profile: str = "whole"
+    """Start-up profile of the worker: "whole", "slow plain rounds" or "none"."""
     prefill_budget: int = field(default_factory=lambda: EngineConfig().prefill_budget)
     """Largest number of tokens that each model prefills in a step."""
     page_size: int = 0
@@ -146,7 +146,7 @@ def _scenario(
     output = float(np.mean([entry["output"] for entry in kinds]))
     rows = max(shards, int(slots * max(family.get("rows", 1), LEAST_ROUNDS * fastest / output)))
     shard = np.arange(rows) * shards // rows
-    kind = rng.integers(len(kinds), size=rows) if family.get("mixed") else shard % len(kinds)
+    kind = rng.integers(len(kinds), size=rows) if _one(rng, family.get("mixed")) else shard % len(kinds)
     bounds = np.array([[*entry["input"], *entry["output"]] for entry in kinds])[kind]
     return Scenario(
         family=name,
@@ -166,7 +166,7 @@ def _scenario(
         neighbours=bool(family.get("neighbours", False)),
         slow_first_rounds=bool(family.get("slow_first_rounds", False)),
         cache=str(family.get("cache", "empty")),
-        profiled=bool(family.get("profiled", True)),
+        profile=str(family.get("profile", "whole")),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from specpipe.simulator.machine import RecordedMachine, TableMachine, read_machine
 from specpipe.simulator.measurement import Measurement
-from specpipe.simulator.scenarios import load_scenarios
+from specpipe.simulator.scenarios import BUILT_IN, load_scenarios
 
 TABLES = {
     "verify": [[1, 4e-3], [256, 8e-3]], "draft": [[1, 1e-3], [256, 2e-3]], "kv": 3e-8, "draft_kv": 8e-9,
@@ -52,3 +53,39 @@ def test_recorded_residuals_are_measured_in_their_order(tmp_path: Path) -> None:
     factors = [measurement.round_s("draft", 2, 8, seconds) / seconds for _ in range(len(machine.measured))]
     start = int(np.argmin(np.abs(machine.measured - factors[0])))
     assert factors == pytest.approx(np.roll(machine.measured, -start))
+
+
+H200 = json.loads(BUILT_IN.with_name("h200_rounds.json").read_text())
+KS = [("none", 0), *(("draft", k) for k in range(1, 6))]
+
+
+def test_h200_machine_returns_the_recorded_medians() -> None:
+    machine, visits = RecordedMachine(H200), defaultdict(list)
+    for visit in H200["visits"]:
+        visits[visit["k"], visit["rows"]].append(visit)
+    for (k, rows), some in visits.items():
+        for visit in some:
+            seconds = machine.seconds("draft" if k else "none", k, rows, np.mean(visit["context"]))
+            off = 0.025 if len(some) > 1 else 0.005  # two contexts share a straight line
+            assert seconds == pytest.approx(1e-6 * np.median(visit["us"]), rel=off), visit
+    assert machine.prefill_s(8192, 1.0) == pytest.approx(0.0285, rel=0.05)
+
+
+def test_h200_machine_interpolates_where_no_round_was_recorded() -> None:
+    machine = RecordedMachine(H200)
+    seconds = np.array(
+        [[[machine.seconds(who, k, n, c) for c in (64, 500, 1500)] for n in range(1, 257)] for who, k in KS]
+    )
+    assert seconds.min() > 4e-3 and seconds.max() < 0.1
+    for axis, least in enumerate((5e-4, -5e-5, 0.0)):  # K, rows (the medians of 1 and 2 rows differ by -40 us), context
+        assert np.diff(seconds, axis=axis).min() > least
+    assert np.diff(np.log(seconds), axis=1).max() < 0.03  # one row more
+
+
+def test_h200_residuals_replay_the_recorded_rounds_in_order() -> None:
+    machine, us = RecordedMachine(H200), [us for visit in H200["visits"] for us in visit["us"]]
+    assert machine.measured is not None and len(machine.measured) == len(us)
+    assert 0.01 < np.std(np.log(machine.measured)) < 0.05
+    first = H200["visits"][0]
+    true = [machine.seconds("none", 0, 16, c) for c in np.linspace(*first["context"], len(first["us"]))]
+    assert true * machine.measured[: len(true)] == pytest.approx(1e-6 * np.array(first["us"]))

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from specpipe.cli.main import main
 from specpipe.core import ProposerName, SpeculationPlan
 from specpipe.errors import JobError
+from specpipe.simulator.measurement import start_profile
 from specpipe.simulator.runs import SimulatedRuns
 from specpipe.simulator.scenarios import BUILT_IN, Scenario, families, load_scenarios
 from specpipe.simulator.simulation import SimulationResult, simulate, simulate_all
@@ -117,6 +118,15 @@ def test_policy_ends_every_row_of_a_disturbed_machine(family: str) -> None:
     engine = runs.run_policy(policy, lambda step: ended.extend(row.request.seed for row in step.completions))
     assert sorted(ended) == list(range(len(chosen.output)))
     assert 0 < runs.warm_up_s < engine.seconds
+
+
+def test_start_profile_of_a_busy_cpu_has_slow_plain_rounds_only() -> None:
+    chosen = scenario("cache of one slow round")
+    profile = start_profile(chosen)
+    assert profile.rounds and not profile.draft_prefills
+    for point in profile.rounds:
+        usual = chosen.machine.seconds("none", 0, int(point.running), point.context)
+        assert point.k == 0 and point.seconds / point.rounds > 5 * usual
 
 
 SMALL = """
