@@ -15,7 +15,7 @@ from specpipe.report.number_format import decimal, percent
 from specpipe.report.plots import bars_across, plot
 from specpipe.report.run_source import RunSource
 from specpipe.report.timeline_section import timeline_figure
-from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.round_costs import RoundCosts
 from specpipe.telemetry.shard_table import total
 
 _MAX_BARS = 7  # fixed K shown beside the run
@@ -42,7 +42,7 @@ class FixedKComparison:
 
 
 def compare_with_fixed_k(
-    samples: Array, costs: CostTable, conditional: Sequence[float], proposer: ProposerName, context: float
+    samples: Array, costs: RoundCosts, conditional: Sequence[float], proposer: ProposerName, context: float
 ) -> FixedKComparison:
     """Estimates the run's decoding speed and that of every fixed K.
 
@@ -58,7 +58,7 @@ def compare_with_fixed_k(
     """
     tokens, rows, k = samples[samples[:, 1] > 0].T
     slots, max_k = int(np.ceil(rows.max())), len(conditional)
-    round_s = costs.grid(proposer=proposer, max_k=max_k, slots=slots, context=context).seconds
+    round_s = costs.grid(proposer=proposer, max_k=max_k, slots=slots, context=context)
     tokens_per_row = np.concatenate([[1.0], 1.0 + np.cumsum(np.cumprod(conditional))])
     token_s = round_s / (np.maximum(np.arange(slots + 1), 1) * tokens_per_row[:, None])  # [K + 1, N + 1]
     occupied = np.clip(np.rint(rows), 1, slots).astype(int)

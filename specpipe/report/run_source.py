@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.round_costs import RoundCosts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class RunSource:
     """telemetry/shards.parquet: one row for each published shard."""
     timelines: Sequence[pa.Table]
     """telemetry/timeline-*.parquet: one table for each start, in order."""
-    costs: CostTable | None = None
+    costs: RoundCosts | None = None
     """Seconds of rounds on the hardware that ran most of them; None without telemetry/costs.json."""
     errors: Sequence[ErrorExample] = ()
     """Some of the failed rows."""

@@ -10,8 +10,8 @@ import numpy as np
 from specpipe.arrays import Array
 from specpipe.core import CostPoint, PrefillPoint, Profile, ProposerName
 from specpipe.simulator.scenarios import Scenario
-from specpipe.speculation.estimates.cost_table import CostTable
 from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
+from specpipe.speculation.estimates.round_costs import RoundCosts
 
 _NOISE = 0.03  # standard deviation of measured seconds, log-normal
 _HICCUP = 0.002  # share of rounds that are measured three times as long
@@ -137,21 +137,17 @@ def _off(scenario: Scenario, seconds: list[float]) -> list[float]:
     return off
 
 
-def cached_costs(scenario: Scenario) -> CostTable:
+def cached_costs(scenario: Scenario) -> RoundCosts:
     """Returns the costs that earlier runs left in the cache, as the scenario says."""
-    machine, rows = scenario.machine, [2**i for i in range(int(math.log2(scenario.slots)) + 1)]
+    rows = [2**i for i in range(int(math.log2(scenario.slots)) + 1)]
     if scenario.cache == "slower machine":
         choices: list[tuple[ProposerName, int]] = [("none", 0)]
         choices += [(who, k) for who in scenario.proposers for k in range(1, scenario.max_k + 1)]
-        table = CostTable(_points(scenario, 64, 2.0, who, k, n) for who, k in choices for n in rows)
-        return table.with_prefills(
-            PrefillPoint(forwards=1, tokens=tokens, seconds=2 * machine.prefill_s(tokens, 1.0))
-            for tokens in _PROFILED_PREFILLS
-        )
+        return RoundCosts(_points(scenario, 64, 2.0, who, k, n) for who, k in choices for n in rows).as_prior()
     if scenario.cache == "one slow round":  # a run of a few rows decoded plainly after its first draft round
         plain = [_points(scenario, 40, 1.0, "none", 0, n) for n in rows if n <= 8]
-        return CostTable([*plain, _points(scenario, 1, _FIRST_FACTOR, scenario.proposers[0], 2, 1)])
-    return CostTable()
+        return RoundCosts([*plain, _points(scenario, 1, _FIRST_FACTOR, scenario.proposers[0], 2, 1)]).as_prior()
+    return RoundCosts()
 
 
 def _points(scenario: Scenario, rounds: int, slowdown: float, who: ProposerName, k: int, rows: int) -> CostPoint:

@@ -12,9 +12,8 @@ from specpipe.speculation.policies.policy import Policy
 
 REPLAN_ROUNDS = 16
 """Rounds between two plans; fewer at first, while each round adds much evidence."""
-MOSTLY_NEW = 0.9
-"""Share of new rows above which the plan in force gets no hysteresis: it was made for other rows."""
-_SHARE = 0.02  # largest share of time spent on planning
+PLANNING_SHARE = 0.02
+"""Largest share of time spent on planning."""
 
 
 def rounds_to_plan(rounds: int) -> int:
@@ -82,15 +81,13 @@ class Tuner:
         began = self._clock()
         self._since = 0
         self._observer.add(self._recent.take())
-        in_force = self.plan
-        if admit_rows and self._observer.admit_rows(queue_depth=self.queue_depth) > MOSTLY_NEW:
-            in_force = None
-        plan = self._policy.plan(self._observer.policy_inputs(queue_depth=self.queue_depth, plan=in_force))
+        if admit_rows:
+            self._observer.admit_rows(queue_depth=self.queue_depth)
+        self.plan = self._policy.plan(self._observer.policy_inputs(queue_depth=self.queue_depth))
         now = self._clock()
         self.planning_s += now - began
-        self._next = now + (now - began) / _SHARE if self._rounds >= REPLAN_ROUNDS else 0.0
-        self.plan = plan
-        return plan
+        self._next = now + (now - began) / PLANNING_SHARE if self._rounds >= REPLAN_ROUNDS else 0.0
+        return self.plan
 
     def evidence(self) -> Evidence:
         """Returns and clears the evidence since the last call, for the driver."""

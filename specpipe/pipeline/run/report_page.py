@@ -16,7 +16,7 @@ from specpipe.pipeline.run.inspection import view_run
 from specpipe.pipeline.store.folder import COSTS, REPORT, RunFolder
 from specpipe.pipeline.store.manifest import Manifest
 from specpipe.pipeline.store.timeline_file import read_timelines
-from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.round_costs import RoundCosts
 
 if TYPE_CHECKING:
     from specpipe.report import ErrorExample, RunSource
@@ -65,14 +65,14 @@ def _source(
     )
 
 
-def read_costs(folder: RunFolder) -> CostTable | None:
-    """Returns the round costs of the hardware that ran most rounds; None without a readable table."""
+def read_costs(folder: RunFolder) -> RoundCosts | None:
+    """Returns the round costs of the hardware that ran most rounds; None without a readable file."""
     try:
-        tables = json.loads(folder.read(COSTS) or b"{}").values()
-        most = max(tables, key=lambda table: sum(cell["rounds"] for cell in table["cells"]), default=None)
-        return most and CostTable.from_json(most)
+        known = json.loads(folder.read(COSTS) or b"{}").values()
+        most = max(known, key=lambda costs: costs["rounds"], default=None)
+        return most and RoundCosts.from_json(most)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warning("%s is not a table of round costs and is ignored: %s", folder.file(COSTS), error)
+        log.warning("%s holds no round costs that this version can read and is ignored: %s", folder.file(COSTS), error)
         return None
 
 

@@ -171,7 +171,7 @@ class Run:
             self._log_where_worker_logs_are()
         self._publish_tuning()
         if cache is not None:
-            cache.save(self._estimates.tables)
+            cache.save(self._estimates.costs)
         result = self.close("interrupted" if self._result.interrupted else None)
         self._progress_file.end(result.state, result.exit_code)
         return result
@@ -270,7 +270,7 @@ class Run:
     def _publish_tuning(self) -> None:
         """Publishes the timeline, with the decisions of the policy, and the measured round costs."""
         self._timeline_file.publish()
-        publish_costs(self._folder, self._estimates.tables)
+        publish_costs(self._folder, self._estimates.costs)
 
     def _publish_results(self, state: EndState | None) -> Mapping[str, Any]:
         """Publishes the shard table, summary.json and report.html, and returns the summary."""

@@ -14,13 +14,17 @@ from typing import Any
 
 from specpipe import __version__
 from specpipe.cache import cache_folder
-from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.round_costs import RoundCosts
 
 log = logging.getLogger(__name__)
 
 
+MIN_ROUNDS = 100
+"""Measured rounds of a run from which its costs are stored: the first rounds are no measure of later ones."""
+
+
 class CostCache:
-    """Cost tables of one pair of models. A file that cannot be read or written causes a warning only."""
+    """Round costs of one pair of models. A file that cannot be read or written causes a warning only."""
 
     def __init__(self, pair: Mapping[str, Any], folder: Path | None = None) -> None:
         """`pair`: settings that round costs depend on besides hardware, such as model revisions, dtypes and method."""
@@ -32,32 +36,32 @@ class CostCache:
         key = json.dumps({**self._pair, "hardware": hardware}, sort_keys=True)
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
-    def load(self, hardware: str) -> CostTable:
-        """Returns the costs measured on this hardware; an empty table without any."""
+    def load(self, hardware: str) -> RoundCosts:
+        """Returns the costs measured on this hardware, as a prior; without any, costs without measurements."""
         path = self._path(hardware)
         try:
-            return CostTable.from_json(json.loads(path.read_bytes()))
+            return RoundCosts.from_json(json.loads(path.read_bytes())).as_prior()
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("%s is not a table of round costs and is ignored: %s", path, error)
-        return CostTable()
+            log.warning("%s holds no round costs that this version can read and is ignored: %s", path, error)
+        return RoundCosts()
 
-    def save(self, tables: Mapping[str, CostTable]) -> None:
-        """Replaces each hardware's file atomically: of two runs that end together, one table remains."""
-        for hardware, table in tables.items():
-            if table:
-                self._save(self._path(hardware), table)
+    def save(self, costs: Mapping[str, RoundCosts]) -> None:
+        """Replaces each hardware's file atomically: of two runs that end together, one file remains."""
+        for hardware, known in costs.items():
+            if known.rounds >= MIN_ROUNDS:
+                self._save(self._path(hardware), known)
 
     @staticmethod
-    def _save(path: Path, table: CostTable) -> None:
+    def _save(path: Path, costs: RoundCosts) -> None:
         """Writes one file atomically, or logs a warning."""
         temporary = ""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".costs-")
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(table.to_json(), file)
+                json.dump(costs.to_json(), file)
             os.replace(temporary, path)
         except OSError as error:
             log.warning("round costs cannot be written to %s: %s", path, error)

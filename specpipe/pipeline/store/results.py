@@ -13,7 +13,7 @@ from specpipe.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INCOMPLETE, EXIT_IN
 from specpipe.pipeline.store.folder import COSTS, SHARDS, SUMMARY, RunFolder
 from specpipe.pipeline.store.manifest import Manifest
 from specpipe.pipeline.store.timeline_file import parquet_bytes, peak_of
-from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.round_costs import RoundCosts
 from specpipe.telemetry.run_summary import RunFacts, summarise
 
 
@@ -64,9 +64,9 @@ def publish_results(folder: RunFolder, shards: pa.Table, summary: Mapping[str, A
     folder.publish(SUMMARY, (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def publish_costs(folder: RunFolder, tables: Mapping[str, CostTable]) -> None:
+def publish_costs(folder: RunFolder, costs: Mapping[str, RoundCosts]) -> None:
     """Publishes measured round costs by hardware, from which the report compares values of K."""
-    measured = {hardware: table.to_json() for hardware, table in sorted(tables.items()) if table}
+    measured = {hardware: known.to_json() for hardware, known in sorted(costs.items()) if known}
     if measured:
         folder.publish(COSTS, (json.dumps(measured, indent=1) + "\n").encode())
 

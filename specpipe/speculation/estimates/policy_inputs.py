@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, ProposerName, SpeculationPlan
-from specpipe.speculation.estimates.acceptance_estimate import AcceptanceEstimate
-from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, ProposerName
+from specpipe.speculation.estimates.acceptance import Acceptance
+from specpipe.speculation.estimates.round_costs import RoundCosts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,10 +21,10 @@ class PolicyInputs:
     """Slots of the worker: the most rows that run at once."""
     queue_depth: float
     """Rows running + rows waiting in the worker + rows not yet handed out over live workers."""
-    acceptance: Mapping[ProposerName, AcceptanceEstimate] = field(default_factory=dict)
-    """Decayed acceptance of every proposer of the worker, without "none"."""
-    costs: CostTable | None = None
-    """Round costs of this worker; None before any measurement."""
+    acceptance: Mapping[ProposerName, Acceptance] = field(default_factory=dict)
+    """Acceptance of every proposer of the worker, without "none"."""
+    costs: RoundCosts = field(default_factory=RoundCosts)
+    """Round costs of this worker; false before any measurement."""
     occupancy: int = 0
     """Rows of the latest round; 0 before any."""
     context: float = 256.0
@@ -41,10 +41,16 @@ class PolicyInputs:
     """Largest number of tokens that the draft model catches up in a round."""
     rounds: int = 0
     """Rounds that the worker has run."""
-    plan: SpeculationPlan | None = None
-    """The plan in force."""
 
     @property
     def running(self) -> int:
         """Running rows: those of the latest round, or all slots before it, limited by the rows that are left."""
         return max(1, min(self.occupancy or self.slots, self.slots, round(self.queue_depth)))
+
+    @property
+    def prefill_per_token(self) -> float:
+        """Tokens that the draft model prefills per token still to be generated, if it is in use from now on."""
+        n = self.running
+        waiting = max(0.0, self.queue_depth - n)
+        missing = n * self.behind + waiting * self.input_tokens
+        return missing / max(1.0, n * min(self.left, self.output_tokens) + waiting * self.output_tokens)

@@ -6,29 +6,36 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from specpipe.core import Exploration, ProposerName
-from specpipe.speculation.estimates.cost_table import CostTable
-from specpipe.speculation.estimates.policy_inputs import PolicyInputs
-from specpipe.speculation.policies.throughput import ProposerChoice, RemainingWork, expected_tokens, prefill_s
+import numpy as np
 
-EXPLORE_SHARE = 0.01
-"""Largest share of rounds spent on trials. Of the seconds, with catching up, at most half of this share is lost."""
-EARLY_ROUNDS = 64
-EARLY_SHARE = 1 / 16
-"""Share of trials in a worker's first EARLY_ROUNDS rounds: their evidence is of use for longest."""
-FIRST_INTERVAL = 16
-"""Largest interval in rounds until the first trial of a proposer without evidence, or of new rows, at any cost."""
-MAX_INTERVAL = 4096
-"""Largest interval between trials, in rounds: the estimated cost of a trial may be wrong too."""
-TRIAL_ROUNDS = 4
-"""Rounds of a trial that needs catching up, which is paid once a trial."""
-TRIAL_TOKENS = 1024
-"""Smallest number of tokens that a trial catches up."""
-TRIAL_ROWS = 4
-"""Rows of mean length that the draft model catches up for a trial. Shorter rows come first."""
-OPTIMISTIC_SECONDS = 0.1
-"""Largest relative error assumed for the seconds of a round that was never timed; after n timed rounds near by it is
-divided by √(n + 1)."""
+from specpipe.arrays import Array
+from specpipe.core import Exploration, ProposerName
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+
+HOPED_ACCEPTANCE, HOPE_WEIGHT = 0.85, 16.0
+"""Acceptance that a trial may find, and the observations of a position at which half of this hope is left."""
+EXPLORE_SHARE = 0.005
+"""Largest share of rounds spent on trials, if their intervals are not limited by the next line."""
+FIRST_INTERVAL, MAX_INTERVAL = 16, 4096
+"""Rounds until the first trial of a proposer, and most rounds between two; at first as many as the worker has run."""
+MOSTLY_NEW = 0.9
+"""Share of new rows from which a proposer counts as not seen."""
+TRIAL_ROUNDS, TRIAL_ROWS = 2, 2
+"""Rounds of a trial that needs catching up, which is paid once, and rows of mean length that catch up for it."""
+
+
+class DraftRates(NamedTuple):
+    """Estimates of one proposer."""
+
+    proposer: ProposerName
+    rate: Array
+    """[K + 1, N + 1] expected tokens per second."""
+    tokens: Array
+    """[K + 1] expected tokens of a row's round."""
+    seconds: Array
+    """[K + 1, N + 1] seconds of a round."""
+    prefill_s: float
+    """Seconds of a draft prefill per token."""
 
 
 class _Trial(NamedTuple):
@@ -39,88 +46,56 @@ class _Trial(NamedTuple):
     times: int
     """Consecutive rounds."""
     gain: float
-    """Optimistic share of time saved."""
-    lost: float
-    """Expected loss in seconds."""
+    """Share of time that it may save."""
     rounds: float
     """Rounds charged to the budget."""
 
 
-def explore(
-    best: ProposerChoice,
-    choices: Sequence[ProposerChoice],
-    work: RemainingWork,
-    costs: CostTable,
-    *,
-    share: float,
-    min_gain: float,
-) -> Exploration | None:
-    """Returns the trial with the best ratio of optimistic gain to cost, or None if no trial is worth its cost.
+def explore(best: DraftRates, k: int, choices: Sequence[DraftRates], inputs: PolicyInputs) -> Exploration | None:
+    """Returns the trial with the highest ratio of possible gain to cost, or None if no other choice may be better.
 
-    best: the plan's choice; share: largest share of rounds for trials; min_gain: smallest relative gain of interest.
+    best, k: proposer and K of the plan.
     """
-    inputs, n = work.inputs, work.n
-    now = float(best.token_s[best.ks[n], n])
-    for ignore_costs in (False, True):  # plausible trials first
-        limits = (best, work, costs, now / (1 + min_gain), ignore_costs)
-        trials = [trial for choice in choices for trial in _trials(choice, *limits)]
-        if trials:
-            break
+    trials = [trial for choice in choices for trial in _trials(choice, best, k, inputs)]
+    hopeful = [trial for trial in trials if trial.gain > 0]
+    others = [trial for trial in trials if not trial.k or not k or trial.proposer != best.proposer]
+    most = min(max(FIRST_INTERVAL, inputs.rounds), MAX_INTERVAL)
+    if hopeful:
+        found = max(hopeful, key=lambda trial: trial.gain / trial.rounds)
+        every = min(max(found.rounds / EXPLORE_SHARE, 2 * found.times), most)
+    elif others:  # the estimates may be wrong
+        found, every = max(others, key=lambda trial: trial.gain), float(most)
     else:
         return None
-    found = max(trials, key=lambda trial: trial.gain / trial.rounds)
-    if found.gain * float(work.ahead.sum()) * now < found.lost:
-        return None
-    every = 2 ** math.ceil(math.log2(found.rounds / share))  # a power of 2, so that most new plans keep the phase
-    every = min(every, MAX_INTERVAL)
-    if found.k and (inputs.plan is None or inputs.acceptance[found.proposer].has_no_data):
+    if found.k and inputs.acceptance[found.proposer].unseen > MOSTLY_NEW:
         every = min(every, FIRST_INTERVAL)
     return Exploration(
         k=found.k,
         proposer=found.proposer if found.k else "none",
         rounds=found.times,
-        every=every,
-        catch_up=None if best.proposer == "draft" and best.ks[n] else trial_tokens(inputs),
+        every=2 ** math.floor(math.log2(every)),  # a power of 2, so that most new plans keep the phase
+        catch_up=None if best.proposer == "draft" and k else _trial_tokens(inputs),
     )
 
 
-def _trials(
-    choice: ProposerChoice,
-    best: ProposerChoice,
-    work: RemainingWork,
-    costs: CostTable,
-    max_token_s: float,
-    ignore_costs: bool,
-) -> Iterator[_Trial]:
-    """Yields each K of a proposer, other than the plan's, whose optimistic seconds per token are below `max_token_s`.
-
-    ignore_costs: assume that rounds that were never timed take as long as plain decoding and that draft prefills are
-    free. Such trials correct cost estimates that are far off.
-    """
-    inputs, n, proposer = work.inputs, work.n, choice.proposer
-    drafting, catching_up, times = float(n), 0.0, 1
-    if proposer == "draft" and inputs.behind > 1 and not (best.proposer == "draft" and best.ks[n]):
-        tokens = min(n * inputs.behind, trial_tokens(inputs))
-        drafting, catching_up = tokens / inputs.behind, costs.draft_prefill.seconds(float(tokens), 1.0)
-        times = TRIAL_ROUNDS if inputs.rounds >= EARLY_ROUNDS else 1
-    optimistic_tokens = expected_tokens(inputs.acceptance[proposer], len(choice.tokens) - 1, optimistic=True)
-    grid = costs.grid(proposer=proposer, max_k=len(optimistic_tokens) - 1, slots=inputs.slots, context=inputs.context)
-    prefill = 0.0 if ignore_costs else prefill_s(proposer, inputs, costs) * float(work.new[n])
-    now, now_k = float(best.token_s[best.ks[n], n]), int(best.ks[n])
-    plain = float(grid.seconds[0, n])
-    for k, (seconds, known) in enumerate(zip(grid.seconds[:, n].tolist(), grid.known[:, n].tolist(), strict=True)):
-        optimistic_s = seconds * (1 - OPTIMISTIC_SECONDS * math.sqrt(1 - known))
-        if ignore_costs:
-            optimistic_s = min(optimistic_s, seconds - (1 - known) * (seconds - plain))
-        token_s = optimistic_s / (n * optimistic_tokens[k]) + (prefill if k else 0.0)
-        if token_s >= max_token_s or (proposer == best.proposer and k == now_k):
+def _trials(choice: DraftRates, best: DraftRates, now_k: int, inputs: PolicyInputs) -> Iterator[_Trial]:
+    """Yields each K of a proposer, other than the plan's, that may be better than the plan."""
+    n, proposer = inputs.running, choice.proposer
+    now, round_s = float(best.rate[now_k, n]), float(best.seconds[now_k, n])
+    hoped = inputs.acceptance[proposer].tokens(len(choice.tokens) - 1, hope=HOPED_ACCEPTANCE, hope_weight=HOPE_WEIGHT)
+    gains = 1 - now * choice.seconds[:, n] / (n * np.array(hoped))
+    drafting, catch_up_s, times = float(n), 0.0, 1
+    if proposer == "draft" and inputs.behind > 1 and not (best.proposer == "draft" and now_k):
+        tokens = min(n * inputs.behind, _trial_tokens(inputs))
+        drafting, catch_up_s, times = tokens / inputs.behind, tokens * choice.prefill_s, TRIAL_ROUNDS
+    for k, gain in enumerate(gains.tolist()):
+        if k == now_k and (proposer == best.proposer or not k):
             continue
-        expected = n + drafting * (choice.tokens[k] - 1)
-        lost = times * max(0.0, seconds - expected * now) + (catching_up if k else 0.0)
-        rounds = max(float(times), 2 * lost / (now * n * best.tokens[now_k]))
-        yield _Trial(proposer, k, times, 1 - token_s / now, lost, rounds)
+        expected = n + drafting * (float(choice.tokens[k]) - 1)
+        lost = times * max(0.0, float(choice.seconds[k, n]) - expected / now) + (catch_up_s if k else 0.0)
+        yield _Trial(proposer, k, times, gain, max(float(times), 2 * lost / round_s))
 
 
-def trial_tokens(inputs: PolicyInputs) -> int:
+def _trial_tokens(inputs: PolicyInputs) -> int:
     """Returns the tokens that the draft model catches up for a trial: enough for a few rows."""
-    return min(inputs.prefill_budget, max(TRIAL_TOKENS, math.ceil(TRIAL_ROWS * inputs.behind)))
+    return min(inputs.prefill_budget, math.ceil(TRIAL_ROWS * inputs.behind))

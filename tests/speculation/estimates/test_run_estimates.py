@@ -2,7 +2,8 @@
 
 from specpipe.core import AcceptanceCounts, CostPoint, Evidence, Profile
 from specpipe.pipeline.messages import WorkerInfo
-from specpipe.speculation.estimates.cost_table import CostTable
+from specpipe.speculation.estimates.round_costs import RoundCosts
+from specpipe.speculation.estimates.round_model import RoundWork
 from specpipe.speculation.estimates.run_estimates import RunEstimates
 
 COUNTS = AcceptanceCounts(drafts=100, reached_per_position=(100,), accepted_per_position=(20,))
@@ -13,21 +14,19 @@ def point(seconds: float, rounds: int = 50) -> CostPoint:
 
 
 def seconds(estimates: RunEstimates, worker: str) -> float:
-    costs = estimates.policy_inputs(worker, queue_depth=1.0).costs
-    assert costs is not None
-    return costs.seconds(proposer="none", k=0, running=4, context=100)
+    return estimates.policy_inputs(worker, queue_depth=1.0).costs.seconds(RoundWork("none", 0, 4, 400))
 
 
 def test_costs_are_shared_by_hardware() -> None:
     estimates = RunEstimates(slots=4, proposers=("draft",))
     for worker, hardware in (("a", "H200"), ("b", "L4"), ("c", "H200")):
         estimates.admit(worker, hardware, Profile())
-    assert estimates.policy_inputs("a", queue_depth=1.0).costs is None
+    assert not estimates.policy_inputs("a", queue_depth=1.0).costs
     estimates.add("a", Evidence(costs=(point(0.1),)))
     estimates.add("b", Evidence(costs=(point(0.4),)))
     assert seconds(estimates, "a") == seconds(estimates, "c")
     assert 3.5 < seconds(estimates, "b") / seconds(estimates, "c") < 4.5
-    assert estimates.priors("c").costs == estimates.tables["H200"]
+    assert estimates.priors("c").costs == estimates.costs["H200"]
 
 
 def test_acceptance_is_shared_by_all_workers() -> None:
@@ -46,9 +45,9 @@ def test_start_up_profile_adds_costs() -> None:
 def test_cached_costs_are_loaded_once_by_hardware() -> None:
     loaded: list[str] = []
 
-    def known(hardware: str) -> CostTable:
+    def known(hardware: str) -> RoundCosts:
         loaded.append(hardware)
-        return CostTable([point(0.3)])
+        return RoundCosts([point(0.3)])
 
     estimates = RunEstimates(slots=4, proposers=("draft",), cached_costs=known)
     estimates.admit("a", "H200", Profile())
