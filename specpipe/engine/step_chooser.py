@@ -8,7 +8,7 @@ from specpipe.core import EngineConfig, ProposerName
 from specpipe.engine.rounds.round_key import RoundKey
 from specpipe.engine.state.chunks import Chunk
 from specpipe.engine.state.in_flight import StepsInFlight
-from specpipe.engine.state.prefix_groups import MIN_SAVED_PAGES_ON_GPU, PrefixGrouper, PrefixGroups
+from specpipe.engine.state.prefix_groups import CPU_LIMITS, GPU_LIMITS, PrefixGrouper, PrefixGroups
 from specpipe.engine.state.row_state import RowState
 from specpipe.engine.state.scheduler import Scheduler
 
@@ -28,7 +28,7 @@ class StepChooser:
         """proposers: those of the engine. static_width: every block table is as wide as the longest possible row's."""
         self._scheduler, self._in_flight, self._config = scheduler, in_flight, config
         self._proposers, self._static_width = proposers, static_width
-        self._grouper = PrefixGrouper(min_saved_pages=MIN_SAVED_PAGES_ON_GPU if static_width else 1)
+        self._grouper = PrefixGrouper(GPU_LIMITS if static_width else CPU_LIMITS)
         self.rounds = 0
         """Rounds launched so far: plans explore by this count."""
 
@@ -58,7 +58,7 @@ class StepChooser:
 
     def groups(self, rows: list[RowState]) -> PrefixGroups | None:
         """Returns the groups of these rows that read shared pages together; None where none are worth it."""
-        return self._grouper.groups(rows)
+        return self._grouper.groups(rows, self.choice(rows)[1])
 
     def key(self, rows: list[RowState], *, shared: bool) -> RoundKey:
         """Returns the key of a round of these rows. shared: they have groups."""

@@ -128,49 +128,16 @@ def _combine_parts(parts, sharing, at_m, at, BLOCK_M: tl.constexpr, V_PAD: tl.co
 
 
 @triton.jit
-def _merge_some_parts(
-    prefix, first, pages, entry, entries, valid, top, total, acc,
-    SIZES: tl.constexpr, SPLITS: tl.constexpr, AT_ONCE: tl.constexpr,
-):  # fmt: skip
-    """Adds the next AT_ONCE parts of a row's shared pages to the online softmax; returns its new state."""
+def _merge_prefix(prefix, pages, token, num_tokens, head, valid, top, total, acc, SIZES: tl.constexpr):
+    """Adds the parts of a row's shared pages, so many, to the online softmax; returns its new state."""
     v_dim = tl.arange(0, SIZES.v_pad)
-    split = first + tl.arange(0, AT_ONCE)
-    # At most one part a page: loads do not wait for the number of parts, and parts beyond it are dropped afterwards.
-    maybe = (split < tl.minimum(pages, SPLITS))[:, None] & valid[None, :]
-    at = split[:, None] * entries + entry[None, :]
-    acc_at = prefix.acc + at[:, :, None] * SIZES.v_dim + v_dim[None, None, :]
-    tops = tl.load(prefix.top + at, mask=maybe, other=float("-inf"))
-    totals = tl.load(prefix.total + at, mask=maybe, other=0.0)
-    accs = tl.load(acc_at, mask=maybe[:, :, None] & (v_dim < SIZES.v_dim)[None, None, :], other=0.0)
-    exists = (split < tl.cdiv(pages, tl.load(prefix.chunk)))[:, None]
-    tops = tl.where(exists, tops, float("-inf"))
-    new_top = tl.maximum(top, tl.max(tops, 0))
-    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-    shrink, shrinks = tl.exp2(top - anchor), tl.exp2(tops - anchor[None, :])
-    total = total * shrink + tl.sum(tl.where(exists, totals, 0.0) * shrinks, 0)
-    acc = acc * shrink[:, None] + tl.sum(tl.where(exists[:, :, None], accs, 0.0) * shrinks[:, :, None], 0)
-    return new_top, total, acc
-
-
-@triton.jit
-def _merge_prefix(
-    prefix, pages, entry, entries, valid, top, total, acc,
-    SIZES: tl.constexpr, SPLITS: tl.constexpr, AT_ONCE: tl.constexpr,
-):  # fmt: skip
-    """Adds the parts of a row's shared pages, so many, to the online softmax; returns its new state.
-
-    entry [BLOCK_M]: token * Hq + head; entries: all of them.
-    """
-    if SPLITS <= AT_ONCE:
-        if pages > 0:
-            top, total, acc = _merge_some_parts(
-                prefix, 0, pages, entry, entries, valid, top, total, acc, SIZES, SPLITS, AT_ONCE
-            )
-    else:
-        for first in range(0, tl.cdiv(pages, tl.load(prefix.chunk)), AT_ONCE):
-            top, total, acc = _merge_some_parts(
-                prefix, first, pages, entry, entries, valid, top, total, acc, SIZES, SPLITS, AT_ONCE
-            )
+    for split in range(tl.cdiv(pages, tl.load(prefix.chunk))):
+        at = (split * num_tokens + token) * SIZES.q_heads + head
+        acc_at = prefix.acc + at[:, None] * SIZES.v_dim + v_dim[None, :]
+        other_top = tl.load(prefix.top + at, mask=valid, other=float("-inf"))
+        other_total = tl.load(prefix.total + at, mask=valid, other=0.0)
+        other_acc = tl.load(acc_at, mask=valid[:, None] & (v_dim[None, :] < SIZES.v_dim), other=0.0)
+        top, total, acc = merge_part(other_top, other_total, other_acc, top, total, acc)
     return top, total, acc
 
 
@@ -178,7 +145,7 @@ def _merge_prefix(
 def _paged_attention_kernel(
     pages, prefix, out, parts, logits, num_tokens, rows, width, tiles, queries, stride_table,
     SIZES: tl.constexpr, TILES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ROW_TILES: tl.constexpr,
-    PREFIX_SPLITS: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     Q_HEADS: tl.constexpr = SIZES.q_heads
     KV_HEADS: tl.constexpr = SIZES.kv_heads
@@ -193,8 +160,6 @@ def _paged_attention_kernel(
         wait_for_inputs(PDL)
     G: tl.constexpr = Q_HEADS // KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // G
-    # Parts of shared pages that are loaded together: 64 registers a thread.
-    AT_ONCE: tl.constexpr = max(1, min(triton.next_power_of_2(PREFIX_SPLITS), 2048 * TILES.warps // (BLOCK_M * V_PAD)))
     # One sum over the keys after the loop instead of one per block, where registers can hold the sums of each column.
     DEFER_SUM: tl.constexpr = (SPLITS == 1) & (BLOCK_M <= 32)
     tile_head = tl.program_id(0)
@@ -280,10 +245,7 @@ def _paged_attention_kernel(
             tl.store(parts.arrivals + tile_head, 0)
             top, total, acc = _combine_parts(parts, sharing, at_m, at, BLOCK_M, V_PAD, SPLITS)
     if SHARED:
-        top, total, acc = _merge_prefix(
-            prefix, shared_pages, token * Q_HEADS + head, num_tokens * Q_HEADS, valid, top, total, acc,
-            SIZES, PREFIX_SPLITS, AT_ONCE,
-        )  # fmt: skip
+        top, total, acc = _merge_prefix(prefix, shared_pages, token, num_tokens, head, valid, top, total, acc, SIZES)
     if logits.sinks is not None:
         total, acc = _add_sinks(logits.sinks, head, valid, top, total, acc)
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -386,7 +348,7 @@ def paged_attention(
     _paged_attention_kernel[(count * kv_heads, tile_sizes.splits)](
         pages, shared, out, parts, logits, tokens, rows, width, count, queries, block_tables.stride(0),
         SIZES=sizes, TILES=tile_sizes, WINDOW=window or 0, SOFTCAP=softcap is not None,
-        ROW_TILES=max_queries <= block_q, PREFIX_SPLITS=0 if shared.acc is None else shared.acc.shape[0],
+        ROW_TILES=max_queries <= block_q,
         num_warps=tile_sizes.warps, num_stages=tile_sizes.stages, **launch_options(query),
     )  # fmt: skip
     return out

@@ -8,9 +8,22 @@ from typing import NamedTuple
 from specpipe.engine.state.prefix_tree import PrefixNode
 from specpipe.engine.state.row_state import RowState
 
-MIN_SAVED_PAGES_ON_GPU = 48
-"""Pages whose reads a round must save in each layer before rows are grouped. Groups cost a launch more in every layer,
-about 3 us: the time in which a GPU reads 12 MB, 48 pages of 64 tokens with 8 KV heads of 128 in 16 bits."""
+
+class GroupLimits(NamedTuple):
+    """Groups that are worth their cost."""
+
+    rows: int
+    """Least rows of a group."""
+    pages: int
+    """Least page reads that a round's groups save in one layer."""
+    pages_per_token: int
+    """The same for each token of the round: its partial results are written and read again."""
+
+
+GPU_LIMITS = GroupLimits(rows=4, pages=192, pages_per_token=2)
+"""Measured on an H200 with 8 KV heads of 128 in 16 bits (docs/notebook.md): below these limits layers took longer."""
+CPU_LIMITS = GroupLimits(rows=2, pages=1, pages_per_token=0)
+"""Reading pages once always pays: pages are copied together before they are read."""
 
 
 class PrefixGroups(NamedTuple):
@@ -34,19 +47,21 @@ class PrefixGroups(NamedTuple):
 class PrefixGrouper:
     """Chooses the groups of each round, again only when its rows change."""
 
-    def __init__(self, *, min_saved_pages: int) -> None:
-        """min_saved_pages: least value of `PrefixGroups.saved_pages` for which groups are worth their cost."""
-        self._min_saved_pages = min_saved_pages
+    def __init__(self, limits: GroupLimits) -> None:
+        self._limits = limits
         self._rows: list[RowState] = []
-        self._groups: PrefixGroups | None = None
+        self._groups = PrefixGroups([], [], [])
 
-    def groups(self, rows: list[RowState]) -> PrefixGroups | None:
-        """Returns the groups of a round of these rows, whose prefixes are valid; None where they save too little."""
+    def groups(self, rows: list[RowState], k: int) -> PrefixGroups | None:
+        """Returns the groups of a round of these rows with K drafts; None where they save too little.
+
+        The rows' prefixes are valid.
+        """
         if rows != self._rows:
             self._rows = rows
-            groups = choose_groups([row.prefix for row in rows])
-            self._groups = groups if groups.saved_pages >= self._min_saved_pages else None
-        return self._groups
+            self._groups = choose_groups([row.prefix for row in rows], least_rows=self._limits.rows)
+        least = max(self._limits.pages, self._limits.pages_per_token * len(rows) * (k + 1))
+        return self._groups if self._groups.saved_pages >= least else None
 
 
 class _Branch:
@@ -93,11 +108,11 @@ class _Branch:
         return found
 
 
-def choose_groups(prefixes: Sequence[Sequence[PrefixNode]]) -> PrefixGroups:
+def choose_groups(prefixes: Sequence[Sequence[PrefixNode]], *, least_rows: int = 2) -> PrefixGroups:
     """Returns groups of rows that save many page reads. prefixes: nodes of each batch row, all of them valid.
 
     Decides at one node after another, from the longest prefixes to the shortest. Rows that a longer prefix took stay
-    there unless all of its rows save more here.
+    there unless all of its rows save more here. Groups of fewer than `least_rows` rows read their pages row by row.
     """
     branches: dict[PrefixNode, _Branch] = {}
     roots: list[_Branch] = []
@@ -110,7 +125,7 @@ def choose_groups(prefixes: Sequence[Sequence[PrefixNode]]) -> PrefixGroups:
     groups = PrefixGroups([0] * len(prefixes), [], [])
     for branch in roots:  # it grows
         roots += branch.children
-        if branch.grouped:
+        if len(branch.grouped) >= least_rows:
             for row in branch.grouped:
                 groups.prefix_pages[row] = branch.depth
             groups.members.extend(branch.grouped)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specpipe.engine.state.page_allocator import PageAllocator
-from specpipe.engine.state.prefix_groups import PrefixGroups, choose_groups
+from specpipe.engine.state.prefix_groups import GroupLimits, PrefixGrouper, PrefixGroups, choose_groups
 from specpipe.engine.state.prefix_tree import PrefixNode, PrefixTree
+from specpipe.engine.state.row_state import RowState
 
 
 def held_prefixes(keys: Sequence[Sequence[int]]) -> list[list[PrefixNode]]:
@@ -82,3 +85,17 @@ def test_groups_save_at_least_as_much_as_any_single_group(keys: list[list[int]])
         for partition in partitions(rows)
     )
     assert single <= saved(keys).saved_pages <= best
+
+
+def test_groups_of_few_rows_and_little_to_save_are_left_out() -> None:
+    prefixes = held_prefixes([[1, 2, 3]] * 4 + [[7, 8]] * 3)
+    assert choose_groups(prefixes, least_rows=4).prefix_pages == [3] * 4 + [0] * 3
+    rows = [cast(RowState, SimpleNamespace(prefix=prefix)) for prefix in prefixes]
+    grouper = PrefixGrouper(GroupLimits(rows=2, pages=2, pages_per_token=1))
+    all_groups = grouper.groups(rows, 0)
+    assert all_groups is not None
+    assert all_groups.saved_pages == 13
+    assert grouper.groups(rows, 1) is None, "14 tokens"
+    assert grouper.groups(rows[4:], 0) is not None
+    assert grouper.groups(rows[4:6], 0) is not None
+    assert grouper.groups(rows[3:5], 0) is None, "no page is read twice"
