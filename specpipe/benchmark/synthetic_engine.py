@@ -19,18 +19,9 @@ from specpipe.engine.engine import Engine
 from specpipe.engine.forward.attention_interface import register
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.kv_memory import sized_engine
+from specpipe.engine.state.text_decoder import NoTextDecoder
 from specpipe.models.loader import outline_of
 from specpipe.speculation.policies.fixed import Fixed
-
-
-class _NoTextDecoder:
-    """TextDecoder for rows of random tokens: their text is empty."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return ""
-
-    def stream(self, stop: tuple[str, ...]) -> Any:
-        raise AssertionError("no row of a benchmark has stop strings")
 
 
 def build_synthetic_engine(bench: EngineBench) -> Engine:
@@ -53,14 +44,14 @@ def build_synthetic_engine(bench: EngineBench) -> Engine:
     with _kernels_ahead(bench, config, dtype) if device.type == "cuda" else nullcontext():
         models = [random_model(shape, device, dtype, seed=seed) for seed, (shape, _) in enumerate(bench.models)]
         runners = [_runner(model, config, fp8=fp8) for model, (_, fp8) in zip(models, bench.models, strict=True)]
-    return sized_engine(runners, config, _NoTextDecoder(), ())
+    return sized_engine(runners, config, NoTextDecoder(), ())
 
 
 def _kernels_ahead(bench: EngineBench, config: EngineConfig, dtype: torch.dtype) -> EngineCompileAhead:
     def outlines() -> list[ModelRunner]:
         return [_runner(outline_of(config_of(shape), dtype), config, fp8=fp8) for shape, fp8 in bench.models]
 
-    return EngineCompileAhead(outlines, config, _NoTextDecoder(), (), sampling=SamplingParams(), choices=bench.choices)
+    return EngineCompileAhead(outlines, config, NoTextDecoder(), (), sampling=SamplingParams(), choices=bench.choices)
 
 
 def _runner(model: Any, config: EngineConfig, *, fp8: bool) -> ModelRunner:

@@ -2,54 +2,48 @@
 
 Scheduler, step chooser and step reports are the engine's own. A round is a few operations on arrays of the running
 rows; the rows' own objects are updated before the scheduler or the chooser reads them. Every round is read before the
-next one is launched. Prefill by the target takes no time: it is the same under every policy.
+next one is launched. Prefill by the target takes no time: it is the same under every policy. One page holds a row.
 Shapes: n rows of a round, the oldest first.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from specpipe.core import (
-    AcceptanceCounts,
-    Completion,
-    ProposerName,
-    Request,
-    ShardRound,
-    SpeculationPlan,
-    StepReport,
-)
+from specpipe.core import Completion, ProposerName, Request, ShardRound, SpeculationPlan, StepReport
 from specpipe.engine.accounting import count_acceptance
 from specpipe.engine.state.chunks import total_tokens
 from specpipe.engine.state.in_flight import StepsInFlight
 from specpipe.engine.state.page_allocator import PageAllocator
 from specpipe.engine.state.row_state import RowState
 from specpipe.engine.state.scheduler import Scheduler
+from specpipe.engine.state.text_decoder import NoTextDecoder
 from specpipe.engine.step_chooser import StepChooser
 from specpipe.simulator.draws import NO_DRAFT, Draws, Ints
 from specpipe.simulator.measurement import Measurement
 from specpipe.simulator.scenarios import Scenario
 
-_NOTHING = AcceptanceCounts()
 _AT, _END, _LIMIT, _LAG, _DRAFTS = range(5)
 """Position, position of the last token, position of the length limit, tokens that the draft model's KV lacks, and 1 for
 rows that may have drafts."""
 _READY = 2  # tokens that the first draft step feeds
+_NO_ROWS = ShardRound()
 
 
 class SimulatedEngine:
     """Implements `EngineProtocol` for the requests of one scenario. `Request.seed` is the row of the scenario."""
 
-    def __init__(self, scenario: Scenario, draws: Draws, measurement: Measurement, *, pages: int | None = None) -> None:
-        """pages: KV pages; by default enough for all slots."""
+    def __init__(self, scenario: Scenario, draws: Draws, measurement: Measurement | None = None) -> None:
+        """measurement: None for reports with completions and true seconds alone."""
         self.config = config = scenario.engine_config
         self.scenario, self._draws, self._measurement = scenario, draws, measurement
-        self.kv_pages = pages or config.slots * config.pages_per_row
+        self.kv_pages = config.slots
         self._scheduler = Scheduler(
-            config, PageAllocator(self.kv_pages + 1), _NoTextDecoder(), lookahead=config.max_k + 1
+            config, PageAllocator(self.kv_pages + 1), NoTextDecoder(), lookahead=config.max_k + 1
         )
         self._chooser = StepChooser(
             self._scheduler, StepsInFlight(0), config, proposers=scenario.proposers, static_width=True
@@ -67,8 +61,8 @@ class SimulatedEngine:
         """Tokens of all rows of the round."""
         self._tokens = [[0] * count for count in range(draws.stride)]
         """Generated tokens of a row by their number, shared by all rows."""
-        self._new_rows = False
-        """True while rows with a slot take no part in rounds yet."""
+        self._new: deque[RowState] = deque()
+        """Rows with a slot that take no part in rounds yet."""
         self._shards: dict[int, int] = {}
         """Rows of the round by shard. Those of a shard are neighbours."""
 
@@ -120,37 +114,23 @@ class SimulatedEngine:
         """Makes the draft model catch up with all rows at no cost."""
         np.minimum(self._state[_LAG], _READY, out=self._state[_LAG])
         self._sync()
-        for row in self._scheduler.rows.values():
+        for row in self._new:
             row.draft_valid = max(row.draft_valid, row.length - _READY)
 
     def step(self) -> StepReport | None:
         """Runs one prefill and one round. Returns None when there is no row."""
         scheduler = self._scheduler
-        refused = scheduler.take_refused()
-        preempted = self._assign_pages() if self.config.pages_per_row > 1 else {}
-        if scheduler.waiting and scheduler.admit():
-            self._new_rows = True
-        prefilled = self._prefill_target() if self._new_rows else {}
+        if scheduler.waiting:
+            self._new.extend(scheduler.rows[admission.slot] for admission in scheduler.admit())
+        prefilled = self._prefill_target() if self._new else {}
         draft_tokens = self._prefill_draft()
-        if self._new_rows:
+        if self._new:
             self._take_new_rows()
-        if not self._rows and not prefilled and not draft_tokens and not refused:
+        if not self._rows and not prefilled and not draft_tokens:
             return None
         assert scheduler.plan is not None
         self.plans.append(scheduler.plan)
-        return self._report(refused, preempted, prefilled, draft_tokens)
-
-    def _assign_pages(self) -> dict[int, int]:
-        """Gives growing rows pages. Returns the preempted rows by shard."""
-        self._sync()
-        preempted = self._scheduler.assign_pages().preempted
-        counts: dict[int, int] = {}
-        for row in preempted:
-            counts[row.request.shard] = counts.get(row.request.shard, 0) + 1
-        if preempted:
-            self._rows, self._state, self._shards, self._length = [], self._state[:, :0], {}, 0
-            self._take_new_rows()
-        return counts
+        return self._run(prefilled, draft_tokens)
 
     def _prefill_target(self) -> dict[int, int]:
         """Prefills at most a budget's tokens. Returns the tokens by shard."""
@@ -167,7 +147,7 @@ class SimulatedEngine:
         if self._chooser.planned()[0] != "draft":
             return 0
         behind = (self._state[_LAG] > _READY).nonzero()[0].tolist()
-        if not behind and not self._new_rows:
+        if not behind and not self._new:
             return 0
         self._sync(behind)  # the objects of the others were ready when they were last updated
         chunks = self._chooser.draft_chunks()
@@ -185,58 +165,42 @@ class SimulatedEngine:
             row.draft_valid = row.length - lags[i]
 
     def _take_new_rows(self) -> None:
-        """Takes prefilled rows into the rounds."""
-        rows = [row for row in self._scheduler.rows.values() if row.prefilled]
-        taken = len(self._rows)
-        if rows[:taken] != self._rows:  # a prompt of one token needs no prefill and passes older rows
-            self._sync()
-            taken, self._state, self._shards, self._length = 0, self._state[:, :0], {}, 0
-        stride, output, columns = self._draws.stride, self.scenario.output, []
-        for row in rows[taken:]:
-            start, length = row.request.seed * stride, row.length
-            at = start + len(row.generated)
-            end = start + int(output[row.request.seed])
+        """Takes prefilled rows into the rounds. They are prefilled in their order."""
+        columns = []
+        while self._new and self._new[0].prefilled:
+            row = self._new.popleft()
+            length, at, shard = row.length, row.request.seed * self._draws.stride, row.request.shard
+            end = at + int(self.scenario.output[row.request.seed])
             columns.append((at, end, at + row.remaining, length - row.draft_valid, row.speculates))
+            self._rows.append(row)
             self._length += length
-            self._shards[row.request.shard] = self._shards.get(row.request.shard, 0) + 1
+            self._shards[shard] = self._shards.get(shard, 0) + 1
         if columns:
             self._state = np.concatenate([self._state, np.array(columns, dtype=np.int64).T], axis=1)
-        self._rows, self._new_rows = rows, len(rows) < len(self._scheduler.rows)
 
     def _choice(self) -> tuple[ProposerName, int]:
         """Returns proposer and K of the round."""
-        choice = self._chooser.choice(self._rows)
-        if choice[1] and int((self._state[_LIMIT] - self._state[_AT]).max()) <= 1:  # objects may be older than arrays
-            self._sync()
-            return self._chooser.choice(self._rows)
-        return choice
+        at, _, limit, _, drafts = self._state
+        if not (drafts * (limit - at) > 1).any():  # the chooser's rule; the objects may be older than the arrays
+            return "none", 0
+        return self._chooser.choice(self._rows)
 
-    def _report(
-        self, refused: list[Completion], preempted: dict[int, int], prefilled: dict[int, int], draft_tokens: int
-    ) -> StepReport:
+    def _run(self, prefilled: dict[int, int], draft_tokens: int) -> StepReport:
         """Runs the round and returns the step's report."""
-        n, machine = len(self._rows), self.scenario.machine
+        n, machine, measurement = len(self._rows), self.scenario.machine, self._measurement
         proposer, k = self._choice() if n else ("none", 0)
-        at, _, limit, *_ = self._state
-        context, behind, remaining = self.context, self.behind, int(limit.sum() - at.sum())
-        prefill_s = round_s = 0.0
-        if draft_tokens:
-            seconds = machine.prefill_s(draft_tokens, 1.0)
-            self.seconds += seconds
-            prefill_s = self._measurement.prefill_s(seconds)
-        shards: dict[int, ShardRound] = {}
-        completions = refused
-        if n:
-            seconds = machine.seconds(proposer, k, n, context)
-            self.seconds += seconds
-            round_s = self._measurement.round_s(proposer, k, n, seconds)
-            self._chooser.rounds += 1
-            shards = self._round(proposer, k, prefilled, preempted)
-            completions = refused + self._end_rows()
-        for shard in (prefilled.keys() | preempted.keys()) - shards.keys():
-            shards[shard] = ShardRound(
-                prefill_tokens=prefilled.get(shard, 0), preemptions=preempted.get(shard, 0), verified=_NOTHING
-            )
+        context, left, behind = self.context, 0, 0
+        prefill_s = machine.prefill_s(draft_tokens, 1.0) if draft_tokens else 0.0
+        round_s = machine.seconds(proposer, k, n, context) if n else 0.0
+        self.seconds += prefill_s + round_s
+        if measurement is not None:
+            left, behind = int(self._state[_LIMIT].sum() - self._state[_AT].sum()), self.behind
+            prefill_s = measurement.prefill_s(prefill_s) if draft_tokens else 0.0
+            round_s = measurement.round_s(proposer, k, n, round_s) if n else 0.0
+        self._chooser.rounds += n > 0
+        shards = self._round(proposer, k)
+        for shard, tokens in prefilled.items():
+            shards[shard] = replace(shards.get(shard, _NO_ROWS), prefill_tokens=tokens)
         return StepReport(
             k=k,
             proposer=proposer,
@@ -246,38 +210,37 @@ class SimulatedEngine:
             seconds=prefill_s + round_s,
             phases={"prefill": prefill_s, "verify": round_s},
             shards=shards,
-            completions=tuple(completions),
+            completions=tuple(self._end_rows()),
             context=context,
             round_s=round_s,
             draft_prefill_tokens=draft_tokens,
             draft_prefill_s=prefill_s,
             draft_behind=behind / max(1, n),
-            left=remaining / max(1, n),
+            left=left / max(1, n),
         )
 
-    def _round(
-        self, proposer: ProposerName, k: int, prefilled: dict[int, int], preempted: dict[int, int]
-    ) -> dict[int, ShardRound]:
-        """Generates the tokens of a round. Returns the counts by shard."""
+    def _round(self, proposer: ProposerName, k: int) -> dict[int, ShardRound]:
+        """Generates the tokens of a round. Returns the counts by shard if they are measured."""
         drafts = self._state[_DRAFTS]
         if k:
             proposed, accepted, emitted = self._draft(proposer, k)
-            kept = np.minimum(accepted, emitted)
         else:
+            proposed = accepted = np.zeros_like(drafts)
+            emitted = np.ones_like(drafts)
             self._state[_AT] += 1
             self._state[_LAG] += 1
-            self._length += len(drafts)
-        shards, start, all_draft = {}, 0, bool(drafts.all())
+        self._length += int(emitted.sum())
+        if self._measurement is None:
+            return {}
+        shards, start, kept = {}, 0, np.minimum(accepted, emitted)
         for shard, rows in self._shards.items():
             part = slice(start, start + rows)
             shards[shard] = ShardRound(
                 rows=rows,
-                plain_rows=0 if all_draft else rows - int(drafts[part].sum()),
-                prefill_tokens=prefilled.get(shard, 0),
-                preemptions=preempted.get(shard, 0),
-                verified=count_acceptance(proposed[part], accepted[part]) if k else _NOTHING,
-                emitted_tokens=int(emitted[part].sum()) if k else rows,
-                emitted_accepted_tokens=int(kept[part].sum()) if k else 0,
+                plain_rows=rows - int(drafts[part].sum()),
+                verified=count_acceptance(proposed[part], accepted[part]),
+                emitted_tokens=int(emitted[part].sum()),
+                emitted_accepted_tokens=int(kept[part].sum()),
             )
             start += rows
         return shards
@@ -294,18 +257,16 @@ class SimulatedEngine:
             lag -= (proposed > 0) * (np.minimum(accepted, k - 1) + lag)
         lag += emitted
         at += emitted
-        self._length += int(emitted.sum())
         return proposed, accepted, emitted
 
     def _end_rows(self) -> list[Completion]:
         """Removes the rows that have ended, and returns their completions."""
         over = self._state[_AT] == self._state[_END]
-        ended = over.nonzero()[0].tolist()
-        if not ended:
+        if not over.any():
             return []
         completions = []
-        for i in ended:
-            row = self._rows[i]
+        for i in reversed(over.nonzero()[0].tolist()):
+            row = self._rows.pop(i)
             shard = row.request.shard
             row.generated = self._tokens[int(self.scenario.output[row.request.seed])]
             self._length -= row.length
@@ -314,10 +275,8 @@ class SimulatedEngine:
                 del self._shards[shard]
             completions.append(row.complete("length" if row.remaining == 0 else "stop"))
             self._scheduler.release(row)
-        for i in reversed(ended):
-            del self._rows[i]
         self._state = self._state[:, ~over]
-        self.ended += len(ended)
+        self.ended += len(completions)
         return completions
 
     def check_integrity(self) -> None:
@@ -326,13 +285,3 @@ class SimulatedEngine:
         self._scheduler.check_integrity()
         assert self._rows == self._chooser.rows() and sum(self._shards.values()) == len(self._rows)
         assert self._length == sum(row.length for row in self._rows)
-
-
-class _NoTextDecoder:
-    """TextDecoder for rows without text."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return ""
-
-    def stream(self, stop: tuple[str, ...]) -> Any:
-        raise AssertionError("no row of a simulation has stop strings")

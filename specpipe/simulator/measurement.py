@@ -70,8 +70,7 @@ class Measurement:
         self._scenario = scenario
         self._noise = Noise([scenario.seed, 1], scenario.machine.measured)
         self._prefill_noise = Noise([scenario.seed, 2])
-        plain_s = scenario.machine.seconds("none", 0, scenario.slots, float(PROFILED_CONTEXT))
-        self._neighbours = _Neighbours([scenario.seed, 4], plain_s) if scenario.neighbours else None
+        self._neighbours = _Neighbours([scenario.seed, 4], scenario.plain_round_s) if scenario.neighbours else None
         self._first = 1 + scenario.seed % _FIRST_ROUNDS if scenario.slow_first_rounds else 0
         self._seen: dict[tuple[ProposerName, int, int], int] = {}
         self._clock = 0.0

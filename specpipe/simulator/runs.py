@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,6 @@ from specpipe.simulator.measurement import Measurement, cached_costs, start_prof
 from specpipe.simulator.oracle import Oracle, tokens_by_k
 from specpipe.simulator.scenarios import Scenario
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
-from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT
 from specpipe.speculation.estimates.run_estimates import RunEstimates
 from specpipe.speculation.policies.fixed import Fixed
 from specpipe.speculation.policies.policy import Policy
@@ -82,6 +82,12 @@ class SimulatedRuns:
         """warm_up: rounds of the policy that the other runs repeat."""
         self._scenario, self._draws = scenario, Draws(scenario)
         self._shards = scenario.requests()
+        self._sizes: dict[str, Any] = {
+            "slots": scenario.slots,
+            "proposers": scenario.proposers,
+            "prefill_budget": scenario.prefill_budget,
+            "output_tokens": float(scenario.output.max()),
+        }
         self._warm_up_rounds = warm_up
         self._warm_up: list[SpeculationPlan] = []
         self.warm_up_s = 0.0
@@ -89,15 +95,17 @@ class SimulatedRuns:
 
     def run_policy(self, policy: Policy, on_step: Callable[[StepReport], None] = lambda step: None) -> SimulatedEngine:
         """Runs all shards with the policy in driver and worker, and returns the engine."""
-        engine, measurement = self._new_engine()
+        measurement = Measurement(self._scenario)
+        engine = SimulatedEngine(self._scenario, self._draws, measurement)
 
         def watch(step: StepReport) -> None:
             if not self._warm_up and engine.rounds >= self._warm_up_rounds:
                 self._warm_up, self.warm_up_s = engine.plans.copy(), engine.seconds
             on_step(step)
 
-        steps = EngineSteps(engine, TimelineSampler(worker="", epoch=0), self._tuner(policy, measurement))
-        self._run(engine, measurement, steps, policy, watch)
+        tuner = self._tuner(policy, measurement.now)
+        steps = EngineSteps(engine, TimelineSampler(worker="", epoch=0), tuner)
+        self._run(engine, steps, policy, measurement.now, watch)
         return engine
 
     def fixed_s(self, who: ProposerName, k: int, *, within_s: float = math.inf) -> float:
@@ -121,62 +129,45 @@ class SimulatedRuns:
 
     def _reference_s(self, make_policy: Callable[[SimulatedEngine], Policy], within_s: float) -> float:
         """Returns the seconds of a reference run, or infinity if they exceed `within_s`."""
-        engine, measurement = self._new_engine()
+        engine = SimulatedEngine(self._scenario, self._draws)
+
+        def now() -> float:
+            return engine.seconds
 
         def watch(step: StepReport) -> None:
             if engine.seconds > within_s:
                 raise _TooSlowError
 
         policy = _Reference(engine, make_policy(engine), self._warm_up)
-        steps = _ReferenceSteps(engine, self._tuner(policy, measurement), policy, len(self._warm_up))
+        steps = _ReferenceSteps(engine, self._tuner(policy, now), policy, len(self._warm_up))
         try:
-            self._run(engine, measurement, steps, Fixed(k=0, proposer="draft"), watch)
+            self._run(engine, steps, Fixed(k=0, proposer="draft"), now, watch)
         except _TooSlowError:
             return math.inf
         return engine.seconds
 
-    def _new_engine(self) -> tuple[SimulatedEngine, Measurement]:
-        measurement = Measurement(self._scenario)
-        return SimulatedEngine(self._scenario, self._draws, measurement), measurement
-
-    def _tuner(self, policy: Policy, measurement: Measurement) -> Tuner:
-        scenario = self._scenario
-        return Tuner(
-            policy,
-            slots=scenario.slots,
-            proposers=scenario.proposers,
-            prefill_budget=scenario.prefill_budget,
-            output_tokens=float(scenario.output.max()),
-            clock=measurement.now,
-        )
+    def _tuner(self, policy: Policy, now: Callable[[], float]) -> Tuner:
+        return Tuner(policy, clock=now, **self._sizes)
 
     def _run(
         self,
         engine: SimulatedEngine,
-        measurement: Measurement,
         steps: EngineSteps,
         policy: Policy,
+        now: Callable[[], float],
         on_step: Callable[[StepReport], None],
     ) -> None:
         """Runs all shards. policy: the driver's."""
         scenario = self._scenario
-        estimates = RunEstimates(
-            slots=scenario.slots,
-            proposers=scenario.proposers,
-            prefill_budget=scenario.prefill_budget,
-            output_tokens=float(scenario.output.max()),
-            cached_costs=lambda hardware: cached_costs(scenario),
-        )
-        plain_s = scenario.machine.seconds("none", 0, scenario.slots, PROFILED_CONTEXT)
         drained = scenario.refill * scenario.slots
         OneEngine(
             steps,
             policy,
-            estimates,
+            RunEstimates(cached_costs=lambda hardware: cached_costs(scenario), **self._sizes),
             slots=scenario.slots,
             profile=start_profile(scenario),
-            now=measurement.now,
-            poll_s=max(1.0, _POLL_ROUNDS * plain_s),
+            now=now,
+            poll_s=max(1.0, _POLL_ROUNDS * scenario.plain_round_s),
             on_step=on_step,
             may_arrive=lambda: scenario.refill >= 1 or (not engine.waiting and engine.running <= drained),
         ).run(self._shards)

@@ -15,6 +15,7 @@ from specpipe.arrays import Array
 from specpipe.core import EngineConfig, ProposerName, Request, SamplingParams
 from specpipe.errors import JobError
 from specpipe.simulator.machine import Machine, read_machine
+from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT
 
 LEAST_ROUNDS = 250
 """Approximate number of rounds of a scenario in which every round drafts max K tokens."""
@@ -56,12 +57,15 @@ class Scenario:
     """Start-up profile of the worker: "whole", "slow plain rounds" or "none"."""
     prefill_budget: int = field(default_factory=lambda: EngineConfig().prefill_budget)
     """Largest number of tokens that each model prefills in a step."""
-    page_size: int = 0
-    """Tokens of a KV page; 0: a page holds the longest row."""
+
+    @property
+    def plain_round_s(self) -> float:
+        """Seconds of a plain round with all slots."""
+        return self.machine.seconds("none", 0, self.slots, float(PROFILED_CONTEXT))
 
     @property
     def engine_config(self) -> EngineConfig:
-        """Configuration of the engine. One KV page holds a row, unless the scenario is about pages."""
+        """Configuration of the engine. One KV page holds a row."""
         longest = int(self.input.max() + self.output.max())
         return EngineConfig(
             slots=self.slots,
@@ -70,7 +74,7 @@ class Scenario:
             proposer="auto",
             prefill_budget=self.prefill_budget,
             share_prefixes=False,
-            page_size=self.page_size or longest + self.max_k + 1,
+            page_size=longest + self.max_k + 1,
         )
 
     def requests(self) -> list[list[Request]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -27,8 +26,8 @@ def plan(k: int, proposer: ProposerName = "draft", least_ready: float = 0.0) -> 
     return SpeculationPlan(ks=(k,), proposer=proposer, queue_depth=0.0, reason="test", least_ready=least_ready)
 
 
-def engine_of(scenario: Scenario, pages: int | None = None) -> SimulatedEngine:
-    return SimulatedEngine(scenario, Draws(scenario), Measurement(scenario), pages=pages)
+def engine_of(scenario: Scenario) -> SimulatedEngine:
+    return SimulatedEngine(scenario, Draws(scenario), Measurement(scenario))
 
 
 def play(engine: SimulatedEngine, *, check: bool = False) -> list[StepReport]:
@@ -40,8 +39,8 @@ def play(engine: SimulatedEngine, *, check: bool = False) -> list[StepReport]:
     return steps
 
 
-def submitted(scenario: Scenario, first: SpeculationPlan, pages: int | None = None) -> SimulatedEngine:
-    engine = engine_of(scenario, pages)
+def submitted(scenario: Scenario, first: SpeculationPlan) -> SimulatedEngine:
+    engine = engine_of(scenario)
     for shard in scenario.requests():
         engine.submit(shard, first)
     return engine
@@ -75,22 +74,6 @@ def test_seconds_equal_the_sum_over_rounds_of_an_undisturbed_machine() -> None:
     measured = [step.round_s for step in steps if step.running]
     assert sum(measured) == pytest.approx(sum(rounds), rel=0.03)
     assert max(abs(m / r - 1) for m, r in zip(measured, rounds, strict=True)) > 0.01
-
-
-def test_preempted_rows_continue_and_end_with_the_same_tokens() -> None:
-    scenario = small(page_size=64)
-    engine = submitted(scenario, plan(2), pages=60)
-    steps = play(engine, check=True)
-    assert sum(part.preemptions for step in steps for part in step.shards.values()) > 0
-    ended = Counter(row.request.seed for step in steps for row in step.completions)
-    assert ended == dict.fromkeys(range(len(scenario.output)), 1)
-    assert sum(p.emitted_tokens for step in steps for p in step.shards.values()) == scenario.output.sum()
-
-
-def test_pages_of_a_row_or_of_few_tokens_lead_to_the_same_steps() -> None:
-    whole, few = (play(submitted(small(page_size=size), plan(2))) for size in (0, 64))
-    assert [step.shards for step in whole] == [step.shards for step in few]
-    assert [step.round_s for step in whole] == [step.round_s for step in few]
 
 
 def test_rows_get_drafts_only_after_catching_up() -> None:

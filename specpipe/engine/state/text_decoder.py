@@ -44,6 +44,18 @@ class TokenizerDecoder:
         return StopStrings(Detokenizer(self._tokenizer), stop)
 
 
+class NoTextDecoder:
+    """Implements `TextDecoder` for rows whose text nobody reads: random tokens and simulated rows."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns an empty text."""
+        return ""
+
+    def stream(self, stop: tuple[str, ...]) -> StopMatcher:
+        """Raises AssertionError: such rows have no stop strings."""
+        raise AssertionError("rows without text have no stop strings")
+
+
 class StopStrings:
     """Searches a row's text for the first stop string, token by token."""
 
