@@ -40,7 +40,7 @@ class StepChooser:
         explore = plan.exploring(self.rounds)
         limit = None if explore is None else explore.catch_up_at(self.rounds)
         budget = self._config.prefill_budget if limit is None else min(self._config.prefill_budget, limit)
-        return self._scheduler.draft_chunks(budget, self._in_flight.plain_rounds)
+        return self._scheduler.prefills.draft_chunks(budget, self._in_flight.plain_rounds)
 
     def rows(self) -> list[RowState]:
         """Returns the rows of the next round: prefilled ones that rounds in flight do not bring to their limit."""

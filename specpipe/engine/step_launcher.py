@@ -62,7 +62,7 @@ class StepLauncher:
     def _prefill(self, tally: dict[int, ShardTally]) -> StepLaunch:
         """Prefills at most a budget's tokens for each model."""
         rows = self._scheduler.rows
-        chunks = self._scheduler.target_chunks(self._scheduler.config.prefill_budget)
+        chunks = self._scheduler.prefills.target_chunks(self._scheduler.config.prefill_budget)
         draft_chunks = self._chooser.draft_chunks()
         if not chunks and not draft_chunks:
             self._copy_tails()
@@ -70,7 +70,7 @@ class StepLauncher:
         self._clock.mark(Mark.PREFILL_BEGIN)
         if chunks:
             self.prefills.run(self._target, chunks)
-            self._scheduler.target_prefilled(chunks)
+            self._scheduler.prefills.target_prefilled(chunks)
             for chunk in chunks:
                 tally[rows[chunk.slot].request.shard].prefill_tokens += chunk.stop - chunk.start
             self.activate([rows[c.slot] for c in chunks if rows[c.slot].prefilled])
@@ -85,11 +85,11 @@ class StepLauncher:
         self.prefills.run(draft, chunks)
         slots = self._state.upload([c.slot for c in chunks])
         self._state.draft_valid[slots] = self._state.upload([c.stop for c in chunks])
-        self._scheduler.draft_prefilled(chunks)
+        self._scheduler.prefills.draft_prefilled(chunks)
 
     def _copy_tails(self) -> None:
         """Copies prompts' last pages to rows with equal prompts, which then take part in rounds."""
-        copies = self._scheduler.copy_tails()
+        copies = self._scheduler.prefills.copy_tails()
         if not copies.rows:
             return
         for runner, pages in ((self._target, copies.target), (self._draft, copies.draft)):
@@ -110,7 +110,7 @@ class StepLauncher:
             proposer=key.proposer,
             saved_pages=0 if groups is None else groups.saved_pages,
             captured_graph=self.graphs_captured != captures,
-            draft_behind=sum(row.draft_behind for row in rows) / len(rows),
+            draft_behind=self._scheduler.prefills.draft_behind(rows) / len(rows),
             remaining=sum(row.remaining for row in rows) / len(rows),
         )
         return copy_to_host(launch, packed, self._clock.stamps)

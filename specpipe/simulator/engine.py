@@ -134,8 +134,8 @@ class SimulatedEngine:
 
     def _prefill_target(self) -> dict[int, int]:
         """Prefills at most a budget's tokens. Returns the tokens by shard."""
-        chunks = self._scheduler.target_chunks(self.config.prefill_budget)
-        self._scheduler.target_prefilled(chunks)
+        chunks = self._scheduler.prefills.target_chunks(self.config.prefill_budget)
+        self._scheduler.prefills.target_prefilled(chunks)
         tokens: dict[int, int] = {}
         for chunk in chunks:
             shard = self._scheduler.rows[chunk.slot].request.shard
@@ -151,7 +151,7 @@ class SimulatedEngine:
             return 0
         self._sync(behind)  # the objects of the others were ready when they were last updated
         chunks = self._chooser.draft_chunks()
-        self._scheduler.draft_prefilled(chunks)
+        self._scheduler.prefills.draft_prefilled(chunks)
         for i in behind:
             self._state[_LAG, i] = self._rows[i].length - self._rows[i].draft_valid
         return total_tokens(chunks)

@@ -1,18 +1,18 @@
-"""Queue of rows, slots and KV pages, and what is prefilled next. Host only; touches no device memory."""
+"""Queue of rows, slots and KV pages. Host only; touches no device memory."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 from specpipe.core import Completion, EngineConfig, Request, SpeculationPlan, admission_batch
-from specpipe.engine.state.chunks import Chunk, MissingTokens, Validity, plan_chunks
 from specpipe.engine.state.page_allocator import PageAllocator
-from specpipe.engine.state.prefix_tree import PrefixKeys, PrefixTail, PrefixTree, prefix_keys
+from specpipe.engine.state.prefill_planner import PrefillPlanner
+from specpipe.engine.state.prefix_sharing import PrefixSharing
+from specpipe.engine.state.prefix_tree import PrefixKeys
 from specpipe.engine.state.row_state import RowState
 from specpipe.engine.state.slot_state import MAX_STOP_TOKENS, Admission, PageGrants
 from specpipe.engine.state.submission_order import submission_order
@@ -27,16 +27,6 @@ class PageChanges(NamedTuple):
     """Rows that lost slot and pages and wait again, youngest first."""
 
 
-class TailCopies(NamedTuple):
-    """Pages to copy so that rows have the rest of a prompt that another row has computed."""
-
-    rows: list[RowState]
-    target: list[tuple[int, int]]
-    """Source and destination in the target's KV, one pair a row."""
-    draft: list[tuple[int, int]]
-    """Source and destination in the draft model's KV, for rows whose source has it."""
-
-
 class Scheduler:
     """Assigns slots and KV pages to rows, first come, first served.
 
@@ -44,9 +34,8 @@ class Scheduler:
     do not stand empty beside a few long rows (longest processing time first: Graham, "Bounds on Multiprocessing Timing
     Anomalies", 1969), and rows with a common prefix are neighbours. No later submission overtakes an earlier one.
 
-    Rows whose tokens begin with the same pages share them (`PrefixTree`). Pages of a prompt are computed once: by the
-    oldest row that needs them, and rows behind it leave them out (`plan_chunks`). `submit` may run on another thread;
-    it only queues rows, and everything else, the tree among it, belongs to the engine's thread.
+    Rows whose tokens begin with the same pages share them (`PrefixSharing`, `PrefillPlanner`). `submit` may run on
+    another thread: it only queues rows. Everything else belongs to the engine's thread.
 
     A row gets a slot with pages for its tokens and the rounds ahead, and more as it grows. When pages run out, the
     youngest row gives its own back and is recomputed later. Rows that wait are younger than all that run, and `rows` is
@@ -63,10 +52,9 @@ class Scheduler:
         """Rows that hold a slot, by slot, oldest first."""
         self._decoder = decoder
         self._free_slots = list(range(config.slots - 1, -1, -1))
-        self._prefixes = PrefixTree()
+        self._prefixes = PrefixSharing(config, pages)
+        self.prefills = PrefillPlanner(config, self.rows, pages)
         self._waiting: deque[RowState] = deque()
-        self._prefilling: list[RowState] = []
-        """Rows that lacked KV of the target when `target_chunks` was called."""
         self._submitted: list[tuple[RowState, PrefixKeys]] = []
         """Rows that `admit` has not seen yet."""
         self._refused: list[Completion] = []
@@ -89,7 +77,7 @@ class Scheduler:
                 refused.append(Completion(request=request, finish_reason="error", error=reason))
             else:
                 accepted.append(request)
-        keys = [self._keys(request.prompt_token_ids) for request in accepted]
+        keys = [self._prefixes.keys(request.prompt_token_ids) for request in accepted]
         rows = [
             (RowState(accepted[i], submitted_at=now, decoder=self._decoder), keys[i])
             for i in submission_order(accepted, keys)
@@ -98,10 +86,6 @@ class Scheduler:
             self.plan = plan
             self._refused += refused
             self._submitted += rows
-
-    def _keys(self, tokens: Sequence[int]) -> PrefixKeys:
-        """Returns what a row with these tokens can share."""
-        return prefix_keys(tokens, self.config.page_size) if self.config.share_prefixes else PrefixKeys()
 
     def _refusal(self, request: Request) -> str:
         """Returns why the row can never run, as an error message, or ""."""
@@ -165,7 +149,7 @@ class Scheduler:
             speculates = self.plan is None or self.plan.speculates(len(self.rows) + 1)
             row.start(self._free_slots.pop(), now, speculates=speculates)
             self.rows[row.slot] = row
-            self._share_prefix(row)
+            self._prefixes.start(row)
             _, pages = self._grow(row)
             growing += row.capacity < row.limit
             shared = tuple(node.page for node in row.prefix)
@@ -185,27 +169,8 @@ class Scheduler:
         with self._lock:
             submitted, self._submitted = self._submitted, []
         for row, keys in submitted:
-            row.prefix = self._prefixes.chain(keys.pages)
-            row.tail = self._prefixes.tail(row.prefix, keys.tail, row.length)
-            self._await_prefix(row)
+            self._prefixes.wait(row, keys)
             self._waiting.append(row)
-
-    def _await_prefix(self, row: RowState) -> None:
-        """Records that a waiting row needs its prefix and tail."""
-        self.pages.await_chain(row.prefix)
-        if row.tail is not None:
-            row.tail.pending += 1
-            if row.tail.page:
-                self.pages.touch(row.tail)
-
-    def _share_prefix(self, row: RowState) -> None:
-        """Gives a row that waited its part in prefix and tail."""
-        self.pages.share(row.prefix)
-        if row.tail is not None:
-            row.tail.pending -= 1
-            row.tail.running += 1
-            if row.tail.page:
-                self.pages.touch(row.tail)
 
     def _grow(self, row: RowState) -> tuple[int, tuple[int, ...]]:
         """Allocates the pages that the row lacks.
@@ -238,141 +203,19 @@ class Scheduler:
         """Takes slot and pages from the youngest row, which waits again; the pages that it computed stay cached."""
         row = next(reversed(self.rows.values()))
         waiting = row.restarted()
-        waiting.prefix = self._prefixes.chain(self._keys([*row.request.prompt_token_ids, *row.generated]).pages)
-        if row.prefilled:
-            self._hand_over(row, waiting)
-        self._await_prefix(waiting)
-        self.release(row)
+        self._prefixes.preempt(row, waiting)
+        self._free_slot(row)
         self._waiting.appendleft(waiting)
         return row
 
-    def _hand_over(self, row: RowState, waiting: RowState) -> None:
-        """Makes pages of generated tokens the pages of the nodes that the row will need again.
-
-        Rounds in flight do not write them: nodes end two tokens before the row's known length.
-        """
-        own, size = len(row.prefix), self.config.page_size
-        adopted = []
-        target_valid = True  # up to the page before; a row that runs may be about to compute it
-        draft_valid = not own or row.prefix[-1].draft_valid
-        for i, node in enumerate(waiting.prefix[own:], start=own):
-            if not node.page and target_valid:
-                adopted.append(i)
-                node.target_valid, node.draft_valid = True, draft_valid and row.draft_valid >= (i + 1) * size
-            target_valid, draft_valid = node.target_valid, node.draft_valid
-        for i in reversed(adopted):
-            self.pages.adopt(waiting.prefix[i], row.slot, i - own)
-
     def release(self, row: RowState) -> None:
-        """Frees the row's slot and pages. Rounds in flight may still write them, but no round launched from now on.
+        """Frees the row's slot and pages. Rounds in flight may still write them, but no round launched from now on."""
+        self._prefixes.leave(row)
+        self._free_slot(row)
 
-        Those rounds write no page of the row's prefix, which other rows may read, and nothing below the prompt's last
-        token but what is there already: the first draft step feeds the token before it again.
-        """
+    def _free_slot(self, row: RowState) -> None:
         del self.rows[row.slot]
-        if row.tail is not None:
-            self._leave_tail(row, row.tail)
-        self.pages.release(row.slot)
-        self.pages.unshare(row.prefix)
         self._free_slots.append(row.slot)
-
-    def _leave_tail(self, row: RowState, tail: PrefixTail) -> None:
-        """Ends the row's part in its tail. The last row that has it leaves its page to those that wait."""
-        tail.running -= 1
-        if row in tail.sources:
-            tail.sources.remove(row)
-            own = row.capacity // self.config.page_size - len(row.prefix)
-            handed_over = len(self.pages.held(row.slot)) < own
-            if tail.pending and not tail.sources and not tail.page and not handed_over:
-                self.pages.adopt(tail, row.slot, 0)
-                tail.draft_valid = row.draft_valid
-        tail.remove_unused()
-
-    def target_chunks(self, budget: int) -> list[Chunk]:
-        """Returns at most `budget` tokens that the target's KV lacks, of the oldest rows first.
-
-        A row's last token is fed by its first round.
-        """
-        self._prefilling = [row for row in self.rows.values() if not row.prefilled]
-        missing = (MissingTokens(row, row.target_valid, row.prefill_length - 1) for row in self._prefilling)
-        valid = Validity(attrgetter("target_valid"), lambda tail: bool(tail.sources or tail.page))
-        return plan_chunks(missing, budget=budget, page_size=self.config.page_size, valid=valid)
-
-    def draft_chunks(self, budget: int, plain_in_flight: int) -> list[Chunk]:
-        """Returns at most `budget` tokens that the draft model's KV lacks, for rows that may still use drafts.
-
-        plain_in_flight: rounds without drafts that were launched and not read; each puts every row a token further
-        behind. A round in flight may commit one more token, which a speculating row's first draft step feeds itself.
-
-        Rows that the target is being prefilled for come first and in its order: under a fixed K they draft from their
-        first round on, whatever runs beside them, which `standard` and `block` need to draw the same tokens again.
-        Behind them come rows that fell behind while K was 0, those with the fewest missing tokens first.
-        """
-        missing = [
-            MissingTokens(row, row.draft_valid, row.length - 1)
-            for row in self.rows.values()
-            if not row.draft_ready(plain_in_flight) and row.may_draft
-        ]
-        behind = sorted((m for m in missing if m.row.prefilled), key=lambda m: m.stop - m.start)
-        ordered = [m for m in missing if not m.row.prefilled] + behind
-        valid = Validity(attrgetter("draft_valid"), self._draft_has)
-        return plan_chunks(ordered, budget=budget, page_size=self.config.page_size, valid=valid)
-
-    def _draft_has(self, tail: PrefixTail) -> bool:
-        """Returns True if the draft model's KV of a tail can be copied."""
-        return max([tail.draft_valid, *(row.draft_valid for row in tail.sources)]) >= tail.prompt_tokens - 2
-
-    def target_prefilled(self, chunks: Sequence[Chunk]) -> None:
-        """Records chunks of `target_chunks` as launched."""
-        for slot, start, stop in chunks:
-            row = self.rows[slot]
-            self._target_has(row, start, stop)
-            for node in row.prefix[start // self.config.page_size : stop // self.config.page_size]:
-                node.target_valid = True
-
-    def _target_has(self, row: RowState, start: int, stop: int) -> None:
-        """Records that the target's KV of the row is valid below `stop`; what it lacked below `start` was shared."""
-        if not row.generated:
-            row.cached_tokens += start - row.target_valid
-        row.target_valid = stop
-        if row.tail is not None and row.prefilled:
-            row.tail.sources.append(row)
-
-    def draft_prefilled(self, chunks: Sequence[Chunk]) -> None:
-        """Records chunks of `draft_chunks` as launched."""
-        for slot, start, stop in chunks:
-            row = self.rows[slot]
-            row.draft_valid = stop
-            for node in row.prefix[start // self.config.page_size : stop // self.config.page_size]:
-                node.draft_valid = True
-
-    def copy_tails(self) -> TailCopies:
-        """Returns the pages to copy for rows whose prompt another row has computed, and records them as copied.
-
-        Call it when the chunks of both models have been recorded. The draft model's part is copied where it is there.
-        """
-        copies = TailCopies([], [], [])
-        for row in self._prefilling:
-            tail = row.tail
-            if row.prefilled or tail is None or (row.prefix and not row.prefix[-1].target_valid):
-                continue
-            if not (tail.sources or tail.page):
-                continue
-            start, stop = len(row.prefix) * self.config.page_size, row.prefill_length - 1
-            source = max(tail.sources, key=attrgetter("draft_valid"), default=None)
-            pages = (tail.page if source is None else self._first_own_page(source), self._first_own_page(row))
-            copies.rows.append(row)
-            copies.target.append(pages)
-            draft_valid = min(tail.draft_valid if source is None else source.draft_valid, stop)
-            if start < draft_valid > row.draft_valid and (not row.prefix or row.prefix[-1].draft_valid):
-                copies.draft.append(pages)
-                row.draft_valid = draft_valid
-        for row in copies.rows:  # now, so that none of them was a source
-            self._target_has(row, row.prefill_length - 1, row.prefill_length - 1)
-        return copies
-
-    def _first_own_page(self, row: RowState) -> int:
-        return self.pages.held(row.slot)[0]
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless slots, pages, prefixes and the order of rows are consistent."""
@@ -385,31 +228,4 @@ class Scheduler:
             assert row.capacity == pages * self.config.page_size
         ages = [row.submitted_at for row in (*self.rows.values(), *self._waiting)]
         assert ages == sorted(ages), "a younger row came before an older one"
-        self._check_prefixes()
-
-    def _check_prefixes(self) -> None:
-        """Raises AssertionError unless the nodes' counts are those of the rows and valid pages follow valid ones."""
-        refs = Counter(node for row in self.rows.values() for node in row.prefix)
-        pending = Counter(node for row in self._waiting for node in row.prefix)
-        nodes = self._prefixes.nodes()
-        assert refs.keys() | pending.keys() <= set(nodes), "a row's prefix is no part of the tree"
-        running, waiting = list(self.rows.values()), list(self._waiting)
-        for tail in (tail for node in [self._prefixes.root, *nodes] for tail in (node.tails or {}).values()):
-            assert tail.running == sum(row.tail is tail for row in running)
-            assert tail.pending == sum(row.tail is tail for row in waiting)
-            assert set(tail.sources) == {row for row in running if row.tail is tail and row.prefilled}
-            assert tail.page or tail.running or tail.pending, "a tail without use stays in the tree"
-        for node in nodes:
-            assert (node.refs, node.pending) == (refs[node], pending[node])
-            assert node.page or not (node.refs or node.target_valid or node.draft_valid)
-            assert node.page or node.pending or node.children or node.tails, "a node without use stays in the tree"
-            parent = node.parent
-            assert parent is not None
-            if parent is not self._prefixes.root:
-                assert parent.target_valid or not node.target_valid
-                assert parent.draft_valid or not node.draft_valid
-        for row in self.rows.values():
-            for i, node in enumerate(row.prefix, start=1):
-                end = i * self.config.page_size
-                assert node.target_valid or row.target_valid < end
-                assert node.draft_valid or row.draft_valid < end
+        self._prefixes.check_integrity(self.rows.values(), self._waiting)

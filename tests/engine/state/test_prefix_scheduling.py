@@ -65,13 +65,13 @@ class SimulatedEngine:
         self.preempted += scheduler.assign_pages().preempted
         scheduler.admit()
         budget = scheduler.config.prefill_budget
-        target = scheduler.target_chunks(budget)
-        draft = scheduler.draft_chunks(budget, 0) if drafting else []
+        target = scheduler.prefills.target_chunks(budget)
+        draft = scheduler.prefills.draft_chunks(budget, 0) if drafting else []
         self.target_tokens += self._prefill(self.target, target)
         self.draft_tokens += self._prefill(self.draft, draft)
-        scheduler.target_prefilled(target)
-        scheduler.draft_prefilled(draft)
-        copies = scheduler.copy_tails()
+        scheduler.prefills.target_prefilled(target)
+        scheduler.prefills.draft_prefilled(draft)
+        copies = scheduler.prefills.copy_tails()
         for source, page in copies.target:
             self.target.copy(source, page)
         for source, page in copies.draft:

@@ -236,3 +236,33 @@ def test_prompts_over_the_limit_leave_nothing_behind(small_pair) -> None:
     completions = run(engine, long, 0)
     assert [c.finish_reason for c in completions] == ["error", "error", "length", "length"]
     assert completions[3].cached_tokens == 28 or completions[2].cached_tokens == 28
+
+
+def check_random_tree(small_pair, seed: int) -> None:
+    """Runs random prompts that continue one another, with random settings, and compares with unshared rows."""
+    pair, draws = small_pair("llama"), random.Random(seed)
+    prompts: list[list[int]] = [[]]
+    for _ in range(14):
+        parent = draws.choice(prompts)
+        prompts.append(
+            parent[: draws.randint(0, len(parent))] + [draws.randrange(9) for _ in range(draws.randint(1, 9))]
+        )
+    requests = requests_of([prompt[:40] for prompt in prompts[1:]], max_new_tokens=12, temperature=0.8)
+    common = {"method": "invariant", "page_size": PAGE, "max_model_len": 56}
+    alone = run(make_engine(pair.target, pair.draft, **common, share_prefixes=False), requests, 3)
+    engine = make_engine(
+        pair.target, pair.draft, **common, slots=draws.randint(1, 6), prefill_budget=draws.randint(1, 40),
+        pages=draws.choice([16, 20, 200]), rounds_behind=draws.randint(0, 2),
+    )  # fmt: skip
+    cut = draws.randint(0, len(requests))
+    engine.submit(requests[:cut], plan(draws.choice([0, 1, 3])))
+    completions = [c for _ in range(9) if (report := engine.step()) for c in report.completions]
+    engine.submit(requests[cut:], plan(draws.choice([0, 1, 3])))
+    completions += drain(engine)
+    completions.sort(key=lambda completion: completion.request.row)
+    assert [c.token_ids for c in completions] == [c.token_ids for c in alone]
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(slow(seed) for seed in range(3, 150))])
+def test_random_trees_of_prompts_change_no_token(small_pair, seed: int) -> None:
+    check_random_tree(small_pair, seed)
