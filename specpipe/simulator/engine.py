@@ -37,10 +37,10 @@ _NO_ROWS = ShardRound()
 class SimulatedEngine:
     """Implements `EngineProtocol` for the requests of one scenario. `Request.seed` is the row of the scenario."""
 
-    def __init__(self, scenario: Scenario, draws: Draws, measurement: Measurement | None = None) -> None:
-        """measurement: None for reports with completions and true seconds alone."""
+    def __init__(self, scenario: Scenario, draws: Draws, measurement: Measurement, *, counts: bool = True) -> None:
+        """counts: reports have counts by shard, and the tokens that are left and behind."""
         self.config = config = scenario.engine_config
-        self.scenario, self._draws, self._measurement = scenario, draws, measurement
+        self.scenario, self._draws, self._measurement, self._counts = scenario, draws, measurement, counts
         self.kv_pages = config.slots
         self._scheduler = Scheduler(
             config, PageAllocator(self.kv_pages + 1), NoTextDecoder(), lookahead=config.max_k + 1
@@ -187,16 +187,16 @@ class SimulatedEngine:
 
     def _run(self, prefilled: dict[int, int], draft_tokens: int) -> StepReport:
         """Runs the round and returns the step's report."""
-        n, machine, measurement = len(self._rows), self.scenario.machine, self._measurement
+        n, machine = len(self._rows), self.scenario.machine
         proposer, k = self._choice() if n else ("none", 0)
         context, left, behind = self.context, 0, 0
+        if self._counts:
+            left, behind = int(self._state[_LIMIT].sum() - self._state[_AT].sum()), self.behind
         prefill_s = machine.prefill_s(draft_tokens, 1.0) if draft_tokens else 0.0
         round_s = machine.seconds(proposer, k, n, context) if n else 0.0
         self.seconds += prefill_s + round_s
-        if measurement is not None:
-            left, behind = int(self._state[_LIMIT].sum() - self._state[_AT].sum()), self.behind
-            prefill_s = measurement.prefill_s(prefill_s) if draft_tokens else 0.0
-            round_s = measurement.round_s(proposer, k, n, round_s) if n else 0.0
+        prefill_s = self._measurement.prefill_s(prefill_s) if draft_tokens else 0.0
+        round_s = self._measurement.round_s(proposer, k, n, round_s) if n else 0.0
         self._chooser.rounds += n > 0
         shards = self._round(proposer, k)
         for shard, tokens in prefilled.items():
@@ -220,7 +220,7 @@ class SimulatedEngine:
         )
 
     def _round(self, proposer: ProposerName, k: int) -> dict[int, ShardRound]:
-        """Generates the tokens of a round. Returns the counts by shard if they are measured."""
+        """Generates the tokens of a round. Returns the counts by shard."""
         drafts = self._state[_DRAFTS]
         if k:
             proposed, accepted, emitted = self._draft(proposer, k)
@@ -230,7 +230,7 @@ class SimulatedEngine:
             self._state[_AT] += 1
             self._state[_LAG] += 1
         self._length += int(emitted.sum())
-        if self._measurement is None:
+        if not self._counts:
             return {}
         shards, start, kept = {}, 0, np.minimum(accepted, emitted)
         for shard, rows in self._shards.items():

@@ -129,19 +129,17 @@ class SimulatedRuns:
 
     def _reference_s(self, make_policy: Callable[[SimulatedEngine], Policy], within_s: float) -> float:
         """Returns the seconds of a reference run, or infinity if they exceed `within_s`."""
-        engine = SimulatedEngine(self._scenario, self._draws)
-
-        def now() -> float:
-            return engine.seconds
+        measurement = Measurement(self._scenario)
+        engine = SimulatedEngine(self._scenario, self._draws, measurement, counts=False)
 
         def watch(step: StepReport) -> None:
             if engine.seconds > within_s:
                 raise _TooSlowError
 
         policy = _Reference(engine, make_policy(engine), self._warm_up)
-        steps = _ReferenceSteps(engine, self._tuner(policy, now), policy, len(self._warm_up))
+        steps = _ReferenceSteps(engine, self._tuner(policy, measurement.now), policy, len(self._warm_up))
         try:
-            self._run(engine, steps, Fixed(k=0, proposer="draft"), now, watch)
+            self._run(engine, steps, Fixed(k=0, proposer="draft"), measurement.now, watch)
         except _TooSlowError:
             return math.inf
         return engine.seconds
