@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.mixed_job import measure
 
-from specpipe.benchmark.bench_config import EngineBench
+from specpipe.benchmark.bench_config import EngineBench, SharedWork
 from specpipe.pipeline.store.verify import verify
 
 SMALL = EngineBench(
@@ -29,3 +29,13 @@ def test_two_workers_share_the_mixed_job(tmp_path: Path) -> None:
     shards = pq.read_table(out / "telemetry/shards.parquet").group_by("worker").aggregate([("started_at", "min")])
     first, last = sorted(shards["started_at_min"].to_pylist())
     assert last - first < 5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_each_worker_computes_a_common_beginning_once(tmp_path: Path) -> None:
+    work = SharedWork(prompts=15, shared_tokens=64, own_tokens=9, new_tokens=6)
+    found = measure(tmp_path, 2, SMALL, vocab=512, few_shot=work)
+    assert (found["completed"], found["total_input_tokens"]) == (30, 30 * 73)
+    assert {name for name, worker in found["workers"].items() if worker["rows"]} == {"worker-0", "worker-1"}
+    assert found["total_cached_tokens"] == (30 - 2) * 64

@@ -1,5 +1,6 @@
 """The mixed job as a run through real Ray, one worker a device: `python -m support.mixed_job FOLDER [WORKERS …]`, in a
 process that sees the GPUs. Prints tokens, seconds and throughput of each run, and its share of linear.
+With `--few-shot`: the job of that name, whose prompts begin alike, and the prompt tokens that were computed.
 
 Workers make the models' weights on their device, at random, warm up and wait for each other, so that a run's seconds
 hold no start. Each has the same rows: as many, and as long, whatever their number.
@@ -18,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from support.ray_workers import RayWorkers
 
-from specpipe.benchmark.bench_config import EngineBench
+from specpipe.benchmark.bench_config import SHARED_WORKS, EngineBench, SharedWork
+from specpipe.benchmark.shared_work import shared_requests
 from specpipe.benchmark.synthetic_engine import build_synthetic_engine, random_requests, run_requests
 from specpipe.core import SamplingParams
 from specpipe.job import parse_job
@@ -64,6 +66,13 @@ class RandomPair:
             time.sleep(0.02)
 
 
+def write_few_shot(path: Path, workers: int, work: SharedWork, vocab: int) -> None:
+    """The job's rows for every worker; all prompts of all workers begin alike."""
+    rows = shared_requests(dataclasses.replace(work, prompts=work.prompts * workers), vocab, seed=0)
+    prompts = [list(row.prompt_token_ids) for row in rows]
+    pq.write_table(pa.table({"prompt_token_ids": prompts, "max_new_tokens": [work.new_tokens] * len(rows)}), path)
+
+
 def write_rows(path: Path, workers: int, rows: int, shortest: int, longest: int, vocab: int) -> None:
     """The same lengths for every worker, other tokens."""
     lengths = np.random.default_rng(0).integers(shortest, longest + 1, (rows, 2))
@@ -82,11 +91,15 @@ def measure(
     shortest: int = SHORTEST,
     longest: int = LONGEST,
     vocab: int = 128256,
+    few_shot: SharedWork | None = None,
 ) -> dict[str, Any]:
-    """One run, without speculation, of `rows` rows a worker. → its summary.json"""
+    """One run without speculation, of `rows` rows a worker or of a job whose prompts begin alike. → its summary.json"""
     place = folder / f"{workers}-workers"
     (place / "ready").mkdir(parents=True)
-    write_rows(place / "rows.parquet", workers, rows, shortest, longest, vocab)
+    if few_shot is None:
+        write_rows(place / "rows.parquet", workers, rows, shortest, longest, vocab)
+    else:
+        write_few_shot(place / "rows.parquet", workers, few_shot, vocab)
     values = {
         "model": {"target": "builtin:tiny", "device": bench.device, "max_model_len": bench.max_model_len},
         "data": {"path": str(place / "rows.parquet")},
@@ -102,15 +115,23 @@ def measure(
 
 
 def main() -> None:
-    folder, counts = Path(sys.argv[1]), [int(count) for count in sys.argv[2:]] or [1]
+    few_shot = "--few-shot" in sys.argv
+    folder, *numbers = [argument for argument in sys.argv[1:] if argument != "--few-shot"]
+    counts = [int(number) for number in numbers] or [1]
     alone = 0.0
     for workers in counts:
-        found = measure(folder, workers)
+        if few_shot:
+            work = SHARED_WORKS["few-shot"]
+            bench = dataclasses.replace(H200, max_model_len=work.prompt_tokens + work.new_tokens)
+            found = measure(Path(folder), workers, bench, few_shot=work)
+        else:
+            found = measure(Path(folder), workers)
         each = found["output_throughput"] / workers
         alone = alone or each
         print(
             f"{workers} workers: {found['total_output_tokens']:,} tokens in {found['duration_s']:.2f} s, "
-            f"{found['output_throughput']:,.0f} tok/s, {each / alone:.3f} of the first run's for each worker",
+            f"{found['output_throughput']:,.0f} tok/s, {each / alone:.3f} of the first run's for each worker; "
+            f"{found['total_input_tokens'] - found['total_cached_tokens']:,} prompt tokens computed",
             flush=True,
         )
 
