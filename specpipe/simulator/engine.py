@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specpipe.core import Completion, ProposerName, Request, ShardRound, SpeculationPlan, StepReport
+from specpipe.core import AcceptanceCounts, Completion, ProposerName, Request, ShardRound, SpeculationPlan, StepReport
 from specpipe.engine.accounting import count_acceptance
 from specpipe.engine.state.chunks import total_tokens
 from specpipe.engine.state.in_flight import StepsInFlight
@@ -180,10 +180,12 @@ class SimulatedEngine:
 
     def _choice(self) -> tuple[ProposerName, int]:
         """Returns proposer and K of the round."""
-        at, _, limit, _, drafts = self._state
-        if not (drafts * (limit - at) > 1).any():  # the chooser's rule; the objects may be older than the arrays
-            return "none", 0
-        return self._chooser.choice(self._rows)
+        proposer, k = self._chooser.choice(self._rows)
+        if k:  # the chooser's rule again: its objects may be older than the arrays
+            at, _, limit, _, drafts = self._state
+            if not (drafts * (limit - at) > 1).any():
+                return "none", 0
+        return proposer, k
 
     def _run(self, prefilled: dict[int, int], draft_tokens: int) -> StepReport:
         """Runs the round and returns the step's report."""
@@ -238,7 +240,7 @@ class SimulatedEngine:
             shards[shard] = ShardRound(
                 rows=rows,
                 plain_rows=rows - int(drafts[part].sum()),
-                verified=count_acceptance(proposed[part], accepted[part]),
+                verified=count_acceptance(proposed[part], accepted[part]) if k else AcceptanceCounts(),
                 emitted_tokens=int(emitted[part].sum()),
                 emitted_accepted_tokens=int(kept[part].sum()),
             )
