@@ -187,7 +187,8 @@ class Engine:
         out. shapes: (rows, proposer, K), the most important first. context: tokens of each row, cut to half of
         max_model_len.
         """
-        assert not self._scheduler.rows, "rows are running"
+        # Rounds of dummy rows write into all pages.
+        assert not self._scheduler.rows and not self._scheduler.pages.cached, "rows are running, or have run"
         config, context = self.config, min(context, self.config.max_model_len // 2)
         width = config.pages_per_row
         if self._device.type == "cpu":  # there a round reads as much KV as its block table covers
