@@ -27,8 +27,8 @@ class DataSection(JobSection):
     limit: Count | None = None
     """Use at most this many rows, from the first."""
     on_too_long: Literal["error", "truncate_left"] = "error"
-    """Prompts that are too long: `error` makes error rows. `truncate_left` removes their first tokens, except a
-    beginning-of-sequence token, until max_new_tokens fit into max_model_len or half of max_model_len is left."""
+    """Prompts that are too long: `error` makes error rows. `truncate_left` removes their first tokens
+    (docs/datasets.md)."""
     system_prompt: Text | None = None
     """System message for chats without one. Turns a plain `prompt` into the user message of a chat."""
     warmup_rows: Tuning[Annotated[Int, Field(ge=0)]] = 0

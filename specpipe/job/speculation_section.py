@@ -19,8 +19,8 @@ class SpeculationSection(JobSection):
 
     policy: Tuning[Annotated[PolicyName, OffIsAWord]] = "goodput"
     """`off`: plain decoding, the draft model is not loaded. `fixed`: num_speculative_tokens in every round.
-    `queue_threshold`: none while more than max_running rows run. `goodput`: the number from 0 to num_speculative_tokens
-    with the most expected tokens per second, learnt during the run (docs/speculation.md)."""
+    `queue_threshold`: none while more than max_running rows run. `goodput`: the number up to num_speculative_tokens
+    with the highest expected tokens per second (docs/speculation.md)."""
     num_speculative_tokens: Tuning[Annotated[Int, Field(ge=1, le=MAX_DRAFT_TOKENS)]] = 3
     """K, the draft tokens of a round; with `policy: goodput` the maximum."""
     max_running: Tuning[Count] = 64
