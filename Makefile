@@ -2,7 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What a run needs, and what development needs. Ray and transformers import optional packages that they find, so a run
+# starts faster without those of development.
+RUN := $(VENV)/.run
 STAMP := $(VENV)/.installed
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 # One thread a process: small tensors gain nothing from more.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q
 BENCH := runs/bench/$(shell date +%Y%m%d-%H%M%S)
@@ -13,12 +17,16 @@ BENCH := runs/bench/$(shell date +%Y%m%d-%H%M%S)
 help: ## what each target does
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUN): pyproject.toml constraints.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) .
 	@touch $@
 
-run: $(STAMP) ## the main job on the embedded pair: jobs/sharegpt.yaml into runs/sharegpt
+$(STAMP): $(RUN)
+	$(INSTALL) '.[dev]'
+	@touch $@
+
+run: $(RUN) ## the main job on the embedded pair: jobs/sharegpt.yaml into runs/sharegpt
 	$(BIN)/specpipe run jobs/sharegpt.yaml
 
 test: $(STAMP) ## the default test set: CPU only, no network
@@ -31,7 +39,7 @@ test-gpu: ## the tests marked gpu, with the Python at hand (a CUDA device is nee
 	PYTHONPATH=.:kernels $(PYTHON) -m pytest -q -m gpu
 
 test-browser: $(STAMP) ## the tests marked browser: pages in a headless Chromium (on the PATH, or named by CHROMIUM)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+	$(INSTALL) '.[browser]'
 	$(PYTEST) -m browser
 
 lint: $(STAMP) ## ruff and mypy, strict
@@ -42,12 +50,12 @@ lint: $(STAMP) ## ruff and mypy, strict
 hooks: $(STAMP) ## ruff and mypy before every commit, by pre-commit
 	$(BIN)/pre-commit install
 
-bench: $(STAMP) ## the sample job speculative, then plain, into a new folder under runs/bench
+bench: $(RUN) ## the sample job speculative, then plain, into a new folder under runs/bench
 	$(BIN)/specpipe run jobs/sharegpt.yaml --set output.path=$(BENCH)/speculative
 	$(BIN)/specpipe run jobs/sharegpt.yaml --set output.path=$(BENCH)/plain --set speculation.policy=off
 
 $(VENV)/.docs: $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(INSTALL) '.[docs]'
 	@touch $@
 
 docs: $(VENV)/.docs ## the documentation as a site, in site/; a broken link is an error
