@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.engines import drain, generate, make_engine, make_requests, plan, run, run_in_turn
+from support.engines import drain, generate, make_engine, make_requests, plan, run, run_in_turn, steps_of
 
 pytestmark = pytest.mark.gpu
 
@@ -157,3 +157,29 @@ def test_preempted_rows_keep_the_targets_tokens(small_pair, k: int, proposer: st
     assert preemptions > 2
     tokens = {c.request.row: list(c.token_ids) for c in completions}
     assert [tokens[row] for row in range(9)] == generate(pair.reference, requests)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize(("k", "proposer"), [(0, "none"), (3, "draft"), (3, "ngram")])
+def test_rows_that_read_shared_pages_together_keep_their_tokens(small_pair, kind: str, k: int, proposer: str) -> None:
+    """Enough rows and pages for groups on a GPU (GPU_LIMITS), beside rows that share nothing."""
+    pair = on_cuda(small_pair(kind))
+    shared = make_requests(1, vocab_size=pair.vocab_size, seed=5)[0].prompt_token_ids * 192
+    requests = [
+        replace(request, prompt_token_ids=(*(shared if request.row % 8 else ()), *request.prompt_token_ids))
+        for request in make_requests(24, vocab_size=pair.vocab_size, max_new_tokens=12)
+    ]
+    tokens, contexts = [], []
+    for sharing in (True, False):
+        engine = make_engine(
+            pair.target, pair.draft, slots=24, proposer=proposer, max_model_len=256, prefill_budget=8192,
+            share_prefixes=sharing,
+        )  # fmt: skip
+        engine.submit(requests, plan(k, proposer=proposer))
+        steps = steps_of(engine)
+        done = sorted((c for step in steps for c in step.completions), key=lambda c: c.request.row)
+        tokens.append([c.token_ids for c in done])
+        contexts.append(min(step.context for step in steps if step.running == 24))
+    assert tokens[0] == tokens[1]
+    assert [list(ids) for ids in tokens[0]] == generate(pair.reference, requests)
+    assert contexts[0] < 60 and contexts[1] > 170, "pages read once count once"
