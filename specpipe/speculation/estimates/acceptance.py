@@ -26,8 +26,6 @@ class Acceptance:
     coverage: float = 1.0
     """Share of row rounds that have a draft. The n-gram proposer may find none."""
     coverage_weight: float = MIN_WEIGHT
-    unseen: float = 1.0
-    """Share of the running rows that came after the latest draft."""
 
     def with_counts(self, counts: AcceptanceCounts, *, row_rounds: float, keep: float) -> Acceptance:
         """Returns the means with the weights multiplied by `keep` (0 to 1) and `counts` added.
@@ -45,19 +43,14 @@ class Acceptance:
             weights=weights,
             coverage=(old.coverage_weight * old.coverage + counts.drafts) / (old.coverage_weight + row_rounds),
             coverage_weight=old.coverage_weight + row_rounds,
-            unseen=0.0 if counts.drafts else self.unseen,
         )
 
-    def faded(self, keep: float, *, new_rows: float = 0.0) -> Acceptance:
-        """Returns the same means with the weights multiplied by `keep`.
-
-        new_rows: share of running rows that came since the last call.
-        """
+    def faded(self, keep: float) -> Acceptance:
+        """Returns the same means with the weights multiplied by `keep`."""
         return replace(
             self,
             weights=tuple(max(MIN_WEIGHT, keep * weight) for weight in self.weights),
             coverage_weight=max(MIN_WEIGHT, keep * self.coverage_weight),
-            unseen=1 - (1 - self.unseen) * (1 - new_rows),
         )
 
     def conditional(self, k: int) -> tuple[float, ...]:

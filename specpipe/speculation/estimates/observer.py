@@ -56,7 +56,9 @@ class Observer:
             input_tokens=_mean_with_new(old.input_tokens, evidence.input_tokens, evidence.rows),
             output_tokens=_mean_with_new(old.output_tokens, evidence.output_tokens, evidence.rows),
         )
-        self._rows = replace(self._rows, rounds=self._rows.rounds + rounds)
+        total = self._rows.rounds + rounds
+        timed = {**self._rows.timed, **{point.proposer: float(total) for point in evidence.costs}}
+        self._rows = replace(self._rows, rounds=total, timed=timed)
         if evidence.running and rounds:
             self._measured = True
             self._rows = replace(
@@ -83,9 +85,9 @@ class Observer:
     def use_priors(self, priors: Priors) -> None:
         """Starts from these estimates where this observer has none of its own."""
         own = self.priors
-        first = {name: replace(known.faded(0.0), unseen=1.0) for name, known in priors.acceptance.items()}
+        first = {name: known.faded(0.0) for name, known in priors.acceptance.items() if name not in self._rows.timed}
         self.priors = Priors(
-            acceptance={name: first.get(name, one) if one.unseen == 1 else one for name, one in own.acceptance.items()},
+            acceptance={name: first.get(name, known) for name, known in own.acceptance.items()},
             costs=own.costs or priors.costs,
             input_tokens=own.input_tokens or priors.input_tokens,
             output_tokens=own.output_tokens or priors.output_tokens,
@@ -98,10 +100,12 @@ class Observer:
         if not self._measured or admitted == self._rows.occupancy:
             return
         new = 1 - self._rows.occupancy / admitted
-        known = {name: one.faded(1 - new, new_rows=new) for name, one in self.priors.acceptance.items()}
+        known = {name: one.faded(1 - new) for name, one in self.priors.acceptance.items()}
         self.priors = replace(self.priors, acceptance=known)
+        timed = {name: rounds * (1 - new if name in known else 1) for name, rounds in self._rows.timed.items()}
         self._rows = replace(
             self._rows,
+            timed=timed,
             occupancy=admitted,
             context=now.context + new * (now.input_tokens + now.output_tokens / 2 - now.context),
             behind=now.behind + new * (now.input_tokens - now.behind),

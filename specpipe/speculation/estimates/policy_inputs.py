@@ -40,7 +40,9 @@ class PolicyInputs:
     prefill_budget: int = PREFILL_BUDGET
     """Largest number of tokens that the draft model catches up in a round."""
     rounds: int = 0
-    """Rounds that the worker has run."""
+    """Rounds that the worker has timed."""
+    timed: Mapping[ProposerName, float] = field(default_factory=dict)
+    """`rounds` when a proposer, or "none" for plain decoding, was last timed; less the share of rows new since."""
 
     @property
     def running(self) -> int:

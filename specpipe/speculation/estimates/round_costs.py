@@ -1,13 +1,12 @@
 """Estimates of round costs: a Kalman filter over the logarithms of the prices in round_model.py.
 
-    log seconds = load + log Σ price(term) · work(term) + noise
+    log seconds = log Σ price(term) · work(term) + noise
 
-The load is common to all rounds; it comes and goes. Every measurement moves the state in proportion to its uncertainty.
-So a round that was timed once counts for little, a busy neighbour moves the load and not the comparison of K, and a
-machine of another speed than the cache's moves all prices together.
-Source: extended Kalman filter; Jazwinski, Stochastic Processes and Filtering Theory (1970), chapter 8.
+Every measurement moves the prices in proportion to their uncertainty. So a round that was timed once counts for little,
+and a machine of another speed than the cache's moves all prices together.
+Source: iterated extended Kalman filter; Jazwinski, Stochastic Processes and Filtering Theory (1970), chapter 8.
 
-Shapes: S states (terms, then the load), K widest round, N slots.
+Shapes: T terms, K widest round, N slots.
 """
 
 from __future__ import annotations
@@ -15,111 +14,69 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from specpipe.arrays import Array
 from specpipe.core import CostPoint, ProposerName
-from specpipe.speculation.estimates.round_model import TERMS, RoundWork, work_by_term
+from specpipe.speculation.estimates.round_model import FIRST_WORK, TERMS, RoundWork, work_by_term
 
-PRICE_SD = 1.5
-"""Standard deviation of the logarithm of a price before any measurement: hardware and models may be any."""
-SPEED_SD = 3.0
-"""The same of all prices together."""
-CACHED_SD = 1.0
-"""The same of each price, and of all together, of an earlier run: its machine may have been twice as slow."""
+PRICE_SD, SPEED_SD = 1.5, 0.7
+"""Standard deviations of the logarithms of prices before any measurement: of each, and of all together. Prices of an
+earlier run are off by SPEED_SD, each and together: its machine may have been twice as slow."""
 PRICE_DRIFT = 3e-4
 """Variance that the logarithm of a price gains in a round: prices follow the rows and context of the moment."""
-LOAD_SD, LOAD_ROUNDS = 0.5, 200.0
-"""Standard deviation of the load, and rounds in which it falls to 1/e: bursts of neighbours last seconds."""
-ROUND_SD = 0.05
-"""Standard deviation of the logarithm of one round's seconds, between those of a GPU and of a CPU."""
-NGRAM_TIMES = 30.0
-"""Times by which an n-gram look-up is expected to be cheaper than any other term."""
+ROUND_SD = 0.2
+"""Standard deviation of the logarithm of one round's seconds, that of a busy CPU."""
 SURPRISE = 1.5
-"""Standard deviations from which a measurement is doubted: it is longer than it should be, or all before it were."""
-_STEP = 1.0  # largest change of the state in one pass
-_PASSES = 4  # over the points of one call: the model is linear near the result of the pass before
+"""Standard deviations from which a measurement is doubted: it is too long, or those before it were."""
+_STEP, _PASSES = 1.0, 8  # largest change of a state in a pass, and passes at most, until the model is linear enough
+_CLOSE = 0.05  # largest change of a state in the last pass
 _VERSION = 3  # of the JSON values; others are refused
-_LOAD, _KV = len(TERMS), list(TERMS).index("kv")
-
-_START = np.diag([PRICE_SD**2] * _LOAD + [0.0]) + np.outer([1.0] * _LOAD + [0.0], [SPEED_SD**2] * _LOAD + [0.0])
+_KV, _SIZE = list(TERMS).index("kv"), len(TERMS)
+_START = PRICE_SD**2 * np.eye(_SIZE) + SPEED_SD**2
 
 
 class RoundCosts:
     """Seconds of a round by proposer, K, rows and context. Immutable: `with_points` returns new costs."""
 
     def __init__(self, points: Iterable[CostPoint] = ()) -> None:
-        self._state, self._covariance = np.zeros(_LOAD + 1), _START + np.diag([0.0] * _LOAD + [LOAD_SD**2])
-        self.rounds = 0.0
-        """Measured rounds so far; those of an earlier run count as one."""
-        self.__dict__.update(self.with_points(points).__dict__)
+        made = self._of(np.zeros(_SIZE), _START, 0.0).with_points(points)
+        self._state, self._covariance, self.rounds = made._state, made._covariance, made.rounds
+        """Logarithms of the prices [T], their covariance [T, T], and measured rounds; an earlier run's count as one."""
 
     @classmethod
     def _of(cls, state: Array, covariance: Array, rounds: float) -> RoundCosts:
-        made = cls()
+        made = cls.__new__(cls)
         made._state, made._covariance, made.rounds = state, covariance, rounds
         return made
 
     def with_points(self, points: Iterable[CostPoint]) -> RoundCosts:
-        """Returns the costs with these rounds added. All of them count as measured under the same load."""
+        """Returns the costs with these rounds added, which count as measured at the same time."""
         points = [point for point in points if point.rounds > 0 and point.seconds > 0 and point.running > 0]
         if not points:
             return self
-        start = made = self if self else self._scaled(points[0])
+        rounds = sum(point.rounds for point in points)
+        works = [work_by_term(RoundWork.of(point)) for point in points]
+        seconds = [math.log(point.seconds / point.rounds) for point in points]
+        noise = [ROUND_SD**2 / point.rounds for point in points]
+        start, known = self._state, self._covariance + PRICE_DRIFT * rounds * np.eye(_SIZE)
+        shrink = np.sqrt(np.minimum(1.0, np.diagonal(_START) / np.diagonal(known)))
+        known *= np.outer(shrink, shrink)  # no less certain than at first
+        if not self:  # the first point sets the scale
+            start = -np.log(FIRST_WORK)
+            start += seconds[0] - _predict(start, works[0])[0]
+        near = start
         for _ in range(_PASSES):
-            near, made = made, start._copy()
-            made._pass_rounds(sum(point.rounds for point in points))
-            for point in points:
-                made._correct(point, near)
-            made._state = near._state + np.clip(made._state - near._state, -_STEP, _STEP)
-        return made
-
-    def _copy(self) -> RoundCosts:
-        return RoundCosts._of(self._state.copy(), self._covariance.copy(), self.rounds)
-
-    def _scaled(self, point: CostPoint) -> RoundCosts:
-        """Returns the first estimate: all terms have the same share of a large round, and this point is met."""
-        made, work = self._copy(), RoundWork.of(point)
-        made._state[:_LOAD] = -np.log(_work_of_all_terms())
-        made._state[:_LOAD] += math.log(point.seconds / point.rounds) - made._predict(work)[0]
-        return made
-
-    def _pass_rounds(self, rounds: float) -> None:
-        """Lets time pass: the load fades, and all prices become less certain, up to what they were at first."""
-        covariance, kept = self._covariance, math.exp(-rounds / LOAD_ROUNDS)
-        self._state[_LOAD] *= kept
-        covariance[_LOAD] *= kept
-        covariance[:, _LOAD] *= kept
-        diagonal = np.einsum("ii->i", covariance)  # a view
-        diagonal[:_LOAD] += PRICE_DRIFT * rounds
-        diagonal[_LOAD] += (1 - kept * kept) * LOAD_SD**2
-        shrink = np.minimum(1.0, math.hypot(PRICE_SD, SPEED_SD) / np.sqrt(diagonal))
-        covariance *= np.outer(shrink, shrink)
-        self.rounds += rounds
-
-    def _correct(self, point: CostPoint, near: RoundCosts) -> None:
-        """Corrects the state by measured rounds. near: costs around which the model is linear."""
-        at, slope = near._predict(RoundWork.of(point))
-        expected = at + float(slope @ (self._state - near._state))
-        gain, error = self._covariance @ slope, math.log(point.seconds / point.rounds) - expected
-        variance = float(slope @ gain) + ROUND_SD**2 / point.rounds
-        surprise = (error / SURPRISE) ** 2 - variance
-        if surprise > 0:
-            if error < 0:  # what was measured before was slowed down: part of the first uncertainty is back
-                back = _START * (surprise / float(slope @ _START @ slope))
-                self._covariance += back
-                gain += back @ slope
-            variance += surprise
-        self._state += gain * (error / variance)
-        self._covariance -= np.outer(gain, gain / variance)
-
-    def _predict(self, work: RoundWork) -> tuple[float, Array]:
-        """Returns the logarithm of a round's seconds, and its derivatives by the state, [S]."""
-        parts = np.exp(self._state[:_LOAD]) * work_by_term(work)
-        total = float(parts.sum())
-        return math.log(total) + float(self._state[_LOAD]), np.append(parts / total, 1.0)
+            state, covariance = start, known
+            for measured in zip(works, seconds, noise, strict=True):
+                state, covariance = _corrected(state, covariance, near, *measured)
+            state = near + np.clip(state - near, -_STEP, _STEP)
+            near, moved = state, float(np.abs(state - near).max())
+            if moved < _CLOSE:
+                break
+        return self._of(near, covariance, self.rounds + rounds)
 
     def __bool__(self) -> bool:
         """True if any round was measured."""
@@ -130,8 +87,8 @@ class RoundCosts:
         return math.exp(self._state[list(TERMS).index(term)])
 
     def seconds(self, work: RoundWork) -> float:
-        """Returns the seconds of one round under the present load."""
-        return math.exp(self._predict(work)[0])
+        """Returns the seconds of one round."""
+        return math.exp(_predict(self._state, work_by_term(work))[0])
 
     def grid(self, *, proposer: ProposerName, max_k: int, slots: int, context: float) -> Array:
         """Returns the seconds of a round, [max_k + 1, slots + 1] by K and rows; the column of 0 rows equals that of 1.
@@ -141,26 +98,27 @@ class RoundCosts:
         if not self:
             raise ValueError("no round was measured; expected at least one cost point")
         rows, work = _grid_work(proposer, max_k, slots)
-        prices = np.exp(self._state[:_LOAD])
-        seconds: Array = np.tensordot(prices, work, 1) + prices[_KV] * context * rows
-        return math.exp(self._state[_LOAD]) * seconds
+        prices = np.exp(self._state)
+        return np.asarray(np.tensordot(prices, work, 1) + prices[_KV] * context * rows)
+
+    def doubt(self, rounds: RoundWork, against: RoundWork) -> Array:
+        """Returns the standard deviation of log(seconds of each round / seconds of the round `against`), [R].
+
+        rounds: features of R rounds, `k` as an array.
+        """
+        parts = np.exp(self._state)[:, None] * work_by_term(rounds)
+        slopes = parts / parts.sum(axis=0) - _predict(self._state, work_by_term(against))[1][:, None]
+        return np.sqrt(np.maximum(0.0, (slopes * (self._covariance @ slopes)).sum(axis=0)))
 
     def as_prior(self) -> RoundCosts:
-        """Returns costs that another run can start from: the prices, uncertain, without the load."""
-        own, state = np.diagonal(self._covariance)[:_LOAD], np.append(self._state[:_LOAD], 0.0)
-        covariance = np.diag([*np.minimum(own + CACHED_SD**2, PRICE_SD**2), LOAD_SD**2])
-        covariance[:_LOAD, :_LOAD] += CACHED_SD**2
-        return RoundCosts._of(state, covariance, 1.0) if self else self
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RoundCosts) and self.to_json() == other.to_json()
-
-    __hash__ = None  # type: ignore[assignment]  # equality by content, so not hashable
+        """Returns costs that another run can start from: the prices, uncertain."""
+        own = np.minimum(np.diagonal(self._covariance) + SPEED_SD**2, PRICE_SD**2)
+        return self._of(self._state, np.diag(own) + SPEED_SD**2, 1.0) if self else self
 
     def to_json(self) -> dict[str, Any]:
         """Returns JSON values: seconds by term, and the standard deviations of their logarithms."""
-        prices, variances = np.exp(self._state[:_LOAD]).tolist(), np.diagonal(self._covariance).tolist()
-        terms = {name: {"seconds": prices[i], "sd": math.sqrt(variances[i])} for i, name in enumerate(TERMS)}
+        prices, sds = np.exp(self._state).tolist(), np.sqrt(np.diagonal(self._covariance)).tolist()
+        terms = {name: {"seconds": prices[i], "sd": sds[i]} for i, name in enumerate(TERMS)}
         return {"version": _VERSION, "rounds": self.rounds, "terms": terms}
 
     @classmethod
@@ -168,22 +126,42 @@ class RoundCosts:
         """Reads the values of `to_json`. Raises ValueError, KeyError or TypeError for others."""
         if data["version"] != _VERSION:
             raise ValueError(f"round costs of version {data['version']!r}; expected {_VERSION}")
-        values = [(float(data["terms"][name]["seconds"]), float(data["terms"][name]["sd"])) for name in TERMS]
-        numbers, rounds = np.array([*values, (1.0, LOAD_SD)]), float(data["rounds"])
+        numbers = np.array([[float(data["terms"][name][key]) for key in ("seconds", "sd")] for name in TERMS])
+        rounds = float(data["rounds"])
         if not np.isfinite(numbers).all() or numbers.min() <= 0 or not 0 < rounds < math.inf:
             raise ValueError("round costs with a number that is not positive and finite")
         return cls._of(np.log(numbers[:, 0]), np.diag(numbers[:, 1] ** 2), rounds)
 
 
-def _work_of_all_terms() -> Array:
-    """Returns the work by term of rounds of 128 rows of 256 tokens with 2 drafts, of each proposer its own."""
-    names: tuple[ProposerName, ...] = get_args(ProposerName)
-    works = np.max([work_by_term(RoundWork(name, 2, 128, 128 * 256)) for name in names], axis=0)
-    return np.asarray(works * [NGRAM_TIMES if name.startswith("ngram") else 1.0 for name in TERMS])
+def _predict(state: Array, work: Array) -> tuple[float, Array]:
+    """Returns the logarithm of a round's seconds, and its derivatives by the state, [T]. work [T]: by term."""
+    parts = np.exp(state) * work
+    total = float(parts.sum())
+    return math.log(total), parts / total
+
+
+def _corrected(
+    state: Array, covariance: Array, near: Array, work: Array, seconds: float, noise: float
+) -> tuple[Array, Array]:
+    """Returns state and covariance after a measurement: the logarithm of a round's seconds, and its variance.
+
+    near: state around which the model is linear.
+    """
+    at, slope = _predict(near, work)
+    error = seconds - at - float(slope @ (state - near))
+    gain = covariance @ slope
+    variance = float(slope @ gain) + noise
+    surprise = (error / SURPRISE) ** 2 - variance
+    if surprise > 0:
+        if error < 0:  # what was measured before was slowed down: part of the first uncertainty is back
+            back = _START * (surprise / float(slope @ _START @ slope))
+            covariance, gain = covariance + back, gain + back @ slope
+        variance += surprise
+    return state + gain * (error / variance), covariance - np.outer(gain, gain / variance)
 
 
 @lru_cache(maxsize=16)
 def _grid_work(proposer: ProposerName, max_k: int, slots: int) -> tuple[Array, Array]:
-    """Returns the rows, [K + 1, N + 1], and the work by term without KV, [terms, K + 1, N + 1]."""
+    """Returns the rows, [K + 1, N + 1], and the work by term without KV, [T, K + 1, N + 1]."""
     k, rows = np.meshgrid(np.arange(max_k + 1.0), np.maximum(np.arange(slots + 1.0), 1.0), indexing="ij")
     return rows, work_by_term(RoundWork(proposer, k, rows, np.zeros_like(rows)))

@@ -11,15 +11,17 @@ import numpy as np
 from specpipe.arrays import Array
 from specpipe.core import Exploration, ProposerName
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.estimates.round_model import RoundWork
 
 HOPED_ACCEPTANCE, HOPE_WEIGHT = 0.85, 16.0
-"""Acceptance that a trial may find, and the observations of a position at which half of this hope is left."""
+"""Acceptance that a trial may find, and the observations of a position at which half of this hope is left. Rounds may
+also be shorter than estimated, by one standard deviation."""
 EXPLORE_SHARE = 0.005
-"""Largest share of rounds spent on trials, if their intervals are not limited by the next line."""
+"""Largest share of rounds spent on trials of hope, at twice their cost."""
 FIRST_INTERVAL, MAX_INTERVAL = 16, 4096
-"""Rounds until the first trial of a proposer, and most rounds between two; at first as many as the worker has run."""
-MOSTLY_NEW = 0.9
-"""Share of new rows from which a proposer counts as not seen."""
+"""Rounds until a proposer that is due is tried, and between two trials at most."""
+DUE = 4.0
+"""Growth of a worker's rounds since a proposer was last timed, from which it is due whatever the estimates say."""
 TRIAL_ROUNDS, TRIAL_ROWS = 2, 2
 """Rounds of a trial that needs catching up, which is paid once, and rows of mean length that catch up for it."""
 
@@ -57,18 +59,15 @@ def explore(best: DraftRates, k: int, choices: Sequence[DraftRates], inputs: Pol
     best, k: proposer and K of the plan.
     """
     trials = [trial for choice in choices for trial in _trials(choice, best, k, inputs)]
+    due = [trial for trial in trials if _is_due(trial, best.proposer if k else "none", inputs)]
     hopeful = [trial for trial in trials if trial.gain > 0]
-    others = [trial for trial in trials if not trial.k or not k or trial.proposer != best.proposer]
-    most = min(max(FIRST_INTERVAL, inputs.rounds), MAX_INTERVAL)
-    if hopeful:
+    if due:
+        found, every = max(due, key=lambda trial: trial.gain), float(FIRST_INTERVAL)
+    elif hopeful:
         found = max(hopeful, key=lambda trial: trial.gain / trial.rounds)
-        every = min(max(found.rounds / EXPLORE_SHARE, 2 * found.times), most)
-    elif others:  # the estimates may be wrong
-        found, every = max(others, key=lambda trial: trial.gain), float(most)
+        every = min(max(found.rounds / EXPLORE_SHARE, 2 * found.times), MAX_INTERVAL)
     else:
         return None
-    if found.k and inputs.acceptance[found.proposer].unseen > MOSTLY_NEW:
-        every = min(every, FIRST_INTERVAL)
     return Exploration(
         k=found.k,
         proposer=found.proposer if found.k else "none",
@@ -78,12 +77,21 @@ def explore(best: DraftRates, k: int, choices: Sequence[DraftRates], inputs: Pol
     )
 
 
+def _is_due(trial: _Trial, now: ProposerName, inputs: PolicyInputs) -> bool:
+    """True if the trial is of another proposer than `now`, and that one has not been timed for long."""
+    name = trial.proposer if trial.k else "none"
+    timed = inputs.timed.get(name, 0.0)
+    return name != now and inputs.rounds >= min(DUE * timed, timed + MAX_INTERVAL)
+
+
 def _trials(choice: DraftRates, best: DraftRates, now_k: int, inputs: PolicyInputs) -> Iterator[_Trial]:
     """Yields each K of a proposer, other than the plan's, that may be better than the plan."""
     n, proposer = inputs.running, choice.proposer
     now, round_s = float(best.rate[now_k, n]), float(best.seconds[now_k, n])
     hoped = inputs.acceptance[proposer].tokens(len(choice.tokens) - 1, hope=HOPED_ACCEPTANCE, hope_weight=HOPE_WEIGHT)
-    gains = 1 - now * choice.seconds[:, n] / (n * np.array(hoped))
+    rounds = RoundWork(proposer, np.arange(len(hoped)), n, n * inputs.context)
+    doubt = inputs.costs.doubt(rounds, RoundWork(best.proposer, now_k, n, n * inputs.context))
+    gains = 1 - now * choice.seconds[:, n] * np.exp(-doubt) / (n * np.array(hoped))
     drafting, catch_up_s, times = float(n), 0.0, 1
     if proposer == "draft" and inputs.behind > 1 and not (best.proposer == "draft" and now_k):
         tokens = min(n * inputs.behind, _trial_tokens(inputs))

@@ -11,10 +11,8 @@ import numpy as np
 
 from specpipe.core import Exploration, ProposerName, SpeculationPlan
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.estimates.round_model import WIDE
 from specpipe.speculation.policies.exploration import DraftRates, explore
-
-TOKENS_OF_A_STEP = 256.0
-"""Tokens that the draft model prefills in the time in which it drafts one: reading its weights takes as long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +48,13 @@ class Goodput:
         )
 
     def _rates(self, proposer: ProposerName, inputs: PolicyInputs) -> DraftRates:
-        """Returns the expected tokens per second of a proposer, draft prefills included."""
+        """Returns the expected tokens per second of a proposer. A draft prefill of WIDE tokens is as long as a step."""
         costs = inputs.costs
         seconds = costs.grid(proposer=proposer, max_k=self.k, slots=inputs.slots, context=inputs.context)
         tokens = np.array(inputs.acceptance[proposer].tokens(self.k))
         emitted = tokens[:, None] * np.maximum(np.arange(inputs.slots + 1.0), 1.0)
         total = seconds.copy()
-        prefill_s = costs.price("draft") / TOKENS_OF_A_STEP if proposer == "draft" else 0.0
+        prefill_s = costs.price("draft") / WIDE if proposer == "draft" else 0.0
         total[1:] += emitted[1:] * (prefill_s * inputs.prefill_per_token)
         return DraftRates(proposer, emitted / total, tokens, seconds, prefill_s)
 

@@ -56,10 +56,3 @@ def test_hope_raises_means_of_few_observations() -> None:
     assert few.tokens(1, hope=0.85, hope_weight=16)[1] == pytest.approx(1.85)
     assert many.tokens(1, hope=0.85, hope_weight=16)[1] == pytest.approx(1.2, abs=0.01)
     assert Acceptance(rates=(0.95,)).tokens(1, hope=0.85, hope_weight=16)[1] == pytest.approx(1.95)
-
-
-def test_share_of_unseen_rows_grows_until_a_draft() -> None:
-    known = Acceptance(unseen=0.0).faded(1.0, new_rows=0.5).faded(1.0, new_rows=0.5)
-    assert known.unseen == 0.75
-    assert known.with_counts(AcceptanceCounts(), row_rounds=4, keep=1.0).unseen == 0.75
-    assert known.with_counts(counts((4,), (2,)), row_rounds=4, keep=1.0).unseen == 0.0

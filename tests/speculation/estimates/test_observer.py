@@ -59,13 +59,21 @@ def test_admitted_rows_discount_acceptance() -> None:
     after = before.priors.acceptance["draft"]
     assert after.weights == pytest.approx([0.25 * weight for weight in known.weights])
     assert after.conditional(3) == known.conditional(3)
-    assert (known.unseen, after.unseen) == (0.0, 0.75)
+
+
+def test_new_rows_age_the_timing_of_proposers_but_not_of_plain_rounds() -> None:
+    draft = CostPoint(proposer="draft", k=2, running=6, context=300.0, rounds=4, seconds=0.1)
+    known = observer()
+    known.add(replace(ROUNDS, costs=(*ROUNDS.costs, draft)))
+    assert known.policy_inputs(queue_depth=50).timed == {"none": 20, "draft": 20}
+    known.admit_rows(queue_depth=50)
+    assert known.policy_inputs(queue_depth=50).timed == {"none": 20, "draft": 5}
 
 
 def test_first_rows_change_no_estimate() -> None:
     fresh = observer()
     fresh.admit_rows(queue_depth=8)
-    assert fresh.priors == observer().priors
+    assert fresh.priors.acceptance == observer().priors.acceptance
 
 
 def test_idle_proposer_keeps_its_rates_and_loses_weight() -> None:

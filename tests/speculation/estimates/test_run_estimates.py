@@ -26,7 +26,7 @@ def test_costs_are_shared_by_hardware() -> None:
     estimates.add("b", Evidence(costs=(point(0.4),)))
     assert seconds(estimates, "a") == seconds(estimates, "c")
     assert 3.5 < seconds(estimates, "b") / seconds(estimates, "c") < 4.5
-    assert estimates.priors("c").costs == estimates.costs["H200"]
+    assert estimates.priors("c").costs is estimates.costs["H200"]
 
 
 def test_acceptance_is_shared_by_all_workers() -> None:

@@ -8,7 +8,7 @@ from specpipe.core import CostPoint, Exploration, ProposerName, SpeculationPlan
 from specpipe.speculation.estimates.acceptance import Acceptance
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.estimates.round_costs import RoundCosts
-from specpipe.speculation.policies.exploration import FIRST_INTERVAL, MAX_INTERVAL
+from specpipe.speculation.policies.exploration import FIRST_INTERVAL
 from specpipe.speculation.policies.goodput import Goodput
 
 SLOTS = 64
@@ -37,7 +37,7 @@ def costs(**changes: float) -> RoundCosts:
 
 
 def acceptance(*rates: float, weight: float = 100_000.0) -> Acceptance:
-    return Acceptance(rates=rates, weights=(weight,) * len(rates), coverage_weight=weight, unseen=0.0)
+    return Acceptance(rates=rates, weights=(weight,) * len(rates), coverage_weight=weight)
 
 
 def inputs(draft: Acceptance, **changes: object) -> PolicyInputs:
@@ -45,7 +45,7 @@ def inputs(draft: Acceptance, **changes: object) -> PolicyInputs:
     return replace(
         PolicyInputs(
             slots=SLOTS, queue_depth=1000, acceptance=known, costs=COSTS, context=1, input_tokens=100,
-            output_tokens=200, rounds=1_000_000,
+            output_tokens=200, rounds=1000, timed={"draft": 999.0, "none": 999.0, "ngram": 999.0},
         ),
         **changes,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -120,24 +120,18 @@ def test_promising_k_is_tried_within_the_budget() -> None:
     assert rounds.count(("draft", explore.k)) == 10 * explore.rounds
 
 
-def test_other_side_is_tried_again_before_the_rounds_double() -> None:
-    """Whatever costs and acceptance say: both may have been measured wrong."""
-    for known, k in ((GOOD, 0), (BAD, 1)):
-        for rounds, every in ((0, 16), (50, 32), (100, 64), (10**6, MAX_INTERVAL)):
-            found = trial(POLICY.plan(inputs(known, queue_depth=1, occupancy=1, rounds=rounds)))
-            assert (found.k, found.every) == (k, every)
-
-
-def test_rows_that_saw_no_draft_get_one_within_16_rounds() -> None:
-    known = replace(acceptance(0.0, weight=200.0), unseen=0.5)
-    for unseen, first in ((0.5, False), (0.95, True)):
-        plan = POLICY.plan(inputs(replace(known, unseen=unseen), queue_depth=8, behind=400.0))
-        assert plan.k_for(8) == 0
-        assert (trial(plan).every == FIRST_INTERVAL) == first
+@pytest.mark.parametrize(("known", "side", "k"), [(GOOD, "none", 0), (BAD, "draft", 1)])
+def test_other_side_is_tried_again_whatever_the_estimates_say(known: Acceptance, side: ProposerName, k: int) -> None:
+    one_row = inputs(known, queue_depth=1, occupancy=1)
+    for rounds, timed, due in ((0, 0, True), (50, 20, False), (100, 20, True), (9000, 5000, False), (9100, 5000, True)):
+        plan = POLICY.plan(replace(one_row, rounds=rounds, timed={"draft": timed, "none": timed}))
+        assert ((explore := plan.explore) is not None and explore.every == FIRST_INTERVAL) == due, (rounds, timed)
+        if due:
+            assert explore is not None and (explore.proposer, explore.k) == (side, k)
 
 
 def test_trial_limits_catch_up_while_the_draft_is_off() -> None:
-    off = inputs(acceptance(0.0, weight=200.0), queue_depth=8, behind=400.0, prefill_budget=8192)
+    off = inputs(acceptance(0.0, weight=20.0), queue_depth=8, behind=400.0, prefill_budget=8192)
     for behind, limit in ((400.0, 800), (5000.0, 8192)):
         explore = trial(POLICY.plan(replace(off, behind=behind)))
         assert explore.catch_up == limit
@@ -146,7 +140,7 @@ def test_trial_limits_catch_up_while_the_draft_is_off() -> None:
             *[0] * (explore.rounds - 1),
         ], "catching up is paid once"
     assert trial(POLICY.plan(replace(off, behind=0.0))).rounds == 1
-    on = POLICY.plan(inputs(GOOD, queue_depth=8))
+    on = POLICY.plan(inputs(acceptance(0.9, 0.9, 0.3, weight=20.0), queue_depth=8))
     assert on.k_for(8) and trial(on).catch_up is None
 
 
