@@ -1,6 +1,7 @@
 """The examples of CONTRIBUTING.md run."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -12,7 +13,7 @@ from support.engines import drain, make_engine, make_requests, plan
 from support.fake_workers import InProcessBackend, make_job, outputs
 from support.small_models import make_small_model
 
-from specpipe.core import SpeculationPlan
+from specpipe.core import CostPoint, SpeculationPlan
 from specpipe.data import list_files, read_rows
 from specpipe.data.reading import input_files, table_formats
 from specpipe.engine.engine import Engine
@@ -20,10 +21,15 @@ from specpipe.engine.forward.attention_interface import register
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
 from specpipe.pipeline.run.run import execute
+from specpipe.simulator.scenarios import load_scenarios
+from specpipe.simulator.simulation import simulate
+from specpipe.speculation.estimates.acceptance import Acceptance
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.estimates.round_costs import RoundCosts
 from specpipe.speculation.policies.policy import Policy
 
 EXAMPLES = Path(__file__).parents[1] / "docs/examples"
+GOOD = Acceptance(rates=(0.9,), weights=(1000.0,))
 
 
 def example(name: str) -> ModuleType:
@@ -46,12 +52,28 @@ def tokens(engine: Engine, chosen: SpeculationPlan) -> list[tuple[int, ...]]:
     return [completion.token_ids for completion in drain(engine)]
 
 
+def column_limit(column: list[int | None]) -> Policy:
+    policy: Policy = example("policy").ColumnLimit.of(column, k=5, proposers=("ngram",))
+    return policy
+
+
 def test_custom_policy_changes_k_and_no_token(model: torch.nn.Module) -> None:
-    policy: Policy = example("policy").Taper(k=4, proposer="ngram")
-    chosen = policy.plan(PolicyInputs(slots=3, queue_depth=2.0))
-    assert [chosen.k_for(running) for running in (1, 2, 3, 9)] == [3, 1, 0, 0]
+    fast = CostPoint(proposer="ngram", k=5, running=3, context=50, rounds=16, seconds=0.16)
+    policy = column_limit([4, None, 2])
+    chosen = policy.plan(PolicyInputs(slots=3, queue_depth=2.0, acceptance={"ngram": GOOD}, costs=RoundCosts([fast])))
+    assert policy.max_k == max(chosen.ks) == 2
     plain = tokens(make_engine(model, proposer="none"), plan(0, proposer="none"))
     assert tokens(make_engine(model, proposer="ngram", max_k=policy.max_k), chosen) == plain
+
+
+@pytest.mark.parametrize(("column", "limit"), [([4, None, 2], 2), ([None], 5)])
+def test_custom_policy_keeps_up_with_an_oracle_under_its_limit(column: list[int | None], limit: int) -> None:
+    few_rows = next(one for one in load_scenarios() if one.family == "few rows")
+    policy = example("policy").ColumnLimit.of(column, k=few_rows.max_k, proposers=few_rows.proposers)
+    accepts = {who: rates[:, :limit] for who, rates in few_rows.accepts.items()}
+    result = simulate(replace(few_rows, max_k=limit, accepts=accepts), policy=policy)
+    assert policy.max_k == limit >= result.fixed_k > 0
+    assert result.against_oracle < 0.03
 
 
 def test_custom_proposer_drafts_and_loses_no_row(model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
