@@ -14,7 +14,6 @@ from specpipe.core import Request, SpeculationPlan
 from specpipe.engine.engine import Engine
 
 WINDOW_S = 2.0
-_LEAST_READY = 0.75  # share of rows; about the value that goodput plans with many rows
 _PERIOD_S = 4.0  # between two switches, so that the windows before and after one contain no other switch
 SWITCHES_S = 5.5 * _PERIOD_S
 """Seconds with full slots that are needed to measure two switches."""
@@ -49,7 +48,7 @@ def measure_switches(
     Returns the switches whose windows contain no other switch. `period_s`: seconds between two switches; `window_s`:
     length of a window in seconds.
     """
-    on = SpeculationPlan(ks=(k,), proposer="draft", queue_depth=0.0, reason="switch", least_ready=_LEAST_READY)
+    on = SpeculationPlan(ks=(k,), proposer="draft", queue_depth=0.0, reason="switch")
     plans = cycle([on, replace(on, ks=(0,))])
     plan = next(plans)
     engine.submit(rows, plan)

@@ -19,8 +19,8 @@ Policy and measurements:
 
 - `SpeculationPlan`: K for each occupancy, as a policy decided it; `Exploration`: rounds that measure another K.
 - `AcceptanceCounts`: draft tokens proposed, reached and accepted, by position.
-- `Evidence`: observations that a policy learns from; `CostPoint`, `PrefillPoint`: measured seconds of rounds and draft
-  prefills; `Profile`: those measured before a worker's first row.
+- `Evidence`: observations that a policy learns from; `CostPoint`: measured seconds of rounds; `Profile`: those measured
+  before a worker's first row.
 - `StepReport`: one engine step; `ShardRound`: the part of it that belongs to one shard; `ShardReport`: message of a
   worker once a shard's *part* (its output file) is published. `Phase`: what telemetry charges seconds to.
 
@@ -52,7 +52,7 @@ from specpipe.core.defaults import (
 )
 from specpipe.core.dtypes import DTYPE_BYTES, resolve_device, resolve_dtype
 from specpipe.core.engine_config import EngineConfig
-from specpipe.core.evidence import CostPoint, Evidence, PrefillPoint, Profile
+from specpipe.core.evidence import CostPoint, Evidence, Profile
 from specpipe.core.literals import (
     PHASES,
     AppliesTo,
@@ -103,7 +103,6 @@ __all__ = [
     "Logprobs",
     "Method",
     "Phase",
-    "PrefillPoint",
     "Profile",
     "ProposerChoice",
     "ProposerName",

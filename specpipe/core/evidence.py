@@ -26,29 +26,10 @@ class CostPoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PrefillPoint:
-    """Seconds of forward passes of similar size in which only the draft model prefilled."""
-
-    forwards: int
-    tokens: int
-    """Sum over these forwards."""
-    seconds: float
-    """Sum over these forwards."""
-
-    def __add__(self, other: PrefillPoint) -> PrefillPoint:
-        return PrefillPoint(
-            forwards=self.forwards + other.forwards,
-            tokens=self.tokens + other.tokens,
-            seconds=self.seconds + other.seconds,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
     """Times that a worker measured before its first row; empty where they could not be measured."""
 
     rounds: tuple[CostPoint, ...] = ()
-    draft_prefills: tuple[PrefillPoint, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +49,6 @@ class Evidence:
     """Prompt tokens of those rows."""
     output_tokens: int = 0
     """Generated tokens of those rows."""
-    draft_prefills: tuple[PrefillPoint, ...] = ()
     running: int = 0
     """Rows of the latest round; 0 without any."""
     draft_behind: float = 0.0

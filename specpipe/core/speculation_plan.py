@@ -57,9 +57,6 @@ class SpeculationPlan:
     tokens_per_s: tuple[float, ...] = ()
     """Expected tokens per second of a worker at each occupancy, indexed like `ks`; empty where the policy makes no
     estimate."""
-    least_ready: float = 0.0
-    """Share of rows that the draft model must have caught up with before rounds draft; until then rounds are plain.
-    Does not apply to rounds that explore."""
     new_rows_limit: int | None = None
     """Largest number of running rows, the new one included, at which a row that gets a slot may have drafts. A row that
     gets its slot beside more has none while it holds it, whatever K is. None: no limit."""
@@ -67,8 +64,6 @@ class SpeculationPlan:
     def __post_init__(self) -> None:
         if not self.ks or min(self.ks) < 0 or max(self.ks) > MAX_DRAFT_TOKENS:
             raise ValueError(f"ks={self.ks}: expected at least one K, each between 0 and {MAX_DRAFT_TOKENS}")
-        if not 0 <= self.least_ready <= 1:
-            raise ValueError(f"least_ready={self.least_ready}: expected a share, 0 to 1")
         if self.new_rows_limit is not None and self.new_rows_limit < 0:
             raise ValueError(f"new_rows_limit={self.new_rows_limit}: expected 0 rows or more, or None")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -37,7 +37,6 @@ from specpipe.engine.rounds.profiler import ProfilePoint, Profiler
 from specpipe.engine.rounds.round import Round
 from specpipe.engine.rounds.round_key import RoundKey, expected_keys
 from specpipe.engine.rounds.warm_up import WarmUp
-from specpipe.engine.state.chunks import Chunk
 from specpipe.engine.state.in_flight import StepInFlight, StepLaunch, StepsInFlight
 from specpipe.engine.state.page_allocator import TRASH_PAGE, PageAllocator
 from specpipe.engine.state.scheduler import Scheduler
@@ -181,7 +180,7 @@ class Engine:
         context: int,
         within_s: float,
     ) -> Profile:
-        """Measures rounds of rows with these sampling parameters, and prefills of the draft model.
+        """Measures rounds of rows with these sampling parameters.
 
         Call it before the first row; it leaves the state as it was. What does not fit into `within_s` seconds is left
         out. shapes: (rows, proposer, K), the most important first. context: tokens of each row, cut to half of
@@ -197,26 +196,9 @@ class Engine:
         self._state.set_dummy_rows(context, pages=self.kv_pages)
         try:
             profiler = Profiler(self._launcher.rounds, self._clock, within_s=within_s)
-            return profiler.profile(
-                points, self._draft_prefill(context), context=context, max_prefill=config.prefill_budget
-            )
+            return profiler.profile(points, context=context)
         finally:
             self._state.clear_dummy_rows()
-
-    def _draft_prefill(self, chunk_tokens: int) -> Callable[[int], None] | None:
-        """Returns a function that prefills so many tokens of the dummy slot, or None without a draft model.
-
-        It uses the draft model alone, in chunks of at most `chunk_tokens` tokens.
-        """
-        draft, dummy = self.draft, self._state.dummy
-        if draft is None:
-            return None
-
-        def run(tokens: int) -> None:
-            chunks = [Chunk(dummy, 0, min(left, chunk_tokens)) for left in range(tokens, 0, -chunk_tokens)]
-            self._launcher.prefills.run(draft, chunks)
-
-        return run
 
     def set_synthetic_rates(self, rates: Sequence[float]) -> None:
         """Sets the unconditional acceptance rates by position, as many as `config.synthetic_rates`: for benchmarks."""

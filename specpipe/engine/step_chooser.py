@@ -51,10 +51,7 @@ class StepChooser:
 
     def choice(self, rows: list[RowState]) -> tuple[ProposerName, int]:
         """Returns proposer and K of a round of these rows."""
-        if not any(row.may_draft for row in rows):
-            return "none", 0
-        proposer, k = self.planned()
-        return ("none", 0) if proposer == "draft" and self._must_wait(rows) else (proposer, k)
+        return self.planned() if any(row.may_draft for row in rows) else ("none", 0)
 
     def groups(self, rows: list[RowState]) -> PrefixGroups | None:
         """Returns the groups of these rows that read shared pages together; None where none are worth it."""
@@ -80,19 +77,6 @@ class StepChooser:
         proposer, k = plan.choice(len(self._scheduler.rows), self.rounds)
         k = min(k, self._config.max_k)
         return (proposer, k) if k and proposer in self._proposers else ("none", 0)
-
-    def _must_wait(self, rows: list[RowState]) -> bool:
-        """Returns True if too few rows have drafts for a round with drafts to pay: all of them would verify K tokens.
-
-        False where a step catches up hardly more tokens than it generates: waiting would never end.
-        """
-        plan = self._scheduler.plan
-        if plan is None or not plan.least_ready or plan.exploring(self.rounds) is not None:
-            return False
-        able = [row for row in rows if row.may_draft]
-        plain = self._in_flight.plain_rounds
-        ready = sum(row.draft_ready(plain) for row in able)
-        return ready < plan.least_ready * len(able) and self._config.prefill_budget >= 2 * len(able)
 
     def _width(self, rows: list[RowState], k: int) -> int:
         """Returns the number of block-table columns that this round can reach."""

@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from specpipe.arrays import Array
-from specpipe.core import CostPoint, PrefillPoint, Profile, ProposerName
+from specpipe.core import CostPoint, Profile, ProposerName
 from specpipe.simulator.scenarios import Scenario
 from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 from specpipe.speculation.estimates.round_costs import RoundCosts
@@ -16,7 +16,6 @@ from specpipe.speculation.estimates.round_costs import RoundCosts
 _NOISE = 0.03  # standard deviation of measured seconds, log-normal
 _HICCUP = 0.002  # share of rounds that are measured three times as long
 _AT_ONCE = 512  # rounds whose noise is drawn together
-_PROFILED_PREFILLS: tuple[int, ...] = (16, 128, 1024)  # tokens
 _STARTING_FACTOR = 6.0  # slowdown of plain rounds in the start-up profile of a busy CPU; measured: 5 to 7
 _BUSY_ROUNDS, _QUIET_ROUNDS = 80.0, 160.0  # mean length of a neighbour's burst and of the pause, in plain rounds
 _BUSY_FACTOR = (1.6, 2.6)  # range of the slowdown of a burst
@@ -106,26 +105,20 @@ def start_profile(scenario: Scenario) -> Profile:
     """Returns the start-up profile of a worker, with one measurement error per point.
 
     It measures a few rounds on a machine without load, or the first ones of a process on a CPU: those of plain decoding
-    take so long that no time is left for drafts and prefills.
+    take so long that no time is left for drafts.
     """
     if scenario.profile == "none":
         return Profile()
-    machine, context, slowdown, prefills = scenario.machine, float(PROFILED_CONTEXT), 1.0, _PROFILED_PREFILLS
+    machine, context, slowdown = scenario.machine, float(PROFILED_CONTEXT), 1.0
     shapes = rounds_to_profile(scenario.slots, scenario.max_k, scenario.proposers)
     if scenario.profile == "slow plain rounds":
-        shapes, slowdown, prefills = [shape for shape in shapes if shape[1] == "none"], _STARTING_FACTOR, ()
+        shapes, slowdown = [shape for shape in shapes if shape[1] == "none"], _STARTING_FACTOR
     timed = _off(scenario, [slowdown * machine.profiled(who, k, rows, context) for rows, who, k in shapes])
     return Profile(
         rounds=tuple(
             CostPoint(proposer=who, k=k, running=rows, context=context, rounds=5, seconds=5 * seconds)
             for (rows, who, k), seconds in zip(shapes, timed, strict=True)
-        ),
-        draft_prefills=tuple(
-            PrefillPoint(forwards=1, tokens=tokens, seconds=seconds)
-            for tokens, seconds in zip(
-                prefills, _off(scenario, [machine.prefill_s(tokens, 1.0) for tokens in prefills]), strict=True
-            )
-        ),
+        )
     )
 
 

@@ -51,8 +51,6 @@ def test_rows_start_with_drafts_up_to_the_limit() -> None:
         {"ks": ()},
         {"ks": (-1,)},
         {"ks": (MAX_DRAFT_TOKENS + 1,)},
-        {"least_ready": 1.1},
-        {"least_ready": -0.1},
         {"new_rows_limit": -1},
     ],
 )

@@ -22,8 +22,8 @@ def small(rows: int = 40, **changes: object) -> Scenario:
     return replace(FEW_ROWS, **cut, **changes)
 
 
-def plan(k: int, proposer: ProposerName = "draft", least_ready: float = 0.0) -> SpeculationPlan:
-    return SpeculationPlan(ks=(k,), proposer=proposer, queue_depth=0.0, reason="test", least_ready=least_ready)
+def plan(k: int, proposer: ProposerName = "draft") -> SpeculationPlan:
+    return SpeculationPlan(ks=(k,), proposer=proposer, queue_depth=0.0, reason="test")
 
 
 def engine_of(scenario: Scenario) -> SimulatedEngine:
@@ -86,16 +86,6 @@ def test_rows_get_drafts_only_after_catching_up() -> None:
     assert step is not None and 0 < step.draft_prefill_tokens <= scenario.prefill_budget
     counts = sum((part.verified for part in step.shards.values()), AcceptanceCounts())
     assert 0 < counts.drafts < step.running
-
-
-def test_rounds_stay_plain_until_enough_rows_caught_up() -> None:
-    engine = submitted(small(), plan(0))
-    for _ in range(30):
-        engine.step()
-    engine.submit([], plan(2, least_ready=0.9))
-    steps = [engine.step() for _ in range(8)]
-    ks = [step.k for step in steps if step is not None]
-    assert ks[0] == 0 and ks[-1] == 2 and ks == sorted(ks)
 
 
 def test_measured_acceptance_equals_that_of_the_dataset() -> None:

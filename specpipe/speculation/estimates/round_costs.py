@@ -43,8 +43,12 @@ class RoundCosts:
 
     def __init__(self, points: Iterable[CostPoint] = ()) -> None:
         made = self._of(np.zeros(_SIZE), _START, 0.0).with_points(points)
-        self._state, self._covariance, self.rounds = made._state, made._covariance, made.rounds
-        """Logarithms of the prices [T], their covariance [T, T], and measured rounds; an earlier run's count as one."""
+        self._state: Array = made._state
+        """[T] logarithms of the prices."""
+        self._covariance: Array = made._covariance
+        """[T, T] of the state."""
+        self.rounds: float = made.rounds
+        """Measured rounds so far; those of an earlier run count as one."""
 
     @classmethod
     def _of(cls, state: Array, covariance: Array, rounds: float) -> RoundCosts:
@@ -100,15 +104,6 @@ class RoundCosts:
         rows, work = _grid_work(proposer, max_k, slots)
         prices = np.exp(self._state)
         return np.asarray(np.tensordot(prices, work, 1) + prices[_KV] * context * rows)
-
-    def doubt(self, rounds: RoundWork, against: RoundWork) -> Array:
-        """Returns the standard deviation of log(seconds of each round / seconds of the round `against`), [R].
-
-        rounds: features of R rounds, `k` as an array.
-        """
-        parts = np.exp(self._state)[:, None] * work_by_term(rounds)
-        slopes = parts / parts.sum(axis=0) - _predict(self._state, work_by_term(against))[1][:, None]
-        return np.sqrt(np.maximum(0.0, (slopes * (self._covariance @ slopes)).sum(axis=0)))
 
     def as_prior(self) -> RoundCosts:
         """Returns costs that another run can start from: the prices, uncertain."""

@@ -11,11 +11,9 @@ import numpy as np
 from specpipe.arrays import Array
 from specpipe.core import Exploration, ProposerName
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
-from specpipe.speculation.estimates.round_model import RoundWork
 
 HOPED_ACCEPTANCE, HOPE_WEIGHT = 0.85, 16.0
-"""Acceptance that a trial may find, and the observations of a position at which half of this hope is left. Rounds may
-also be shorter than estimated, by one standard deviation."""
+"""Acceptance that a trial may find, and the observations of a position at which half of this hope is left."""
 EXPLORE_SHARE = 0.005
 """Largest share of rounds spent on trials of hope, at twice their cost."""
 FIRST_INTERVAL, MAX_INTERVAL = 16, 4096
@@ -89,9 +87,7 @@ def _trials(choice: DraftRates, best: DraftRates, now_k: int, inputs: PolicyInpu
     n, proposer = inputs.running, choice.proposer
     now, round_s = float(best.rate[now_k, n]), float(best.seconds[now_k, n])
     hoped = inputs.acceptance[proposer].tokens(len(choice.tokens) - 1, hope=HOPED_ACCEPTANCE, hope_weight=HOPE_WEIGHT)
-    rounds = RoundWork(proposer, np.arange(len(hoped)), n, n * inputs.context)
-    doubt = inputs.costs.doubt(rounds, RoundWork(best.proposer, now_k, n, n * inputs.context))
-    gains = 1 - now * choice.seconds[:, n] * np.exp(-doubt) / (n * np.array(hoped))
+    gains = 1 - now * choice.seconds[:, n] / (n * np.array(hoped))
     drafting, catch_up_s, times = float(n), 0.0, 1
     if proposer == "draft" and inputs.behind > 1 and not (best.proposer == "draft" and now_k):
         tokens = min(n * inputs.behind, _trial_tokens(inputs))

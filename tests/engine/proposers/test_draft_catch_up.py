@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,29 +126,10 @@ def behind_by_20_rounds(small_pair, *, prefill_budget: int, rounds_behind: int =
     return engine
 
 
-@pytest.mark.parametrize("rounds_behind", [slow(0), 1])
-def test_rounds_stay_plain_until_enough_rows_caught_up(small_pair, rounds_behind: int) -> None:
-    engine = behind_by_20_rounds(small_pair, prefill_budget=24, rounds_behind=rounds_behind)
-    engine.submit([], replace(plan(2), least_ready=0.8))
-
-    steps = [step for step in steps_of(engine) if step.running == 6]
-
-    first = next(i for i, step in enumerate(steps) if step.k)
-    assert first > 4 and sum(step.draft_prefill_tokens for step in steps[:first]) > 100
-    drafting = [sum(part.verified.drafts for part in step.shards.values()) for step in steps if step.k]
-    assert len(drafting) > 5 and min(drafting[:5]) >= 5  # later on rows come to their ends
-
-
-def test_rounds_do_not_wait_for_rows_that_never_catch_up(small_pair) -> None:
-    engine = behind_by_20_rounds(small_pair, prefill_budget=8)
-    engine.submit([], replace(plan(2), least_ready=0.8))
-    assert {step.k for step in steps_of(engine)[:5]} == {2}
-
-
 def test_an_exploring_round_catches_up_a_few_rows(small_pair) -> None:
     engine = behind_by_20_rounds(small_pair, prefill_budget=500)
     tries = Exploration(k=3, proposer="draft", rounds=1, every=8, catch_up=40)
-    off = SpeculationPlan(ks=(0,), proposer="none", queue_depth=0.0, reason="test", explore=tries, least_ready=0.9)
+    off = SpeculationPlan(ks=(0,), proposer="none", queue_depth=0.0, reason="test", explore=tries)
     engine.submit([], off)
 
     tried = [step for step in steps_of(engine) if step.k]

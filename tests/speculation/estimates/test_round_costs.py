@@ -109,18 +109,6 @@ def test_single_hiccup_moves_an_estimate_little() -> None:
     assert costs.with_points([point(2, 16, rounds=1, factor=10)]).seconds(work(2, 16)) < 1.1 * before
 
 
-def test_doubt_grows_while_a_choice_is_not_timed() -> None:
-    def doubt(costs: RoundCosts) -> list[float]:
-        return costs.doubt(RoundWork("draft", np.arange(3), 16, 4096), work(0, 16)).tolist()
-
-    timed = RoundCosts([*PROFILE, *[point(2, 16), point(0, 16)] * 8])
-    idle = timed
-    for _ in range(60):
-        idle = idle.with_points([point(0, 16)])
-    assert doubt(timed)[2] < 0.1 < doubt(idle)[2]
-    assert doubt(timed)[0] == doubt(idle)[0] == 0
-
-
 def test_longer_context_takes_longer() -> None:
     costs = RoundCosts([*PROFILE, point(0, 64, context=4096)])
     assert costs.seconds(work(0, 64, 8192)) > 1.2 * costs.seconds(work(0, 64))
