@@ -48,7 +48,7 @@ def test_live_owner_is_named_and_released_lease_is_free() -> None:
         assert "pid " in (store.lease().holder() or "")
     began = time.monotonic()
     with store.lease():
-        assert time.monotonic() - began < BEAT
+        assert time.monotonic() - began < 3 * BEAT, "less than a living owner is waited for"
     assert store.lease().holder() is None
 
 
@@ -69,7 +69,7 @@ def test_dead_local_owner_loses_the_lease_at_once() -> None:
     store.change(pid=gone.pid)
     began = time.monotonic()
     with store.lease():
-        assert time.monotonic() - began < BEAT
+        assert time.monotonic() - began < 3 * BEAT, "less than a living owner is waited for"
 
 
 def test_lease_survives_a_short_outage_of_the_store() -> None:
