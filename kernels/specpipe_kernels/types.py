@@ -202,25 +202,41 @@ class TokenLogprobs(NamedTuple):
     """[R, K+1, n] fp32, NaN where `top_tokens` is -1."""
 
 
-class Fp8Weight(NamedTuple):
-    """A weight [N, K] in 8 bits for products of few rows, and its dequantised values for the others."""
+class QuantizedWeight(NamedTuple):
+    """A weight [N, K] in 8 or 4 bits: entry [n, k] is (value - zero) * scale."""
 
     values: Tensor
-    """[N, K] float8_e4m3fn."""
+    """float8_e4m3fn [N, K]; or uint8 [N, K / 2] of 4-bit entries: 2j in the low half of byte j, 2j + 1 in the high."""
     scale: Tensor
-    """[N] fp32, powers of two."""
-    full: Tensor
-    """[N, K] = values * scale, in the dtype of the activations."""
+    """fp32 [ceil(N / rows), ceil(K / columns)]."""
+    zeros: Tensor | None
+    """uint8, in the shape of `scale`: zeros of 4-bit values; None: 8 for 4 bits, 0 for 8."""
+    block: tuple[int, int]
+    """Rows and columns that share a scale: (1, K) by output channel, (128, 128), or (1, 128)."""
 
     @property
     def shape(self) -> Size:
         """[N, K]."""
-        return self.full.shape
+        rows, columns = self.values.shape
+        return Size((rows, columns * 2 if self.values.dtype == torch.uint8 else columns))
 
 
-def full_weight(weight: Tensor | Fp8Weight) -> Tensor:
-    """Returns the weight [N, K] in the dtype of the activations."""
-    return weight.full if isinstance(weight, Fp8Weight) else weight
+class Fp8Rows(NamedTuple):
+    """Rows [M, K] of activations in 8 bits: entry [m, k] is values[m, k] * scale[k // group, m].
+
+    Scales are powers of two, so that rounding does not depend on which entries share one (but for underflow).
+    """
+
+    values: Tensor
+    """[M, K] float8_e4m3fn."""
+    scale: Tensor
+    """[ceil(K / group), M] fp32."""
+    group: int
+    """Adjacent columns that share a scale: K, or those of a head or of a producer's tile."""
+    squares: Tensor | None = None
+    """[parts, M] fp32: sums of squares of a pending norm, as in `Normed`; None without one."""
+    eps: float = 0.0
+    """Added to the mean of squares of a pending norm."""
 
 
 class Normed(NamedTuple):

@@ -13,7 +13,8 @@ from specpipe_kernels.layers.rope_store_kv import rope_store_kv
 from specpipe_kernels.layers.silu_mul import silu_mul
 from specpipe_kernels.layers.skinny_gemm import skinny_gemm
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
-from specpipe_kernels.types import Fp8Weight, Normed, full_weight
+from specpipe_kernels.reference.layers.dequantize import dense_weight
+from specpipe_kernels.types import Normed, QuantizedWeight
 
 
 def _is_skinny(values: Tensor, limit: int = MAX_ROWS) -> bool:
@@ -30,37 +31,37 @@ def _complete_rows(x: Tensor | Normed) -> Tensor:
 
 
 def linear(
-    x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None, out: Tensor | None = None
+    x: Tensor | Normed, weight: Tensor | QuantizedWeight, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """See `specpipe_kernels.linear`."""
     values = x.values if isinstance(x, Normed) else x
-    outputs = (weight.values if isinstance(weight, Fp8Weight) else weight).shape[0]
+    outputs = weight.shape[0]
     if not values.shape[0]:  # a prefill that needs no logits
         return values.new_empty(0, outputs) if out is None else out
     if _is_skinny(values, MAX_GLU_ROWS if outputs >= LARGE else MAX_ROWS):
         return skinny_gemm(x, weight, PLAIN, bias=bias, out=out).out
     if bias is None and out is not None:
-        return torch.mm(_complete_rows(x), full_weight(weight).t(), out=out)
-    product = functional.linear(_complete_rows(x), full_weight(weight), bias)
+        return torch.mm(_complete_rows(x), dense_weight(weight, values.dtype).t(), out=out)
+    product = functional.linear(_complete_rows(x), dense_weight(weight, values.dtype), bias)
     return product if out is None else out.copy_(product)
 
 
-def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
+def linear_glu(x: Tensor | Normed, weight: Tensor | QuantizedWeight) -> Tensor:
     """See `specpipe_kernels.linear_glu`."""
     values = x.values if isinstance(x, Normed) else x
     if _is_skinny(values, MAX_GLU_ROWS):
         return skinny_gemm(x, weight, GLU).out
-    return silu_mul(functional.linear(_complete_rows(x), full_weight(weight)))
+    return silu_mul(functional.linear(_complete_rows(x), dense_weight(weight, values.dtype)))
 
 
 def linear_residual(
-    x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor, norm_weight: Tensor | None, eps: float
+    x: Tensor, weight: Tensor | QuantizedWeight, residual: Tensor, norm_weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Normed]:
     """See `specpipe_kernels.linear_residual`."""
     if _is_skinny(x):
         out, scaled, squares = skinny_gemm(x, weight, RESIDUAL, residual=residual, norm_weight=norm_weight)
         return out, Normed(out if scaled is None else scaled, squares, eps)
-    product = functional.linear(x, full_weight(weight))
+    product = functional.linear(x, dense_weight(weight, x.dtype))
     if norm_weight is None:
         out = product.add_(residual)
         return out, Normed(out, None, eps)
@@ -70,7 +71,7 @@ def linear_residual(
 
 def linear_rope_store_kv(
     x: Tensor | Normed,
-    weight: Tensor | Fp8Weight,
+    weight: Tensor | QuantizedWeight,
     bias: Tensor | None,
     cos: Tensor,
     sin: Tensor,

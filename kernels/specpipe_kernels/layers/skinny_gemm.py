@@ -19,18 +19,19 @@ from specpipe_kernels.layers.layer_args import (
     SplitSums,
 )
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, RESIDUAL, ROPE, _skinny_gemm_kernel
+from specpipe_kernels.reference.layers.dequantize import dense_weight
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import processors
 from specpipe_kernels.runtime.dependent_launch import launch_options
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
-from specpipe_kernels.types import Fp8Weight, Normed, full_weight
+from specpipe_kernels.types import Normed, QuantizedWeight
 
 _PREFETCH_VALUES = 48  # values per thread that registers can hold for the epilogue during the products
 
 
 def skinny_gemm(
     x: Tensor | Normed,
-    any_weight: Tensor | Fp8Weight,
+    any_weight: Tensor | QuantizedWeight,
     epilogue: int,
     *,
     bias: Tensor | None = None,
@@ -49,8 +50,8 @@ def skinny_gemm(
     """
     values, squares, eps = x if isinstance(x, Normed) else (x, None, 0.0)
     rows, k = values.shape
-    fp8 = any_weight if isinstance(any_weight, Fp8Weight) and rows <= MAX_FP8_ROWS else None
-    weight = full_weight(any_weight) if fp8 is None else fp8.values
+    fp8 = any_weight if isinstance(any_weight, QuantizedWeight) and rows <= MAX_FP8_ROWS else None
+    weight = dense_weight(any_weight, values.dtype) if fp8 is None else fp8.values
     assert rows <= MAX_GLU_ROWS and weight.is_contiguous() and values.stride(1) == 1
     n, dim, kv_heads, page_size = weight.shape[0] // (1 + (epilogue == GLU)), 0, 1, 1
     out_shape, halves = (rows, n), n

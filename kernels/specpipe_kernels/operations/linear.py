@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import Fp8Weight, Normed
+from specpipe_kernels.types import Normed, QuantizedWeight
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -20,7 +20,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def linear(
-    x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None, *, out: Tensor | None = None
+    x: Tensor | Normed, weight: Tensor | QuantizedWeight, bias: Tensor | None = None, *, out: Tensor | None = None
 ) -> Tensor:
     """Returns x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in x's dtype, sums in fp32.
 
@@ -34,7 +34,7 @@ def linear(
     return result
 
 
-def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
+def linear_glu(x: Tensor | Normed, weight: Tensor | QuantizedWeight) -> Tensor:
     """Returns SiLU(x @ gate.T) * (x @ up.T) [M, I] for weight [2 I, H] = gate above up (arXiv 2002.05202)."""
     values = x.values if isinstance(x, Normed) else x
     result: Tensor = implementation("layers.linear", values, "linear_glu")(x, weight)
@@ -42,7 +42,7 @@ def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
 
 
 def linear_residual(
-    x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor, norm_weight: Tensor | None, eps: float
+    x: Tensor, weight: Tensor | QuantizedWeight, residual: Tensor, norm_weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Normed]:
     """Returns h = residual [M, N] + x [M, K] times weight [N, K] transposed, and the RMS norm of h.
 
@@ -56,7 +56,7 @@ def linear_residual(
 
 def linear_rope_store_kv(
     x: Tensor | Normed,
-    weight: Tensor | Fp8Weight,
+    weight: Tensor | QuantizedWeight,
     bias: Tensor | None,
     cos: Tensor,
     sin: Tensor,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from specpipe.errors import MachineError
-from specpipe_kernels import quantize_fp8
+from specpipe_kernels import dequantize, quantize_fp8
 
 _MIN_COMPUTE_CAPABILITY = (8, 9)
 
@@ -42,4 +42,4 @@ def round_to_fp8(model: nn.Module) -> None:
 
 def _round_weight(weight: Tensor) -> None:
     """Rounds a weight [outputs, inputs] in place."""
-    weight.copy_(quantize_fp8(weight).full)
+    weight.copy_(dequantize(quantize_fp8(weight), weight.dtype))

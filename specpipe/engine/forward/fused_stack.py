@@ -19,8 +19,8 @@ from specpipe.engine.forward.attention_batch import AttentionBatch, AttentionSpe
 from specpipe.engine.forward.kv_pages import pages_of
 from specpipe.engine.forward.merged_projections import concatenate_biases, concatenate_weights
 from specpipe_kernels import (
-    Fp8Weight,
     Normed,
+    QuantizedWeight,
     linear,
     linear_glu,
     linear_residual,
@@ -40,17 +40,17 @@ class _Layer(NamedTuple):
     """The attention module, which owns the KV pages."""
     input_norm: Tensor
     """[H]."""
-    qkv: Tensor | Fp8Weight
+    qkv: Tensor | QuantizedWeight
     """[(Hq + 2 Hkv) * D, H]."""
     qkv_bias: Tensor | None
     """[(Hq + 2 Hkv) * D]."""
-    out: Tensor | Fp8Weight
+    out: Tensor | QuantizedWeight
     """[H, Hq * D]."""
     post_norm: Tensor
     """[H]."""
-    gate_up: Tensor | Fp8Weight
+    gate_up: Tensor | QuantizedWeight
     """[2 I, H]."""
-    down: Tensor | Fp8Weight
+    down: Tensor | QuantizedWeight
     """[H, I]."""
     q_norm: Tensor | None
     """[D]; None without a norm of each query head."""
@@ -63,7 +63,7 @@ class _Layer(NamedTuple):
 def _make_layer(module: Any, spec: AttentionSpec, *, fp8: bool) -> _Layer:
     """Returns the weights of a transformers decoder layer, merged and, with fp8, in 8 bits."""
     attention, mlp = module.self_attn, module.mlp
-    stored: Callable[[Tensor], Tensor | Fp8Weight] = quantize_fp8 if fp8 else lambda weight: weight
+    stored: Callable[[Tensor], Tensor | QuantizedWeight] = quantize_fp8 if fp8 else lambda weight: weight
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     return _Layer(
         attention=attention,

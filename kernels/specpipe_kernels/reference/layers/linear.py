@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
+from specpipe_kernels.reference.layers.dequantize import dense_weight
 from specpipe_kernels.reference.layers.rms_norm import rms_norm
 from specpipe_kernels.reference.layers.rope_store_kv import rope_store_kv
-from specpipe_kernels.types import Fp8Weight, Normed, full_weight
+from specpipe_kernels.types import Normed, QuantizedWeight
 
 
 def _rows(x: Tensor | Normed) -> Tensor:
@@ -18,30 +19,30 @@ def _rows(x: Tensor | Normed) -> Tensor:
 
 
 def linear(
-    x: Tensor | Normed, weight: Tensor | Fp8Weight, bias: Tensor | None = None, out: Tensor | None = None
+    x: Tensor | Normed, weight: Tensor | QuantizedWeight, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """See `specpipe_kernels.linear`."""
-    product = functional.linear(_rows(x), full_weight(weight), bias)
+    product = functional.linear(_rows(x), dense_weight(weight, _rows(x).dtype), bias)
     return product if out is None else out.copy_(product)
 
 
-def linear_glu(x: Tensor | Normed, weight: Tensor | Fp8Weight) -> Tensor:
+def linear_glu(x: Tensor | Normed, weight: Tensor | QuantizedWeight) -> Tensor:
     """See `specpipe_kernels.linear_glu`."""
-    gate, up = functional.linear(_rows(x), full_weight(weight)).chunk(2, dim=-1)
+    gate, up = functional.linear(_rows(x), dense_weight(weight, _rows(x).dtype)).chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 
 def linear_residual(
-    x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor, norm_weight: Tensor | None, eps: float
+    x: Tensor, weight: Tensor | QuantizedWeight, residual: Tensor, norm_weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Normed]:
     """See `specpipe_kernels.linear_residual`."""
-    h = residual + functional.linear(x, full_weight(weight))
+    h = residual + functional.linear(x, dense_weight(weight, x.dtype))
     return h, Normed(h if norm_weight is None else rms_norm(h, norm_weight, eps), None, eps)
 
 
 def linear_rope_store_kv(
     x: Tensor | Normed,
-    weight: Tensor | Fp8Weight,
+    weight: Tensor | QuantizedWeight,
     bias: Tensor | None,
     cos: Tensor,
     sin: Tensor,
