@@ -5,6 +5,7 @@ CUDA tensors run Triton, the rest runs plain torch (`specpipe_kernels.runtime.ba
 
 from specpipe_kernels.classical.rejection_sampler import RejectionSampler
 from specpipe_kernels.layers.quantize_fp8 import quantize_fp8
+from specpipe_kernels.layers.quantized.int4_layout import pack_int4
 from specpipe_kernels.operations.linear import linear, linear_glu, linear_residual, linear_rope_store_kv, rms_norm
 from specpipe_kernels.operations.paged_attention import paged_attention, store_kv, write_index
 from specpipe_kernels.operations.penalties import apply_penalties, count_tokens
@@ -64,6 +65,7 @@ __all__ = [
     "linear_residual",
     "linear_rope_store_kv",
     "open_rows",
+    "pack_int4",
     "paged_attention",
     "quantize_fp8",
     "rejection_sample",

@@ -206,7 +206,7 @@ class QuantizedWeight(NamedTuple):
     """A weight [N, K] in 8 or 4 bits: entry [n, k] is (value - zero) * scale."""
 
     values: Tensor
-    """float8_e4m3fn [N, K]; or uint8 [N, K / 2] of 4-bit entries: 2j in the low half of byte j, 2j + 1 in the high."""
+    """float8_e4m3fn [N, K]; or uint8 [N, K / 2] of 4-bit entries as `pack_int4` returns them."""
     scale: Tensor
     """fp32 [ceil(N / rows), ceil(K / columns)]."""
     zeros: Tensor | None

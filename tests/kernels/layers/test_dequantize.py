@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specpipe_kernels import QuantizedWeight, dequantize, quantize_fp8
+from specpipe_kernels import QuantizedWeight, dequantize, pack_int4, quantize_fp8
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -31,7 +31,7 @@ def test_each_entry_is_value_less_zero_times_scale(block: tuple[int, int], bits:
     scale = torch.rand(shape, generator=generator)
     stored = torch.randint(0, 16, (n, k), generator=generator)
     zeros = torch.randint(0, 16, shape, generator=generator, dtype=torch.uint8) if has_zeros else None
-    values = (stored[:, ::2] + 16 * stored[:, 1::2]).to(torch.uint8)
+    values = pack_int4(stored)
     if bits == 8:
         values = stored.to(torch.float8_e4m3fn)
     weight = QuantizedWeight(values, scale, zeros, block)
@@ -42,3 +42,17 @@ def test_each_entry_is_value_less_zero_times_scale(block: tuple[int, int], bits:
             at = i // rows, j // columns
             zero = int(zeros[at]) if zeros is not None else {8: 0, 4: 8}[bits]
             assert dense[i, j] == (int(stored[i, j]) - zero) * scale[at]
+
+
+@pytest.mark.parametrize("k", [128, 256, 300, 6])
+def test_int4_entries_half_a_block_apart_share_a_byte(k: int) -> None:
+    entries = torch.randint(0, 16, (3, k), generator=torch.Generator().manual_seed(k))
+    values = pack_int4(entries)
+    assert values.shape == (3, k // 2) and values.dtype == torch.uint8
+    scale = torch.ones(3, 1)
+    assert torch.equal(dequantize(QuantizedWeight(values, scale, None, (1, k)), torch.float32), entries - 8.0)
+    for j in range(k // 2):
+        block = j // 64 * 128
+        half = min(128, k - block) // 2
+        low = block + j % 64
+        assert torch.equal(values[:, j].long(), entries[:, low] + 16 * entries[:, low + half])

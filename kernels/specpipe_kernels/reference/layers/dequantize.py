@@ -5,12 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specpipe_kernels.layers.quantized.int4_layout import unpack_int4
 from specpipe_kernels.types import QuantizedWeight
-
-
-def _unpack(values: Tensor) -> Tensor:
-    """Returns 4-bit values [N, K] of bytes [N, K / 2]."""
-    return torch.stack((values & 15, values >> 4), -1).flatten(1)
 
 
 def _expand(by_block: Tensor, weight: QuantizedWeight) -> Tensor:
@@ -23,7 +19,7 @@ def _expand(by_block: Tensor, weight: QuantizedWeight) -> Tensor:
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
     """Returns the weight [N, K], computed in fp32 and rounded to dtype."""
     four_bits = weight.values.dtype == torch.uint8
-    values = (_unpack(weight.values) if four_bits else weight.values).float()
+    values = (unpack_int4(weight.values) if four_bits else weight.values).float()
     if weight.zeros is not None:
         values -= _expand(weight.zeros.float(), weight)
     elif four_bits:
