@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 
 from specpipe.benchmark.bench_config import SHARED_WORKS, SharedWork
-from specpipe.benchmark.synthetic_engine import run_requests
-from specpipe.core import Request, SamplingParams, StepReport
+from specpipe.benchmark.synthetic_engine import run_policy, run_requests
+from specpipe.core import Profile, Request, SamplingParams, StepReport
 from specpipe.engine.engine import Engine
+from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
+from specpipe.speculation.policies.fixed import Fixed
+from specpipe.speculation.policies.make_policy import make_policy
+from specpipe.speculation.policies.policy import Policy
 
 _WARM_UP_TOKENS = 8
 """New tokens of each row of the warm-up, at most: enough to load every kernel and capture every graph."""
@@ -18,10 +24,14 @@ _WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedWorkResult:
-    """Measurements of one job with one K."""
+    """Measurements of one job with one K, or under a policy."""
 
     work: str
-    k: int
+    policy: str
+    k: int | None
+    """The fixed K; None under another policy."""
+    k_rounds: Mapping[int, int]
+    """Rounds by K."""
     rows: int
     seconds: float
     """From submission to the last completion."""
@@ -32,25 +42,56 @@ class SharedWorkResult:
     """Prompt tokens that the target computed."""
     round_ms: float
     """Median duration of a round with all slots running and no prefill; of any round where there is none."""
+    late_graphs: int
+    """Graphs captured while the job ran."""
 
 
-def measure_shared_work(engine: Engine, name: str, k: int) -> SharedWorkResult:
-    """Measures the job SHARED_WORKS[name] with a fixed K, after a warm-up; no token was ever run before."""
-    work, vocab = SHARED_WORKS[name], engine.target.vocab_size
-    few = replace(work, new_tokens=min(work.new_tokens, _WARM_UP_TOKENS))
-    run_requests(engine, shared_requests(few, vocab, seed=2 * k + 1), k)
-    rows = shared_requests(work, vocab, seed=2 * k)
-    seconds, steps = run_requests(engine, rows, k)
-    return SharedWorkResult(
-        work=name,
-        k=k,
-        rows=len(rows),
-        seconds=seconds,
-        output_tokens_per_s=len(rows) * work.new_tokens / seconds,
-        prompt_tokens=sum(len(row.prompt_token_ids) for row in rows),
-        prefill_tokens=sum(part.prefill_tokens for step in steps for part in step.shards.values()),
-        round_ms=_round_ms(steps, engine.config.slots),
-    )
+class SharedWorkJobs:
+    """Jobs on one new engine, each after a warm-up; no job has a token of another one."""
+
+    def __init__(self, engine: Engine, *, tuned: bool) -> None:
+        """tuned: times rounds, as a worker does before its first row under a policy that measures."""
+        self._engine, self._profile, self._seeds = engine, Profile(), count()
+        if tuned:
+            shapes = rounds_to_profile(engine.config.slots, engine.config.max_k, engine.proposers)
+            self._profile = engine.profile(SamplingParams(), shapes, context=PROFILED_CONTEXT, within_s=2.0)
+
+    def run_fixed(self, name: str, k: int) -> SharedWorkResult:
+        """Measures the job SHARED_WORKS[name] with a fixed K."""
+        work = SHARED_WORKS[name]
+        few = replace(work, new_tokens=min(work.new_tokens, _WARM_UP_TOKENS))
+        run_requests(self._engine, self._requests(few), k)
+        return self._run(name, "fixed", Fixed(k=k, proposer="draft"), k)
+
+    def run_tuned(self, name: str, policy: str) -> SharedWorkResult:
+        """Measures the job under a policy without estimates but the profile, with K up to the engine's.
+
+        The job runs twice, and the second run counts: the first one captures graphs.
+        """
+        config, proposers = self._engine.config, self._engine.proposers
+        made = make_policy(policy, k=config.max_k, max_running=config.slots, proposers=proposers)
+        self._run(name, policy, made, None)
+        return self._run(name, policy, made, None)
+
+    def _requests(self, work: SharedWork) -> list[Request]:
+        return shared_requests(work, self._engine.target.vocab_size, seed=next(self._seeds))
+
+    def _run(self, name: str, policy_name: str, policy: Policy, k: int | None) -> SharedWorkResult:
+        rows, graphs = self._requests(SHARED_WORKS[name]), self._engine.graphs_captured
+        seconds, steps = run_policy(self._engine, rows, policy, self._profile)
+        return SharedWorkResult(
+            work=name,
+            policy=policy_name,
+            k=k,
+            k_rounds=dict(sorted(Counter(step.k for step in steps if step.running).items())),
+            rows=len(rows),
+            seconds=seconds,
+            output_tokens_per_s=sum(row.sampling.max_new_tokens for row in rows) / seconds,
+            prompt_tokens=sum(len(row.prompt_token_ids) for row in rows),
+            prefill_tokens=sum(part.prefill_tokens for step in steps for part in step.shards.values()),
+            round_ms=_round_ms(steps, self._engine.config.slots),
+            late_graphs=self._engine.graphs_captured - graphs,
+        )
 
 
 def _round_ms(steps: Sequence[StepReport], slots: int) -> float:

@@ -22,6 +22,7 @@ from specpipe.engine.kv_memory import sized_engine
 from specpipe.engine.state.text_decoder import NoTextDecoder
 from specpipe.models.loader import outline_of
 from specpipe.speculation.policies.fixed import Fixed
+from specpipe.speculation.policies.policy import Policy
 
 
 def build_synthetic_engine(bench: EngineBench) -> Engine:
@@ -87,7 +88,14 @@ def fixed_plan(k: int) -> SpeculationPlan:
 
 
 def run_requests(engine: Engine, rows: Sequence[Request], k: int) -> tuple[float, list[StepReport]]:
-    """Runs rows to completion with a fixed K, as one shard.
+    """Runs rows to completion with a fixed K, as `run_policy` does."""
+    return run_policy(engine, rows, Fixed(k=k, proposer="draft"), Profile())
+
+
+def run_policy(
+    engine: Engine, rows: Sequence[Request], policy: Policy, profile: Profile
+) -> tuple[float, list[StepReport]]:
+    """Runs rows to completion under a policy, as one shard. profile: rounds timed before the first row.
 
     Returns the wall-clock seconds from submission to the last completion, and the report of every step.
     """
@@ -100,6 +108,6 @@ def run_requests(engine: Engine, rows: Sequence[Request], k: int) -> tuple[float
         if step.completions:  # later rounds have no rows: the host runs one round behind
             ended = time.perf_counter()
 
-    loop, _ = loop_over(engine, Fixed(k=k, proposer="draft"), Profile(), observe)
+    loop, _ = loop_over(engine, policy, profile, observe)
     loop.run([rows])
     return ended - began, steps

@@ -48,11 +48,16 @@ def test_start_up_prints_the_time_by_stage() -> None:
     assert result.stdout.startswith("first token after ") and "graphs" in result.stdout
 
 
-def test_prefixes_reports_how_much_of_the_prompts_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small_shared_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces two jobs by jobs of six rows."""
     few_shot = SharedWork(prompts=6, shared_tokens=128, own_tokens=10, new_tokens=3)
     samples = SharedWork(prompts=2, samples=3, own_tokens=66, new_tokens=3)
     for name, work in (("few-shot", few_shot), ("samples", samples)):
         monkeypatch.setitem(SHARED_WORKS, name, work)
+
+
+def test_prefixes_reports_how_much_of_the_prompts_is_reused(small_shared_works: None) -> None:
     options = f"prefixes {SMALL} --slots 4 --work few-shot --work samples --k 0 --k 2"
     measured = json_lines(options)
     assert [(m["work"], m["k"], m["rows"]) for m in measured] == [
@@ -66,6 +71,15 @@ def test_prefixes_reports_how_much_of_the_prompts_is_reused(monkeypatch: pytest.
     assert [m["prefill_tokens"] for m in alone] == [6 * 137] * 2 + [6 * 65] * 2
     text = bench_engine(f"{options} --k 0 --work few-shot", catch_exceptions=False).stdout
     assert "78.0% of 828 prompt tokens reused" in text
+
+
+def test_prefixes_runs_jobs_under_a_policy_too(small_shared_works: None) -> None:
+    plain, tuned = json_lines(f"prefixes {SMALL} --slots 4 --work few-shot --policy goodput")
+    assert [(m["policy"], m["k"]) for m in (plain, tuned)] == [("fixed", 0), ("goodput", None)]
+    assert plain["k_rounds"] == {"0": 6}, "three rounds of four rows, three of two"
+    assert 4 <= sum(tuned["k_rounds"].values()) <= 6 and max(map(int, tuned["k_rounds"])) <= 3
+    assert tuned["prefill_tokens"] == plain["prefill_tokens"], "none of the first run's tokens"
+    assert plain["late_graphs"] == tuned["late_graphs"] == 0
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,8 @@ from specpipe.cli.options import json_option
 
 if TYPE_CHECKING:
     from specpipe.benchmark.shared_work import SharedWorkResult
+
+_MAX_K = len(EngineBench().rates)
 
 
 @click.command(short_help="Jobs whose prompts begin alike.")
@@ -31,10 +34,16 @@ if TYPE_CHECKING:
     "--k",
     "ks",
     multiple=True,
-    type=click.IntRange(0, len(EngineBench().rates)),
+    type=click.IntRange(0, _MAX_K),
     default=[0],
     show_default=True,
     help="Draft tokens per round; 0 is plain decoding. May be given several times.",
+)
+@click.option(
+    "--policy",
+    "policy_name",
+    type=click.Choice(["goodput"]),
+    help=f"Also run each job under this policy, with K up to {_MAX_K}.  [default: fixed K alone]",
 )
 @click.option("--sharing/--no-sharing", default=True, show_default=True, help="Compute equal beginnings once.")
 @integer_option("--slots", max(EngineBench().batches), "Rows run at once.")
@@ -46,6 +55,7 @@ def prefixes(
     device: str,
     works: tuple[str, ...],
     ks: tuple[int, ...],
+    policy_name: str | None,
     sharing: bool,
     slots: int,
     as_json: bool,
@@ -56,25 +66,37 @@ def prefixes(
     samples: 8 samples of 96 prompts of 512 tokens, 128 tokens out.
 
     \b
-      specpipe bench engine prefixes --work few-shot --k 0 --k 1
+      specpipe bench engine prefixes --work few-shot --k 0 --k 1 --policy goodput
     """
     models = read_model_options(target, draft, draft_dtype, device)
-    from specpipe.benchmark.shared_work import measure_shared_work
+    from specpipe.benchmark.shared_work import SharedWorkJobs
     from specpipe.benchmark.synthetic_engine import build_synthetic_engine
 
     longest = max(work.prompt_tokens + work.new_tokens for work in map(SHARED_WORKS.__getitem__, works))
-    bench = models.bench(batches=(slots,), ks=tuple(sorted(ks)), max_model_len=longest, share_prefixes=sharing)
-    engine = build_synthetic_engine(bench)
+    tuned = policy_name is not None
+    bench = models.bench(
+        batches=(slots,),
+        ks=tuple(sorted({*ks, _MAX_K} if tuned else ks)),
+        max_model_len=longest,
+        share_prefixes=sharing,
+        every_k=tuned,
+    )
+    jobs = SharedWorkJobs(build_synthetic_engine(bench), tuned=tuned)
     for work in works:
-        for k in ks:
-            result = measure_shared_work(engine, work, k)
+        results = [partial(jobs.run_fixed, work, k) for k in ks]
+        if policy_name is not None:
+            results.append(partial(jobs.run_tuned, work, policy_name))
+        for measure in results:
+            result = measure()
             click.echo(json.dumps(dataclasses.asdict(result)) if as_json else result_line(result))
 
 
 def result_line(result: SharedWorkResult) -> str:
     """Returns a result as one line of text."""
     share = 1 - result.prefill_tokens / result.prompt_tokens
+    choice = result.policy if result.k is None else f"K={result.k}"
+    rounds = f"   rounds by K {dict(result.k_rounds)}" if result.k is None else ""
     return (
-        f"{result.work:<14} K={result.k:<2} {result.seconds:7.2f} s {result.output_tokens_per_s:10,.0f} tok/s   "
-        f"round {result.round_ms:.2f} ms   {share:.1%} of {result.prompt_tokens:,} prompt tokens reused"
+        f"{result.work:<14} {choice:<8} {result.seconds:7.2f} s {result.output_tokens_per_s:10,.0f} tok/s   "
+        f"round {result.round_ms:.2f} ms   {share:.1%} of {result.prompt_tokens:,} prompt tokens reused{rounds}"
     )
