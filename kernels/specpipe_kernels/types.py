@@ -224,7 +224,9 @@ class QuantizedWeight(NamedTuple):
 class Fp8Rows(NamedTuple):
     """Rows [M, K] of activations in 8 bits: entry [m, k] is values[m, k] * scale[k // group, m].
 
-    Scales are powers of two, so that rounding does not depend on which entries share one (but for underflow).
+    Values are rounded with scales that are powers of two, so that rounding does not depend on which entries share one
+    (but for underflow). Those of an RMS norm are h * norm weight, rounded before rsqrt(mean h² + eps) multiplies them:
+    the factor is pending (`squares`) or part of `scale`, with the same values.
     """
 
     values: Tensor
@@ -233,6 +235,8 @@ class Fp8Rows(NamedTuple):
     """[ceil(K / group), M] fp32."""
     group: int
     """Adjacent columns that share a scale: K, or those of a head or of a producer's tile."""
+    dtype: torch.dtype
+    """16-bit dtype of the activations; products of the rows have it."""
     squares: Tensor | None = None
     """[parts, M] fp32: sums of squares of a pending norm, as in `Normed`; None without one."""
     eps: float = 0.0
