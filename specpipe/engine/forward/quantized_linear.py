@@ -1,0 +1,66 @@
+"""Linear layers whose weights stay quantised on the device.
+
+Shapes: M rows, K inputs, N outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from specpipe_kernels import QuantizedWeight, linear
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer without `weight`; its values, scales and zeros are buffers.
+
+    `FusedStack` concatenates the quantised weights of several layers; other models call `forward`.
+    """
+
+    def __init__(self, quantized: QuantizedWeight, bias: Tensor | None = None) -> None:
+        """quantized [N, K]; bias [N] in the dtype of the activations."""
+        super().__init__()
+        self.out_features, self.in_features = quantized.shape
+        self._block = quantized.block
+        self.register_buffer("values", quantized.values)
+        self.register_buffer("scale", quantized.scale)
+        self.register_buffer("zeros", quantized.zeros)
+        self.register_buffer("bias", bias)
+        self.values: Tensor
+        self.scale: Tensor
+        self.zeros: Tensor | None
+        self.bias: Tensor | None
+
+    @property
+    def quantized(self) -> QuantizedWeight:
+        """The weight [N, K]."""
+        return QuantizedWeight(self.values, self.scale, self.zeros, self._block)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., K] → [..., N]."""
+        result: Tensor = _quantized_linear(x, self.values, self.scale, self.zeros, *self._block, self.bias)
+        return result
+
+    def extra_repr(self) -> str:
+        """Returns the sizes and the number format."""
+        return f"{self.in_features}, {self.out_features}, {self.values.dtype}, block={self._block}"
+
+
+# One opaque operation to torch.compile, which would otherwise trace into the launch of Triton kernels.
+@torch.library.custom_op(
+    "specpipe::quantized_linear",
+    mutates_args=(),
+    schema="(Tensor x, Tensor values, Tensor scale, Tensor? zeros, int rows, int columns, Tensor? bias) -> Tensor",
+)
+def _quantized_linear(
+    x: Tensor, values: Tensor, scale: Tensor, zeros: Tensor | None, rows: int, columns: int, bias: Tensor | None
+) -> Tensor:
+    weight = QuantizedWeight(values, scale, zeros, (rows, columns))
+    return linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], values.shape[0])
+
+
+@_quantized_linear.register_fake
+def _(
+    x: Tensor, values: Tensor, scale: Tensor, zeros: Tensor | None, rows: int, columns: int, bias: Tensor | None
+) -> Tensor:
+    return x.new_empty(*x.shape[:-1], values.shape[0])
