@@ -22,7 +22,7 @@ class CostPoint:
     """Mean length of a row's KV when the round began, in tokens."""
     rounds: int
     seconds: float
-    """Sum over these rounds."""
+    """Of all of them, if each took as long as usual."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class Evidence:
     input_tokens: int = 0
     """Prompt tokens of those rows."""
     output_tokens: int = 0
-    """Generated tokens of those rows."""
+    """Tokens generated meanwhile, by all rows."""
     running: int = 0
     """Rows of the latest round; 0 without any."""
     draft_behind: float = 0.0

@@ -20,13 +20,14 @@ class RoundSum(NamedTuple):
     """Sums over rounds of one shape."""
 
     rounds: int = 0
-    seconds: float = 0.0
+    rate: float = 0.0
+    """Reciprocal seconds. Their mean gives little weight to a few slow rounds, as a busy machine has them."""
     running: int = 0
     context: float = 0.0
 
     def plus(self, seconds: float, running: int, context: float) -> RoundSum:
         """Returns the sums with one more round."""
-        return RoundSum(self.rounds + 1, self.seconds + seconds, self.running + running, self.context + context)
+        return RoundSum(self.rounds + 1, self.rate + 1 / seconds, self.running + running, self.context + context)
 
     def point(self, shape: RoundShape) -> CostPoint:
         """Returns the rounds as one cost point with mean rows and context."""
@@ -37,7 +38,7 @@ class RoundSum(NamedTuple):
             running=round(self.running / rounds),
             context=self.context / rounds,
             rounds=rounds,
-            seconds=self.seconds,
+            seconds=rounds * rounds / self.rate,
         )
 
 
@@ -63,6 +64,7 @@ class EvidenceLog:
         """Adds one engine step."""
         if step.running:
             self._running, self._behind, self._left = step.running, step.draft_behind, step.left
+        self._output_tokens += sum(part.emitted_tokens for part in step.shards.values())
         if step.running and step.k:
             who = step.proposer
             counts = (part.verified for part in step.shards.values())
@@ -79,7 +81,6 @@ class EvidenceLog:
             if completion.finish_reason != "error":
                 self._rows += 1
                 self._input_tokens += len(completion.request.prompt_token_ids)
-                self._output_tokens += len(completion.token_ids)
 
     def take(self) -> Evidence:
         """Returns and clears the sums."""

@@ -21,9 +21,13 @@ class Priors:
 
     acceptance: Mapping[ProposerName, Acceptance] = field(default_factory=dict)
     costs: RoundCosts = field(default_factory=RoundCosts)
-    input_tokens: float = 0.0
-    """Mean of a row; 0 if unknown, as for the next."""
-    output_tokens: float = 0.0
+    rows: int = 0
+    """Rows that have ended."""
+    input_tokens: int = 0
+    """Prompt tokens of those rows."""
+    output_tokens: int = 0
+    """Tokens generated meanwhile by all rows. The rows that end first are the short ones: only with the tokens of
+    those that still run is the mean length right."""
 
 
 class Observer:
@@ -39,7 +43,7 @@ class Observer:
         prefill_budget: int = PREFILL_BUDGET,
     ) -> None:
         """proposers: those of the worker. half_life: of acceptance counts, in rounds; by default they count for the
-        whole run. output_tokens: expected length of a row before any has ended."""
+        whole run. output_tokens: longest expected output of a row."""
         self._half_life, self._expected_output = half_life, output_tokens
         self.priors = Priors(acceptance={name: Acceptance() for name in proposers if name != "none"})
         self._rows = PolicyInputs(slots=slots, queue_depth=0.0, prefill_budget=prefill_budget)
@@ -53,8 +57,9 @@ class Observer:
         self.priors = Priors(
             acceptance={name: self._updated(name, known, evidence, rounds) for name, known in old.acceptance.items()},
             costs=old.costs.with_points(evidence.costs),
-            input_tokens=_mean_with_new(old.input_tokens, evidence.input_tokens, evidence.rows),
-            output_tokens=_mean_with_new(old.output_tokens, evidence.output_tokens, evidence.rows),
+            rows=old.rows + evidence.rows,
+            input_tokens=old.input_tokens + evidence.input_tokens,
+            output_tokens=old.output_tokens + evidence.output_tokens,
         )
         total = self._rows.rounds + rounds
         timed = {**self._rows.timed, **{point.proposer: float(total) for point in evidence.costs}}
@@ -84,13 +89,14 @@ class Observer:
 
     def use_priors(self, priors: Priors) -> None:
         """Starts from these estimates where this observer has none of its own."""
-        own = self.priors
+        own, lengths = self.priors, self.priors if self.priors.rows else priors
         first = {name: known.faded(0.0) for name, known in priors.acceptance.items() if name not in self._rows.timed}
         self.priors = Priors(
             acceptance={name: first.get(name, known) for name, known in own.acceptance.items()},
             costs=own.costs or priors.costs,
-            input_tokens=own.input_tokens or priors.input_tokens,
-            output_tokens=own.output_tokens or priors.output_tokens,
+            rows=lengths.rows,
+            input_tokens=lengths.input_tokens,
+            output_tokens=lengths.output_tokens,
         )
 
     def admit_rows(self, *, queue_depth: float) -> None:
@@ -109,28 +115,23 @@ class Observer:
             occupancy=admitted,
             context=now.context + new * (now.input_tokens + now.output_tokens / 2 - now.context),
             behind=now.behind + new * (now.input_tokens - now.behind),
-            left=now.left + new * (now.output_tokens - now.left),
+            left=self._rows.left + new * (self._expected_output - self._rows.left),
         )
 
     def policy_inputs(self, *, queue_depth: float) -> PolicyInputs:
         """Returns the inputs for a plan."""
         known, rows = self.priors, self._rows
-        output = known.output_tokens or self._expected_output
-        prompt = known.input_tokens or output
+        output, prompt = self._expected_output, self._expected_output
+        if known.rows:
+            output, prompt = min(output, known.output_tokens / known.rows), known.input_tokens / known.rows
         if not self._measured:
-            rows = replace(rows, context=prompt + output / 2, behind=prompt, left=output)
+            rows = replace(rows, context=prompt + output / 2, behind=prompt, left=self._expected_output)
         return replace(
             rows,
             queue_depth=queue_depth,
+            left=rows.left * output / self._expected_output,
             acceptance=known.acceptance,
             costs=known.costs,
             input_tokens=prompt,
             output_tokens=output,
         )
-
-
-def _mean_with_new(old: float, total: float, count: int) -> float:
-    """Returns the mean of the old value and of total / count; the old value if count is 0."""
-    if not count:
-        return old
-    return total / count if not old else 0.5 * (old + total / count)

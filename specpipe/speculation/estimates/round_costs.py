@@ -27,9 +27,9 @@ PRICE_SD, SPEED_SD = 1.5, 0.7
 earlier run are off by SPEED_SD, each and together: its machine may have been twice as slow."""
 PRICE_DRIFT = 3e-4
 """Variance that the logarithm of a price gains in a round: prices follow the rows and context of the moment."""
-ROUND_SD = 0.2
-"""Standard deviation of the logarithm of one round's seconds, that of a busy CPU."""
-SURPRISE = 1.5
+ROUND_SD = 0.1
+"""Standard deviation of the logarithm of one round's seconds: 0.01 on an H200, 0.2 on a busy CPU."""
+SURPRISE = 2.0
 """Standard deviations from which a measurement is doubted: it is too long, or those before it were."""
 _STEP, _PASSES = 1.0, 8  # largest change of a state in a pass, and passes at most, until the model is linear enough
 _CLOSE = 0.05  # largest change of a state in the last pass

@@ -48,15 +48,21 @@ class Goodput:
         )
 
     def _rates(self, proposer: ProposerName, inputs: PolicyInputs) -> DraftRates:
-        """Returns the expected tokens per second of a proposer. A draft prefill of WIDE tokens is as long as a step."""
+        """Returns the expected tokens per second of a proposer. A draft prefill of WIDE tokens is as long as a step.
+
+        Where drafts save more until the last row has ended than the draft's prefill takes, it counts for nothing: with
+        fewer rows drafts save more. Else every token of a round with drafts bears its share.
+        """
         costs = inputs.costs
         seconds = costs.grid(proposer=proposer, max_k=self.k, slots=inputs.slots, context=inputs.context)
         tokens = np.array(inputs.acceptance[proposer].tokens(self.k))
         emitted = tokens[:, None] * np.maximum(np.arange(inputs.slots + 1.0), 1.0)
-        total = seconds.copy()
+        token_s = seconds / emitted
         prefill_s = costs.price("draft") / WIDE if proposer == "draft" else 0.0
-        total[1:] += emitted[1:] * (prefill_s * inputs.prefill_per_token)
-        return DraftRates(proposer, emitted / total, tokens, seconds, prefill_s)
+        catch_up_s, left = prefill_s * inputs.draft_missing, inputs.tokens_left
+        if left @ (token_s[0] - token_s.min(axis=0)) < catch_up_s:
+            token_s[1:] += catch_up_s / left.sum()
+        return DraftRates(proposer, 1 / token_s, tokens, seconds, prefill_s)
 
 
 def _reason(best: DraftRates, k: int, trial: Exploration | None, inputs: PolicyInputs) -> str:

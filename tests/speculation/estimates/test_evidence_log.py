@@ -29,14 +29,14 @@ def step(k: int = 2, running: int = 3, **changes: object) -> StepReport:
 
 def test_first_round_of_each_shape_is_excluded() -> None:
     log = EvidenceLog()
-    for seconds in (9.0, 0.02, 0.03):
+    for seconds in (9.0, 0.02, 0.02):
         log.add(step(round_s=seconds))
     log.add(step(k=0, round_s=9.0))
     log.add(step(k=0, context=50.0))
     points = {(p.proposer, p.k, p.running): p for p in log.take().costs}
     assert points.keys() == {("draft", 2, 3), ("none", 0, 3)}
     assert points["draft", 2, 3].rounds == 2
-    assert points["draft", 2, 3].seconds == pytest.approx(0.05)
+    assert points["draft", 2, 3].seconds == pytest.approx(0.04)
     assert points["none", 0, 3].context == 50.0
 
 
@@ -73,9 +73,17 @@ def test_ended_rows_are_summed() -> None:
     ended = Completion(request=request, token_ids=(7, 8), finish_reason="stop")
     failed = Completion(request=request, finish_reason="error", error="bad")
     log = EvidenceLog()
-    log.add(step(completions=(ended, failed)))
+    log.add(step(completions=(ended, failed), shards={0: ShardRound(rows=3, emitted_tokens=5)}))
     found = log.take()
-    assert (found.rows, found.input_tokens, found.output_tokens) == (1, 3, 2)
+    assert (found.rows, found.input_tokens, found.output_tokens) == (1, 3, 5), "running rows emit tokens too"
+
+
+def test_few_slow_rounds_count_little() -> None:
+    log = EvidenceLog()
+    for seconds in (1.0, *[0.02] * 15, 0.2):
+        log.add(step(round_s=seconds))
+    (point,) = log.take().costs
+    assert 0.02 < point.seconds / point.rounds < 0.0215
 
 
 def test_take_clears_the_sums() -> None:

@@ -44,10 +44,15 @@ def test_admitted_rows_fill_the_slots() -> None:
     ended = replace(ROUNDS, rows=8, input_tokens=8 * 60, output_tokens=8 * 80)
     found = seen(ended, admit_rows=True)
     assert found.running == 8
-    assert found.left == pytest.approx((2 * 25 + 6 * 80) / 8)
+    assert found.left == pytest.approx((2 * 25 + 6 * 100) / 8 * 0.8), "rows may run to 100 tokens, and stop at 80"
     assert found.behind == pytest.approx((2 * 40 + 6 * 60) / 8)
     assert found.context == pytest.approx((2 * 300 + 6 * (60 + 40)) / 8)
     assert seen(ended, depth=3, admit_rows=True).running == 3
+
+
+def test_rows_that_end_first_are_no_measure_of_the_others() -> None:
+    early = replace(ROUNDS, rows=2, input_tokens=120, output_tokens=8 * 20)
+    assert seen(early).output_tokens == pytest.approx(80.0)
 
 
 def test_admitted_rows_discount_acceptance() -> None:
