@@ -19,7 +19,7 @@ ALLOWED = {
     "specpipe.core": {"specpipe.errors"},
     "specpipe.data": VOCABULARY,
     "specpipe.job": VOCABULARY | {"specpipe.data.columns"},
-    "specpipe.models": VOCABULARY,
+    "specpipe.models": VOCABULARY | {"specpipe_kernels"},
     "specpipe.speculation": VOCABULARY,
     "specpipe.speculation.estimates": VOCABULARY,
     "specpipe.speculation.policies": VOCABULARY | {"specpipe.speculation.estimates"},

@@ -19,6 +19,7 @@ from specpipe.engine.engine import Engine
 from specpipe.engine.forward.attention_interface import register
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.kv_memory import sized_engine
+from specpipe.engine.loading.linear_modules import quantize_linears
 from specpipe.engine.state.text_decoder import NoTextDecoder
 from specpipe.models.loader import outline_of
 from specpipe.speculation.policies.fixed import Fixed
@@ -56,10 +57,10 @@ def _kernels_ahead(bench: EngineBench, config: EngineConfig, dtype: torch.dtype)
 
 
 def _runner(model: Any, config: EngineConfig, *, fp8: bool) -> ModelRunner:
+    if fp8:
+        quantize_linears(model)
     length = config.pages_per_row * config.page_size
-    return ModelRunner(
-        model, vocab_size=model.config.vocab_size, context_length=length, page_size=config.page_size, fp8=fp8
-    )
+    return ModelRunner(model, vocab_size=model.config.vocab_size, context_length=length, page_size=config.page_size)
 
 
 def random_requests(lengths: Sequence[tuple[int, int]], vocab_size: int, *seed: int) -> list[Request]:

@@ -58,7 +58,6 @@ from specpipe.core.literals import (
     AppliesTo,
     DeviceChoice,
     DeviceName,
-    DraftDtypeChoice,
     DtypeChoice,
     DtypeName,
     FinishReason,
@@ -66,6 +65,7 @@ from specpipe.core.literals import (
     Phase,
     ProposerChoice,
     ProposerName,
+    QuantizeChoice,
 )
 from specpipe.core.request import Request
 from specpipe.core.sampling_params import SamplingParams
@@ -93,7 +93,6 @@ __all__ = [
     "CostPoint",
     "DeviceChoice",
     "DeviceName",
-    "DraftDtypeChoice",
     "DtypeChoice",
     "DtypeName",
     "EngineConfig",
@@ -106,6 +105,7 @@ __all__ = [
     "Profile",
     "ProposerChoice",
     "ProposerName",
+    "QuantizeChoice",
     "Request",
     "RowTiming",
     "SamplingParams",

@@ -12,8 +12,8 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 """torch dtype of weights and activations."""
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 """dtype as a job file names it; `resolve_dtype` replaces "auto"."""
-DraftDtypeChoice = Literal["auto", "fp8"]
-"""Storage of the draft model's weights; "auto" is the dtype of the pair."""
+QuantizeChoice = Literal["none", "fp8"]
+"""Number format that the weights of linear layers are rounded to at load; "none" keeps the checkpoint's."""
 FinishReason = Literal["stop", "length", "error"]
 """Why a row ended: a stop token or string, a length limit, or an error."""
 Method = Literal["standard", "block", "invariant", "synthetic"]

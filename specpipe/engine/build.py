@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from specpipe.core import DeviceName, DraftDtypeChoice, DtypeName, EngineConfig, ProposerName, SamplingParams
+from specpipe.core import DeviceName, DtypeName, EngineConfig, ProposerName, QuantizeChoice, SamplingParams
 from specpipe.engine.compile_ahead import EngineCompileAhead
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.attention_interface import register
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.kv_memory import sized_engine
+from specpipe.engine.loading.load_weights import load_outline, load_weights
 from specpipe.engine.state.text_decoder import TextDecoder, TokenizerDecoder
-from specpipe.models.loader import load_config, load_model, outline_of
+from specpipe.models.loader import load_config
 from specpipe.models.source import ModelSource
 from specpipe.models.support import check_pair, check_support, context_length
 from specpipe.models.tokenizer import eos_token_ids, load_tokenizer
@@ -34,8 +35,10 @@ class EngineSpec:
     """None without a draft model."""
     device: DeviceName
     dtype: DtypeName
-    draft_dtype: DraftDtypeChoice = "auto"
-    """Number format of the draft's weights; "auto" is `dtype`."""
+    quantize: QuantizeChoice = "none"
+    """Number format that the target's linear layers are rounded to at load."""
+    quantize_draft: QuantizeChoice = "none"
+    """The same for the draft."""
     config: EngineConfig
     """A max_model_len of 0 becomes the context length that both models have."""
     trust_remote_code: bool = False
@@ -48,6 +51,11 @@ class EngineSpec:
     def sources(self) -> tuple[ModelSource, ...]:
         """The target and, if there is one, the draft."""
         return (self.target,) if self.draft is None else (self.target, self.draft)
+
+    def loading(self, source: ModelSource) -> dict[str, Any]:
+        """Returns the keyword arguments of `load_weights` for the target or the draft."""
+        quantize = self.quantize if source is self.target else self.quantize_draft
+        return {"quantize": quantize, "trust_remote_code": self.trust_remote_code}
 
 
 def build_engine(spec: EngineSpec) -> Engine:
@@ -62,10 +70,10 @@ def build_engine(spec: EngineSpec) -> Engine:
         draft_tokenizer = load_tokenizer(spec.draft, trust_remote_code=spec.trust_remote_code)
         check_pair(tokenizer, draft_tokenizer, target_name=spec.target.name, draft_name=spec.draft.name)
     decoder, eos_ids = TokenizerDecoder(tokenizer), eos_token_ids(spec.target, tokenizer)
-    dtype, trust = getattr(torch, spec.dtype), spec.trust_remote_code
+    dtype = getattr(torch, spec.dtype)
     with _compile_ahead(spec, config, decoder, eos_ids) if spec.device == "cuda" else nullcontext():
         runners = [
-            _make_runner(load_model(source, spec.device, dtype, trust_remote_code=trust), source, spec, config)
+            _make_runner(load_weights(source, spec.device, dtype, **spec.loading(source)), config)
             for source in spec.sources
         ]
     return sized_engine(runners, config, decoder, eos_ids)
@@ -75,11 +83,10 @@ def _compile_ahead(
     spec: EngineSpec, config: EngineConfig, decoder: TextDecoder, eos_ids: Sequence[int]
 ) -> EngineCompileAhead:
     """Starts compiling the kernels of the engine of this spec."""
-    trust, dtype = spec.trust_remote_code, getattr(torch, spec.dtype)
+    dtype = getattr(torch, spec.dtype)
 
     def make_outline(source: ModelSource) -> ModelRunner:
-        model = outline_of(load_config(source, trust_remote_code=trust), dtype, trust_remote_code=trust)
-        return _make_runner(model, source, spec, config)
+        return _make_runner(load_outline(source, dtype, **spec.loading(source)), config)
 
     return EngineCompileAhead(
         lambda: [make_outline(source) for source in spec.sources],
@@ -100,12 +107,11 @@ def _checked_config(spec: EngineSpec) -> EngineConfig:
     return replace(spec.config, max_model_len=max_model_len)
 
 
-def _make_runner(model: Any, source: ModelSource, spec: EngineSpec, config: EngineConfig) -> ModelRunner:
+def _make_runner(model: Any, config: EngineConfig) -> ModelRunner:
     """Returns a runner of the target's or draft's model."""
     return ModelRunner(
         model,
         vocab_size=model.config.vocab_size,
         context_length=context_length(model.config),
         page_size=config.page_size,
-        fp8=source is spec.draft and spec.draft_dtype == "fp8",
     )

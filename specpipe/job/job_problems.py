@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from specpipe.job.field_types import Described
 
 _PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "nothing"}
+_RENAMED = {"model.draft_dtype": "model.quantize_draft (none or fp8)"}
 _BOUNDS = ((Ge, "ge", ">= {}"), (Gt, "gt", "> {}"), (Le, "le", "<= {}"), (Lt, "lt", "< {}"))
 
 
@@ -121,6 +122,8 @@ def _leading_key(line: str) -> tuple[str, ...]:
 
 def _did_you_mean(keys: tuple[str, ...], root: type[BaseModel]) -> str:
     """Returns a similar key of the same section, the same key of another section, or the section's keys."""
+    if new := _RENAMED.get(".".join(keys)):
+        return f"; it is {new} now"
     places = [name for name, field in root.model_fields.items() if not _is_section(field)]
     sections = {name: field for name, field in root.model_fields.items() if _is_section(field)}
     places += [*sections, *(f"{name}.{key}" for name, field in sections.items() for key in _section_keys(field))]

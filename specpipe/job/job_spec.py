@@ -44,11 +44,11 @@ class JobSpec(JobSection):
         return self
 
     @model_validator(mode="after")
-    def _check_draft_dtype(self) -> JobSpec:
-        if self.model.draft_dtype != "auto" and self.model.draft is None:
+    def _check_quantize_draft(self) -> JobSpec:
+        if self.model.quantize_draft != "none" and self.model.draft is None:
             raise ValueError(
-                f"model.draft_dtype is {self.model.draft_dtype} and model.draft is missing; name a draft model, "
-                "or leave draft_dtype out"
+                f"model.quantize_draft is {self.model.quantize_draft} and model.draft is missing; name a draft model, "
+                "or leave quantize_draft out"
             )
         return self
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from specpipe.core import DeviceChoice, DraftDtypeChoice, DtypeChoice
+from specpipe.core import DeviceChoice, DtypeChoice, QuantizeChoice
 from specpipe.job.field_types import Int, Keywords, Text, Tuning
 from specpipe.job.job_section import JobSection
 
@@ -22,9 +22,11 @@ class ModelSection(JobSection):
     """`auto` is CUDA where there is a GPU."""
     dtype: DtypeChoice = "auto"
     """dtype of weights and activations. `auto` is bfloat16 on CUDA and float32 on a CPU."""
-    draft_dtype: Tuning[DraftDtypeChoice] = "auto"
-    """`fp8` stores the draft's weights in 8 bits, with about the same acceptance; slower than bf16 on an H200. Requires
-    compute capability 8.9. `auto` is the pair's dtype."""
+    quantize: QuantizeChoice = "none"
+    """`fp8` rounds the target's linear layers to 8 bits at load (docs/quantisation.md); a GPU needs compute capability
+    8.9."""
+    quantize_draft: Tuning[QuantizeChoice] = "none"
+    """The same for the draft; outputs stay exact."""
     max_model_len: Annotated[Int, Field(ge=2)] | None = None
     """Maximum prompt + output, in tokens; by default the target's context length. Longer prompts become error rows.
     Outputs that reach it end with `finish_reason: length`."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from specpipe.errors import ModelError
 from specpipe.models.source import ModelSource
@@ -90,11 +93,48 @@ def outline_of(config: Any, dtype: torch.dtype, *, trust_remote_code: bool = Fal
         if kinds:
             config.layer_types = kinds[:layers]
     config.pad_token_id = None
+    config.quantization_config = None
     with _LOAD_LOCK, torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation="specpipe", trust_remote_code=trust_remote_code
         )
     return model.eval().requires_grad_(False)
+
+
+def skeleton_of(
+    config: Any, dtype: torch.dtype, attn_implementation: str, *, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """Builds a model whose parameters are on torch's `meta` device and whose buffers hold their values.
+
+    Changes `config` in place. Raises ModelError for a class that cannot be served.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config.pad_token_id = None
+    config.quantization_config = None
+    with _LOAD_LOCK, _parameters_on_meta():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
+        )
+    check_class(type(model), config.model_type)
+    return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Moves each parameter to `meta` as a module registers it, before any of its memory is touched."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(module, name, param)
+        if param is not None and not param.is_meta:
+            module._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def _check_complete(source: ModelSource, info: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ def job_cost_cache(prepared: PreparedJob) -> CostCache | None:
         {
             "target": prepared.target.revision,
             "draft": prepared.draft.revision if prepared.draft is not None else None,
-            "draft_dtype": job.model.draft_dtype,
+            "quantize": [job.model.quantize, job.model.quantize_draft],
             "method": job.speculation.method,
         }
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ENGINE = Path(__file__).parents[2] / "specpipe/engine"
-ORDER = ["device", "state", "forward", "proposers", "rounds"]
+ORDER = ["device", "state", "forward", "loading", "proposers", "rounds"]
 
 
 @pytest.mark.parametrize("package", ORDER)

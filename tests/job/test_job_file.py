@@ -170,8 +170,13 @@ def test_draft_is_required_only_where_it_drafts() -> None:
         assert job("", override, base=base).draft_model is None
     assert job().draft_model == "small"
     assert job("", "speculation.policy=off").draft_model is None
-    eight = problem("", "model.draft_dtype=fp8", "speculation.proposer=ngram", base=base)
-    assert "model.draft_dtype is fp8 and model.draft is missing; name a draft model, or leave" in eight
+    eight = problem("", "model.quantize_draft=fp8", "speculation.proposer=ngram", base=base)
+    assert "model.quantize_draft is fp8 and model.draft is missing; name a draft model, or leave" in eight
+
+
+def test_a_renamed_key_is_named() -> None:
+    found = problem("", "model.draft_dtype=fp8")
+    assert "model.draft_dtype is not a key of a job file; it is model.quantize_draft (none or fp8) now" in found
 
 
 class TestOverrides:

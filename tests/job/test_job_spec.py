@@ -97,7 +97,7 @@ def test_identity_and_tuning_hold_every_field_once_as_json() -> None:
 
 
 def test_tuning_marks_are_on_exactly_these_fields() -> None:
-    model = {"model.device", "model.draft_dtype"}
+    model = {"model.device", "model.quantize_draft"}
     policy = {"policy", "num_speculative_tokens", "max_running", "applies_to", "proposer", "ngram_min", "ngram_max"}
     workers = {"prefill_budget", "share_prefixes"}
     workers |= {"count", "slots", "gpus_per_worker", "cpus_per_worker", "shard_tokens", "max_attempts", "stall_seconds"}
@@ -112,6 +112,8 @@ def test_tuning_marks_are_on_exactly_these_fields() -> None:
         ("seed", 3, True),
         ("model", {"target": "other", "draft": "small"}, True),
         ("model", {"target": "big", "draft": "small", "dtype": "float32"}, True),
+        ("model", {"target": "big", "draft": "small", "quantize": "fp8"}, True),
+        ("model", {"target": "big", "draft": "small", "quantize_draft": "fp8"}, False),
         ("data", {"path": "rows", "limit": 5}, True),
         ("data", {"path": "rows", "system_prompt": "be kind"}, True),
         ("data", {"path": "rows", "on_too_long": "truncate_left"}, True),

@@ -24,6 +24,7 @@ from specpipe.engine.engine import Engine
 from specpipe.engine.forward.attention_interface import register
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.forward.prefill import prefill
+from specpipe.engine.loading.linear_modules import quantize_linears
 from specpipe.engine.state.chunks import Chunk
 from specpipe.engine.state.text_decoder import TokenizerDecoder
 from specpipe.models.loader import outline_of
@@ -42,7 +43,9 @@ def outline_engine(kind: str = "", *, draft_fp8: bool = False) -> Engine:
     def runner(*, fp8: bool) -> ModelRunner:
         shape = small_config(kind) if kind else config_of("small")
         model = outline_of(shape, torch.bfloat16)
-        return ModelRunner(model, vocab_size=shape.vocab_size, context_length=304, page_size=config.page_size, fp8=fp8)
+        if fp8:
+            quantize_linears(model)
+        return ModelRunner(model, vocab_size=shape.vocab_size, context_length=304, page_size=config.page_size)
 
     target, draft = runner(fp8=False), runner(fp8=draft_fp8)
     return Engine(target, draft, config=config, decoder=TokenizerDecoder(None), eos_ids=(0,), num_pages=2)

@@ -9,7 +9,7 @@ Hq/Hkv query/KV heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from specpipe.engine.forward.attention_batch import AttentionBatch, AttentionSpec
 from specpipe.engine.forward.kv_pages import pages_of
-from specpipe.engine.forward.merged_projections import concatenate_biases, concatenate_weights
+from specpipe.engine.forward.merged_projections import concatenate_biases, concatenate_weights, weight_of
 from specpipe_kernels import (
     Normed,
     QuantizedWeight,
@@ -26,7 +26,6 @@ from specpipe_kernels import (
     linear_residual,
     linear_rope_store_kv,
     paged_attention,
-    quantize_fp8,
     rms_norm,
 )
 
@@ -60,20 +59,19 @@ class _Layer(NamedTuple):
     window: int | None
 
 
-def _make_layer(module: Any, spec: AttentionSpec, *, fp8: bool) -> _Layer:
-    """Returns the weights of a transformers decoder layer, merged and, with fp8, in 8 bits."""
+def _make_layer(module: Any, spec: AttentionSpec) -> _Layer:
+    """Returns the weights of a transformers decoder layer, merged."""
     attention, mlp = module.self_attn, module.mlp
-    stored: Callable[[Tensor], Tensor | QuantizedWeight] = quantize_fp8 if fp8 else lambda weight: weight
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     return _Layer(
         attention=attention,
         input_norm=module.input_layernorm.weight.data,
-        qkv=stored(concatenate_weights(*projections)),
+        qkv=concatenate_weights(*projections),
         qkv_bias=concatenate_biases(*projections),
-        out=stored(attention.o_proj.weight.data),
+        out=weight_of(attention.o_proj),
         post_norm=module.post_attention_layernorm.weight.data,
-        gate_up=stored(concatenate_weights(mlp.gate_proj, mlp.up_proj)),
-        down=stored(mlp.down_proj.weight.data),
+        gate_up=concatenate_weights(mlp.gate_proj, mlp.up_proj),
+        down=weight_of(mlp.down_proj),
         q_norm=attention.q_norm.weight.data if hasattr(attention, "q_norm") else None,
         k_norm=attention.k_norm.weight.data if hasattr(attention, "k_norm") else None,
         scale=spec.scale,
@@ -100,21 +98,17 @@ class FusedStack:
     The model keeps its modules; merged projections become views of the concatenated weights.
     """
 
-    def __init__(
-        self, model: Any, attention: Mapping[nn.Module, AttentionSpec], *, positions: int, fp8: bool = False
-    ) -> None:
+    def __init__(self, model: Any, attention: Mapping[nn.Module, AttentionSpec], *, positions: int) -> None:
         """Prepares a model that `can_fuse` accepts. attention: as probed.
 
         positions: length of the rotary table in tokens; no token has a position beyond it.
-        fp8: keep all weights but the embedding in 8 bits, the head's too; `round_to_fp8` has rounded them.
         """
         base = model.model
         self._embed: nn.Module = base.embed_tokens
         self._norm: Tensor = base.norm.weight.data
         self._eps: float = model.config.rms_norm_eps
-        self._layers = [_make_layer(module, attention[module.self_attn], fp8=fp8) for module in base.layers]
-        head: Tensor = model.lm_head.weight.data
-        self._head = quantize_fp8(head) if fp8 else head
+        self._layers = [_make_layer(module, attention[module.self_attn]) for module in base.layers]
+        self._head = weight_of(model.lm_head)
         weight = base.embed_tokens.weight
         with torch.inference_mode():
             cos, sin = base.rotary_emb(weight[:1, :1][None], torch.arange(positions, device=weight.device)[None])

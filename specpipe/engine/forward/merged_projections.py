@@ -2,26 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from specpipe.engine.forward.quantized_linear import QuantizedLinear
+from specpipe_kernels import QuantizedWeight, dequantize
+
 _GROUPS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
 
-def concatenate_weights(*linears: nn.Module) -> Tensor:
+def weight_of(linear: nn.Module) -> Tensor | QuantizedWeight:
+    """Returns a linear layer's weight [outputs, inputs] as it is stored."""
+    return linear.quantized if isinstance(linear, QuantizedLinear) else cast(Tensor, linear.weight).data
+
+
+def concatenate_weights(*linears: nn.Module) -> Tensor | QuantizedWeight:
     """Returns the weights of projections of one input size, concatenated: [sum of outputs, inputs].
 
-    The projections' own weights become views of the result, so that nothing is stored twice.
+    The projections' own weights become views of the result, so that nothing is stored twice. Each keeps its scales. If
+    some are quantised and others are not, or in another way, all are merged as dense weights.
     """
-    parts = [cast(Tensor, linear.weight) for linear in linears]
-    merged = torch.cat([part.data for part in parts])
-    for part, view in zip(parts, merged.split([part.shape[0] for part in parts]), strict=True):
-        part.data = view
-    return merged
+    weights = [weight_of(linear) for linear in linears]
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    if len(quantized) == len(weights) and len({(w.block[1], w.values.dtype) for w in quantized}) == 1:
+        merged = concatenate_quantized(quantized)
+        for linear, values in zip(linears, merged.values.split([w.shape[0] for w in weights]), strict=True):
+            cast(QuantizedLinear, linear).values = values
+        return merged
+    if quantized:
+        dtype = next((w.dtype for w in weights if isinstance(w, Tensor)), torch.bfloat16)
+        return torch.cat([dequantize(w, dtype) if isinstance(w, QuantizedWeight) else w for w in weights])
+    dense = torch.cat([cast(Tensor, weight) for weight in weights])
+    for linear, view in zip(linears, dense.split([weight.shape[0] for weight in weights]), strict=True):
+        cast(Tensor, linear.weight).data = view
+    return dense
+
+
+def concatenate_quantized(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Returns quantised weights of the same values and columns of blocks as one, every row with its own scales.
+
+    Blocks of several rows stay only where all but the last weight consist of whole blocks.
+    """
+    rows = weights[0].block[0]
+    whole = all(w.block[0] == rows and w.shape[0] % rows == 0 for w in weights[:-1]) and weights[-1].block[0] == rows
+    parts = list(weights) if whole else [_by_row(weight) for weight in weights]
+    zeros = None
+    if any(part.zeros is not None for part in parts):
+        zeros = torch.cat(
+            [torch.full_like(p.scale, 8, dtype=torch.uint8) if p.zeros is None else p.zeros for p in parts]
+        )
+    return QuantizedWeight(
+        torch.cat([part.values for part in parts]), torch.cat([part.scale for part in parts]), zeros, parts[0].block
+    )
+
+
+def _by_row(weight: QuantizedWeight) -> QuantizedWeight:
+    """Returns the weight with scales for each row."""
+    rows, columns = weight.block
+    if rows == 1:
+        return weight
+    scale, zeros = (
+        None if by_block is None else by_block.repeat_interleave(rows, 0)[: weight.shape[0]]
+        for by_block in (weight.scale, weight.zeros)
+    )
+    assert scale is not None
+    return QuantizedWeight(weight.values, scale, zeros, (1, columns))
 
 
 def concatenate_biases(*linears: nn.Module) -> Tensor | None:
@@ -73,7 +122,8 @@ def _merge_group(parent: nn.Module, names: tuple[str, ...]) -> Iterator[Replaced
     if len(kinds) > 1 or type(modules[0]) is not nn.Linear:
         return
     linears = cast("list[nn.Linear]", modules)
-    weight, bias = nn.Parameter(concatenate_weights(*linears), requires_grad=False), concatenate_biases(*linears)
+    merged, bias = concatenate_weights(*linears), concatenate_biases(*linears)
+    weight = nn.Parameter(cast(Tensor, merged), requires_grad=False)
     merged_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
     start = 0
     for name, linear in zip(names, linears, strict=True):

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from specpipe.engine.forward.attention_batch import AttentionBatch, AttentionSpec
 from specpipe.engine.forward.attention_interface import probe_attention
 from specpipe.engine.forward.compiled_layers import STANCE, compile_layers
-from specpipe.engine.forward.fp8_weights import check_fp8, round_to_fp8
 from specpipe.engine.forward.fused_stack import FusedStack, can_fuse
 from specpipe.engine.forward.kv_pages import allocate_pages, copy_pages, page_bytes
 from specpipe_kernels import PrefixArgs, write_index
@@ -33,14 +32,12 @@ class ModelRunner:
         page_size: int,
         fused: bool | None = None,
         compiler: str | None = None,
-        fp8: bool = False,
     ) -> None:
         """Probes the model's attention and fuses or compiles its layers. page_size in tokens.
 
         fused: use `FusedStack` for models that it supports; by default everywhere but on a CPU.
         compiler: torch.compile's backend for decoder layers that are not fused; by default "inductor" on a GPU and ""
         (no compilation) elsewhere.
-        fp8: round the weights to 8 bits. Raises MachineError for a GPU that does not support it.
         """
         self.model = model
         self.vocab_size = vocab_size
@@ -48,16 +45,13 @@ class ModelRunner:
         self.context_length = context_length
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
-        if fp8:
-            check_fp8(self.device)
-            round_to_fp8(model)
         self._attention: dict[nn.Module, AttentionSpec] = probe_attention(model, self.device)
         self._pages: list[Tensor] = []
         if fused is None:
             fused = self.device.type != "cpu"
         self._stack: FusedStack | None = None
         if fused and can_fuse(model, self._attention):
-            self._stack = FusedStack(model, self._attention, positions=context_length, fp8=fp8)
+            self._stack = FusedStack(model, self._attention, positions=context_length)
         backend = ("inductor" if self.device.type == "cuda" else "") if compiler is None else compiler
         self.compiled = False
         if backend and not self.fused:
@@ -71,7 +65,7 @@ class ModelRunner:
     @property
     def num_logits(self) -> int:
         """Outputs of the head (V)."""
-        return int(cast(Any, self.model).get_output_embeddings().weight.shape[0])
+        return int(cast(Any, self.model).get_output_embeddings().out_features)
 
     @property
     def page_bytes(self) -> int:

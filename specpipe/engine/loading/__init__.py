@@ -1,0 +1,1 @@
+"""Models with quantised weights: read from quantised checkpoints, or quantised at load. Begin with `load_weights`."""

@@ -1,0 +1,182 @@
+"""Loading of models, dense or quantised.
+
+Quantised weights go to the device tensor by tensor: neither the host nor the device ever holds the dense model.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specpipe.core import QuantizeChoice
+from specpipe.engine.loading.linear_modules import check_fp8, quantizable, quantize_linears, set_layer, weight_rows
+from specpipe.engine.loading.tensor_places import CheckpointNames, TensorPlaces, find_places
+from specpipe.errors import ModelError
+from specpipe.models.loader import load_config, load_model, outline_of, skeleton_of
+from specpipe.models.quantization.checkpoint import Checkpoint, inspect_checkpoint
+from specpipe.models.quantization.quantized_weight import quantized_weight
+from specpipe.models.quantization.stored_tensors import StoredTensor
+from specpipe.models.source import ModelSource
+from specpipe_kernels import quantize_fp8
+
+_THREADS = 4  # files read at once; one thread copies 2 to 4 GB/s from the page cache
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+}
+
+
+def load_weights(
+    source: ModelSource,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    attn_implementation: str = "specpipe",
+    *,
+    quantize: QuantizeChoice = "none",
+    trust_remote_code: bool = False,
+) -> Any:
+    """Loads a causal language model in eval mode, without gradients; quantised where the checkpoint or `quantize` is.
+
+    On a CPU quantised weights are dense tensors of their values in `dtype`; on a GPU layers are `QuantizedLinear`.
+    Scales of keys and values are the buffers `k_scale` and `v_scale` (fp32 [1] or [KV heads]) of attention modules.
+    Raises ModelError, and MachineError for a GPU without fp8.
+    """
+    from safetensors import SafetensorError
+
+    device = torch.device(device)
+    checkpoint = inspect_checkpoint(source)
+    check_quantize(checkpoint, source, quantize)
+    if quantize == "fp8" or any(layer.layout.bits == 8 for layer in checkpoint.layers.values()):
+        check_fp8(device, source.name)
+    if quantize == "none" and not checkpoint.layers:
+        return load_model(source, device, dtype, attn_implementation, trust_remote_code=trust_remote_code)
+    config = load_config(source, trust_remote_code=trust_remote_code)
+    model = skeleton_of(config, dtype, attn_implementation, trust_remote_code=trust_remote_code)
+    if quantize == "fp8" and not (checkpoint.dense and CheckpointNames(model).renames_only):
+        # Pickles, and families whose weights transformers merges: read whole, then quantised layer by layer.
+        model = load_model(source, device, dtype, attn_implementation, trust_remote_code=trust_remote_code)
+        quantize_linears(model)
+        return model
+    try:
+        _Filling(model, checkpoint, find_places(model, checkpoint, source.name), device, quantize).run()
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"model {source.name} cannot be loaded from {source.path}: {error}") from error
+    return model
+
+
+def load_outline(
+    source: ModelSource, dtype: torch.dtype, *, quantize: QuantizeChoice = "none", trust_remote_code: bool = False
+) -> Any:
+    """Returns a model of few layers on torch's `meta` device, quantised like that of `load_weights` on a GPU."""
+    model = outline_of(
+        load_config(source, trust_remote_code=trust_remote_code), dtype, trust_remote_code=trust_remote_code
+    )
+    if quantize == "fp8":
+        quantize_linears(model)
+        return model
+    names = CheckpointNames(model)
+    for stored, layer in inspect_checkpoint(source).layers.items():
+        name = names.module(stored)
+        if f"{name}.weight" in names.known:
+            tensors = {
+                part: torch.empty(t.shape, dtype=_DTYPES[t.dtype], device="meta") for part, t in layer.tensors.items()
+            }
+            set_layer(model, name, quantized_weight(layer.layout, tensors, layer.shape))
+    return model
+
+
+def check_quantize(checkpoint: Checkpoint, source: ModelSource, quantize: QuantizeChoice) -> None:
+    """Raises ModelError for a checkpoint that would be quantised twice."""
+    if quantize != "none" and checkpoint.layers:
+        raise ModelError(
+            f"model {source.name} is quantised already ({checkpoint.label}); leave model.quantize and "
+            "model.quantize_draft out for it, or use its checkpoint in 16 bits"
+        )
+
+
+class _Filling:
+    """Reads the tensors of a checkpoint into a skeleton, with several threads."""
+
+    def __init__(
+        self, model: Any, checkpoint: Checkpoint, places: TensorPlaces, device: torch.device, quantize: QuantizeChoice
+    ) -> None:
+        self._model, self._checkpoint, self._places, self._device = model, checkpoint, places, device
+        self._quantizable = quantizable(model) if quantize == "fp8" else {}
+        self._files = threading.local()
+
+    def run(self) -> None:
+        """Fills all parameters and moves buffers to the device. Raises ValueError for contents that do not fit."""
+        layers, places = self._checkpoint.layers, self._places
+        # Quantised layers first: they replace modules, to which biases then belong.
+        replaced = [name for name, place in places.dense.items() if place.removesuffix(".weight") in self._quantizable]
+        self._run_all((next(iter(layers[n].tensors.values())), partial(self._fill_layer, n)) for n in places.layers)
+        self._run_all((self._checkpoint.dense[n], partial(self._quantize_layer, n)) for n in replaced)
+        others = places.dense.keys() - replaced
+        self._run_all((self._checkpoint.dense[n], partial(self._fill_dense, n)) for n in others)
+        for (stored, side), place in places.kv_scales.items():
+            scale = self._read(self._checkpoint.kv_scales[stored, side]).float().reshape(-1)
+            self._model.get_submodule(place).register_buffer(f"{side}_scale", scale, persistent=False)
+        self._tie()
+        for module in self._model.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else buffer.to(self._device)
+
+    @staticmethod
+    def _run_all(tasks: Iterable[tuple[StoredTensor, Callable[[], None]]]) -> None:
+        """Runs tasks in the order of their tensors in the files."""
+        ordered = sorted(tasks, key=lambda task: (task[0].file, task[0].start))
+        with ThreadPoolExecutor(_THREADS) as threads:
+            for _ in threads.map(lambda task: task[1](), ordered):
+                pass
+
+    def _read(self, tensor: StoredTensor) -> Tensor:
+        """Reads a tensor to the device. Each thread maps each file once."""
+        from safetensors import safe_open
+
+        files = self._files.__dict__
+        if tensor.file not in files:
+            files[tensor.file] = safe_open(tensor.file, framework="pt", device=str(self._device))
+        result: Tensor = files[tensor.file].get_tensor(tensor.name)
+        return result
+
+    def _fill_layer(self, stored: str) -> None:
+        layer = self._checkpoint.layers[stored]
+        tensors = {part: self._read(tensor) for part, tensor in layer.tensors.items()}
+        try:
+            set_layer(self._model, self._places.layers[stored], quantized_weight(layer.layout, tensors, layer.shape))
+        except ValueError as error:
+            raise ValueError(f"layer {stored}: {error}") from error
+
+    def _quantize_layer(self, stored: str) -> None:
+        name = self._places.dense[stored].removesuffix(".weight")
+        weight = self._read(self._checkpoint.dense[stored])
+        set_layer(self._model, name, quantize_fp8(weight_rows(self._model.get_submodule(name), weight)))
+
+    def _fill_dense(self, stored: str) -> None:
+        module_name, _, leaf = self._places.dense[stored].rpartition(".")
+        module, tensor = self._model.get_submodule(module_name), self._read(self._checkpoint.dense[stored])
+        if leaf in module._parameters:
+            module._parameters[leaf] = nn.Parameter(tensor.to(module._parameters[leaf].dtype), requires_grad=False)
+        else:
+            module._buffers[leaf] = tensor.to(module._buffers[leaf].dtype)
+
+    def _tie(self) -> None:
+        """Shares tied weights as transformers does: where the checkpoint has one of them, or both with equal values."""
+        for target, origin in self._model.all_tied_weights_keys.items():
+            module_name, _, leaf = target.rpartition(".")
+            module, source = self._model.get_submodule(module_name), self._model.get_parameter(origin)
+            own = module._parameters.get(leaf)
+            if own is not None and (own.is_meta or torch.equal(own, source)):
+                module._parameters[leaf] = source
