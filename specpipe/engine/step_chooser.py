@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from specpipe.core import EngineConfig, ProposerName
 from specpipe.engine.rounds.round_key import RoundKey
 from specpipe.engine.state.chunks import Chunk
 from specpipe.engine.state.in_flight import StepsInFlight
-from specpipe.engine.state.prefix_groups import CPU_LIMITS, GPU_LIMITS, PrefixGrouper, PrefixGroups
+from specpipe.engine.state.prefix_groups import (
+    CPU_LIMITS,
+    GPU_LIMITS,
+    PrefixGrouper,
+    PrefixGroups,
+    choose_groups,
+)
 from specpipe.engine.state.row_state import RowState
 from specpipe.engine.state.scheduler import Scheduler
 
@@ -56,6 +62,15 @@ class StepChooser:
     def groups(self, rows: list[RowState]) -> PrefixGroups | None:
         """Returns the groups of these rows that read shared pages together; None where none are worth it."""
         return self._grouper.groups(rows, self.choice(rows)[1])
+
+    def prefill_groups(self, chunks: Sequence[Chunk]) -> PrefixGroups | None:
+        """Returns the groups of chunks behind equal pages; None without any, and on a GPU, where groups need chunks of
+        equal length."""
+        if self._static_width:
+            return None
+        rows, size = self._scheduler.rows, self._config.page_size
+        groups = choose_groups([rows[chunk.slot].prefix[: chunk.start // size] for chunk in chunks])
+        return groups if groups.members else None
 
     def key(self, rows: list[RowState], *, shared: bool) -> RoundKey:
         """Returns the key of a round of these rows. shared: they have groups."""

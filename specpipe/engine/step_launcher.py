@@ -69,7 +69,7 @@ class StepLauncher:
             return StepLaunch()
         self._clock.mark(Mark.PREFILL_BEGIN)
         if chunks:
-            self.prefills.run(self._target, chunks)
+            self.prefills.run(self._target, chunks, self._chooser.prefill_groups(chunks))
             self._scheduler.prefills.target_prefilled(chunks)
             for chunk in chunks:
                 tally[rows[chunk.slot].request.shard].prefill_tokens += chunk.stop - chunk.start
@@ -82,7 +82,7 @@ class StepLauncher:
         return StepLaunch(prefilled=True, draft_prefill_tokens=total_tokens(draft_chunks))
 
     def _prefill_draft(self, draft: ModelRunner, chunks: list[Chunk]) -> None:
-        self.prefills.run(draft, chunks)
+        self.prefills.run(draft, chunks, self._chooser.prefill_groups(chunks))
         slots = self._state.upload([c.slot for c in chunks])
         self._state.draft_valid[slots] = self._state.upload([c.stop for c in chunks])
         self._scheduler.prefills.draft_prefilled(chunks)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,9 +57,17 @@ def cost_section(source: RunSource) -> ReportSection:
             (f"{noun}-seconds per million output tokens", _per_million(cost)),
             ("Input tokens", count(summary["total_input_tokens"])),
             ("Input tokens from shared prefixes", count(summary["total_cached_tokens"])),
+            ("Seconds of prefill that they saved, about", _saved_prefill(summary)),
             ("Output tokens", count(summary["total_output_tokens"])),
         ],
     )
+
+
+def _saved_prefill(summary: Mapping[str, Any]) -> str:
+    """Returns the seconds that shared prompt tokens would have taken at the mean rate of those that were computed."""
+    cached, total_tokens = summary["total_cached_tokens"], summary["total_input_tokens"]
+    computed = total_tokens - cached
+    return decimal(summary["phase_seconds"]["prefill"] * cached / computed, 1) if cached and computed else DASH
 
 
 def _per_million(cost: Cost) -> str:

@@ -58,18 +58,16 @@ def small_shared_works(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_prefixes_reports_how_much_of_the_prompts_is_reused(small_shared_works: None) -> None:
-    options = f"prefixes {SMALL} --slots 4 --work few-shot --work samples --k 0 --k 2"
-    measured = json_lines(options)
-    assert [(m["work"], m["k"], m["rows"]) for m in measured] == [
-        (work, k, 6) for work in ("few-shot", "samples") for k in (0, 2)
-    ]
-    assert [m["prompt_tokens"] for m in measured] == [6 * 138] * 2 + [6 * 66] * 2
+    options = f"prefixes {SMALL} --slots 4 --work few-shot"
+    few_shot, samples = json_lines(f"{options} --work samples --k 2")
+    assert [(m["work"], m["k"], m["rows"]) for m in (few_shot, samples)] == [("few-shot", 2, 6), ("samples", 2, 6)]
+    assert (few_shot["prompt_tokens"], samples["prompt_tokens"]) == (6 * 138, 6 * 66)
     # The last token of a prompt belongs to the row's first round.
-    assert [m["prefill_tokens"] for m in measured[:2]] == [128 + 6 * 9] * 2
-    assert all(2 * 65 <= m["prefill_tokens"] <= 2 * 64 + 6 for m in measured[2:])
-    alone = json_lines(f"{options} --no-sharing")
-    assert [m["prefill_tokens"] for m in alone] == [6 * 137] * 2 + [6 * 65] * 2
-    text = bench_engine(f"{options} --k 0 --work few-shot", catch_exceptions=False).stdout
+    assert few_shot["prefill_tokens"] == 128 + 6 * 9
+    assert 2 * 65 <= samples["prefill_tokens"] <= 2 * 64 + 6
+    (alone,) = json_lines(f"{options} --no-sharing")
+    assert alone["prefill_tokens"] == 6 * 137
+    text = bench_engine(options, catch_exceptions=False).stdout
     assert "78.0% of 828 prompt tokens reused" in text
 
 

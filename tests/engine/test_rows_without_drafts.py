@@ -108,7 +108,7 @@ def test_draft_kv_of_shared_pages_stays_valid(small_pair) -> None:
     assert {c.token_ids for c in together + alone} == {tuple(generate(pair.reference, [longest])[0])}
 
 
-def test_a_preempted_row_starts_by_the_rule_again(small_pair) -> None:
+def test_a_preempted_row_starts_by_the_rule_again(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = small_pair("llama")
     requests = make_requests(6, vocab_size=pair.vocab_size, max_new_tokens=40)
     engine = make_engine(pair.target, pair.draft, slots=6, pages=22, page_size=4)
@@ -122,7 +122,7 @@ def test_a_preempted_row_starts_by_the_rule_again(small_pair) -> None:
             starts.setdefault(admission.request.row, []).append(running + i <= 2)
         return admitted
 
-    engine._scheduler.admit = noted  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(engine._scheduler, "admit", noted)
 
     completions = run_limited(engine, requests, 3, 2)
 

@@ -27,14 +27,16 @@ def build_parts_and_note_pid(config: WorkerConfig, *, pids: Path) -> WorkerParts
     return build_parts(config)
 
 
-def run_job(folder: Path, device: str, rows: int, out: str, **workers: object) -> tuple[RunResult, int]:
+def run_job(
+    folder: Path, device: str, rows: int, out: str, *, system_prompt: str = "Answer.", **workers: object
+) -> tuple[RunResult, int]:
     """Runs the job once. With two workers, one is killed when a third of the shards is published."""
     pids, killed = folder / f"pids-{out}", []
     pids.mkdir()
     pq.write_table(pa.table({"prompt": [f"What is {i} plus {i % 7}?" for i in range(rows)]}), folder / "rows.parquet")
     values = {
         "model": {"target": "builtin:tiny", "draft": "builtin:tiny", "device": device, "dtype": "float32"},
-        "data": {"path": str(folder / "rows.parquet"), "system_prompt": "Answer."},
+        "data": {"path": str(folder / "rows.parquet"), "system_prompt": system_prompt},
         "sampling": {"temperature": 0, "max_new_tokens": 48, "ignore_eos": True},
         "speculation": {"policy": "fixed"},
         "workers": {"slots": 4, "shard_tokens": 400, "cpus_per_worker": 1, **workers},
@@ -69,3 +71,20 @@ def test_tokens_are_the_same_after_one_of_two_workers_is_killed(tmp_path: Path, 
     got, expected = outputs(tmp_path / "out"), outputs(tmp_path / "calm")
     assert got["generated_token_ids"] == expected["generated_token_ids"]
     assert max(pq.read_table(tmp_path / "out/telemetry/shards.parquet")["attempt"].to_pylist()) > 1
+
+
+@pytest.mark.slow
+def test_shared_prompts_have_the_tokens_of_unshared_ones_after_a_kill(tmp_path: Path) -> None:
+    rows, prompt = 40, "Numbers are given in words and in digits, and every sum is checked twice. " * 12
+    run = partial(run_job, tmp_path, "cpu", rows, system_prompt=prompt)
+    alone, _ = run("alone", count=1, share_prefixes=False)
+    calm, _ = run("calm", count=1)
+    result, killed = run("out", count=2)
+    assert (alone.exit_code, calm.exit_code, result.exit_code, killed) == (0, 0, 0, 1)
+    found = verify(str(tmp_path / "out"))
+    assert found.complete, "\n".join(map(str, found.findings))
+    assert found.verified_rows == rows
+    got, undisturbed, unshared = (outputs(tmp_path / name) for name in ("out", "calm", "alone"))
+    assert got["generated_token_ids"] == undisturbed["generated_token_ids"] == unshared["generated_token_ids"]
+    assert sum(map(bool, got["cached_tokens"].to_pylist())) >= rows - 3, "once by each of three workers"
+    assert not any(unshared["cached_tokens"].to_pylist())

@@ -71,6 +71,15 @@ def test_untrusted_text_is_escaped() -> None:
 
 
 @pytest.mark.usefixtures("no_plots")
+def test_shared_prompt_tokens_save_prefill_at_the_measured_rate() -> None:
+    phases = run_source().summary["phase_seconds"] | {"prefill": 2.5}
+    counts = {"total_input_tokens": 5000, "total_cached_tokens": 4000, "phase_seconds": phases}
+    text = Page(render_run(run_source(summary=counts))).text
+    assert "from shared prefixes 4,000" in text and "they saved, about 10.0" in text
+    assert "they saved, about 0.0" not in Page(render_run(run_source())).text
+
+
+@pytest.mark.usefixtures("no_plots")
 def test_seconds_of_gpus_are_named_gpu_seconds() -> None:
     text = Page(render_run(run_source(summary={"devices": ["NVIDIA H200"]}))).text
     assert "Output tokens per GPU-second 67.5" in text

@@ -110,21 +110,27 @@ def make_requests(
     """Returns requests with random prompts of 1 to 40 tokens, among them one token, a page, and a page and one."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [1, 2, 16, 17, 33, 5, 40, 3, 24, 9]
-    requests = []
-    for row in range(count):
-        prompt = torch.randint(0, vocab_size, (lengths[row % len(lengths)],), generator=generator).tolist()
-        requests.append(
-            Request(
-                request_id=str(row),
-                shard=row % 2,
-                row=row,
-                prompt="",
-                prompt_token_ids=tuple(prompt),
-                sampling=SamplingParams(max_new_tokens=max_new_tokens, **sampling),
-                seed=1000 + row,
-            )
+    prompts = [
+        torch.randint(0, vocab_size, (lengths[row % len(lengths)],), generator=generator).tolist()
+        for row in range(count)
+    ]
+    return requests_of(prompts, max_new_tokens=max_new_tokens, **sampling)
+
+
+def requests_of(prompts: Sequence[Sequence[int]], *, max_new_tokens: int = 6, **sampling: object) -> list[Request]:
+    """Returns a request for each prompt, in two shards."""
+    return [
+        Request(
+            request_id=str(row),
+            shard=row % 2,
+            row=row,
+            prompt="",
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(max_new_tokens=max_new_tokens, **sampling),
+            seed=1000 + row,
         )
-    return requests
+        for row, prompt in enumerate(prompts)
+    ]
 
 
 def plan(*ks: int, proposer: ProposerName = "draft") -> SpeculationPlan:
@@ -132,34 +138,32 @@ def plan(*ks: int, proposer: ProposerName = "draft") -> SpeculationPlan:
 
 
 def drain(engine: Engine, limit: int = 5000) -> list[Completion]:
-    """Runs the engine until all rows have ended, checking its integrity after every step.
+    """Runs the engine until all rows have ended; returns the completions in row order."""
+    return completions_of(steps_of(engine, limit))
 
-    Returns the completions in row order.
-    """
-    completions: list[Completion] = []
+
+def steps_of(engine: Engine, limit: int = 5000) -> list[StepReport]:
+    """Runs the engine until all rows have ended, checking its integrity after every step; returns all reports."""
+    steps: list[StepReport] = []
     for _ in range(limit):
         report = engine.step()
         if report is None:
             assert engine.running == engine.waiting == 0
-            return sorted(completions, key=lambda c: c.request.row)
+            return steps
         engine.check_integrity()
-        completions += report.completions
+        steps.append(report)
     raise AssertionError("the engine does not come to an end")
+
+
+def completions_of(steps: Sequence[StepReport]) -> list[Completion]:
+    """Returns the completions of these steps in row order."""
+    return sorted((c for step in steps for c in step.completions), key=lambda c: c.request.row)
 
 
 def run(engine: Engine, requests: Sequence[Request], *ks: int) -> list[Completion]:
     proposer = engine.config.proposer
     engine.submit(requests, plan(*ks, proposer="draft" if proposer == "auto" else proposer))
     return drain(engine)
-
-
-def steps_of(engine: Engine) -> list[StepReport]:
-    """Returns the reports of all steps until all rows have ended."""
-    found = []
-    while (step := engine.step()) is not None:
-        engine.check_integrity()
-        found.append(step)
-    return found
 
 
 def run_in_turn(engine: Engine, requests: Sequence[Request], *ks: int) -> list[Completion]:

@@ -65,8 +65,8 @@ def paged_attention(
         softcap: scores become softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118).
         sinks: [Hq], one more logit per head in the softmax's denominator (gpt-oss).
         prefix: groups of rows that share their first pages, which are then read once a group instead of once a row; the
-            result is the same up to rounding. Every row has max_queries tokens. Tokens of a row in a group have
-            positions from prefix_pages * page_size - 1 on, or negative ones.
+            result is the same up to rounding. Elsewhere than on a CPU every row has max_queries tokens. Tokens of a row
+            in a group have positions from prefix_pages * page_size - 1 on, or negative ones.
 
     Tokens at negative positions or of no row give zeros. Scores and sums are fp32 or wider.
     """

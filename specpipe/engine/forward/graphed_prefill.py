@@ -19,6 +19,7 @@ from specpipe.engine.device.graph_capture import CapturedGraph, GraphCapture
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.forward.prefill import MIN_QUERIES, prefill
 from specpipe.engine.state.chunks import Chunk, total_tokens
+from specpipe.engine.state.prefix_groups import PrefixGroups
 from specpipe.engine.state.slot_state import SlotState
 
 GRAPH_SIZES = (64, 128, 256, 384, 512, 640, 768, 1024)
@@ -85,8 +86,11 @@ def _field_sizes(size: int) -> list[int]:
 class Prefills(Protocol):
     """Runs prefills of at most a budget's tokens."""
 
-    def run(self, runner: ModelRunner, chunks: list[Chunk]) -> None:
-        """Feeds the chunks to the model; its KV is valid below each chunk's stop afterwards."""
+    def run(self, runner: ModelRunner, chunks: list[Chunk], groups: PrefixGroups | None) -> None:
+        """Feeds the chunks to the model; its KV is valid below each chunk's stop afterwards.
+
+        groups: chunks that read the same pages before their start together; None on a GPU.
+        """
         ...
 
     def prepare(self, *, within_s: float) -> None:
@@ -100,9 +104,9 @@ class EagerPrefills:
     def __init__(self, state: SlotState) -> None:
         self._state = state
 
-    def run(self, runner: ModelRunner, chunks: list[Chunk]) -> None:
+    def run(self, runner: ModelRunner, chunks: list[Chunk], groups: PrefixGroups | None) -> None:
         """Runs `prefill`."""
-        prefill(runner, self._state, chunks, page_size=self._state.page_size)
+        prefill(runner, self._state, chunks, page_size=self._state.page_size, groups=groups)
 
     def prepare(self, *, within_s: float) -> None:
         """Does nothing."""
@@ -119,12 +123,12 @@ class GraphedPrefills(EagerPrefills):
         self._sizes = graph_sizes(budget)
         self._graphs: dict[tuple[ModelRunner, int], CapturedGraph[Tensor]] = {}
 
-    def run(self, runner: ModelRunner, chunks: list[Chunk]) -> None:
+    def run(self, runner: ModelRunner, chunks: list[Chunk], groups: PrefixGroups | None) -> None:
         """Replays the graph of the smallest size that fits, or runs eagerly where none does."""
         tokens = total_tokens(chunks)
         size = next((size for size in self._sizes if size >= tokens), None)
         if size is None or len(chunks) > MAX_CHUNKS:
-            super().run(runner, chunks)
+            super().run(runner, chunks, groups)
             return
         graph = self._graph(runner, size)
         graph.buffers.copy_(self._state.upload(pack_chunks(chunks, size, dummy=self._state.dummy)))

@@ -12,14 +12,26 @@ import torch
 
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.state.chunks import Chunk
+from specpipe.engine.state.prefix_groups import PrefixGroups
 from specpipe.engine.state.slot_state import SlotState
+from specpipe_kernels import PrefixArgs
 
 MIN_QUERIES = 256
 """Tokens. A GPU's attention kernel runs every prefill with the tiling of chunks at least this long."""
 
 
-def prefill(runner: ModelRunner, state: SlotState, chunks: list[Chunk], *, page_size: int) -> None:
-    """Feeds the chunks to the model in one packed forward; its KV is valid below each chunk's stop afterwards."""
+def prefill(
+    runner: ModelRunner,
+    state: SlotState,
+    chunks: list[Chunk],
+    *,
+    page_size: int,
+    groups: PrefixGroups | None = None,
+) -> None:
+    """Feeds the chunks to the model in one packed forward; its KV is valid below each chunk's stop afterwards.
+
+    groups: chunks that read the same pages before their start together; on a CPU alone.
+    """
     sizes = np.array([c.stop - c.start for c in chunks])
     starts = np.array([c.start for c in chunks])
     ends = np.cumsum(sizes)
@@ -30,6 +42,9 @@ def prefill(runner: ModelRunner, state: SlotState, chunks: list[Chunk], *, page_
     longest = int(sizes.max())
     if state.device.type != "cpu":  # chunks of catching up have any length: one tiling, or rows wait for a compiler
         longest = max(longest, MIN_QUERIES)
+    prefix = None
+    if groups is not None:
+        prefix = PrefixArgs(*map(state.upload, (groups.prefix_pages, groups.members, [0, *groups.ends])))
     with torch.inference_mode():
         runner.forward(
             state.tokens[token_slots, device_positions],
@@ -39,4 +54,5 @@ def prefill(runner: ModelRunner, state: SlotState, chunks: list[Chunk], *, page_
             starts=state.upload(starts),
             max_queries=longest,
             keep=None,
+            prefix=prefix,
         )

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.engines import PlainDecoder, drain, generate, make_engine, make_requests, plan, run, slow
+from support.engines import (
+    PlainDecoder,
+    completions_of,
+    generate,
+    make_engine,
+    make_requests,
+    plan,
+    run,
+    slow,
+    steps_of,
+)
 
 from specpipe.core import Completion, Request, StepReport
 from specpipe.engine.engine import Engine
@@ -20,16 +30,8 @@ TIGHT = {"slots": 6, "pages": 22, "page_size": 4, "max_model_len": 96}
 
 def watched(engine: Engine, requests: Sequence[Request], *ks: int) -> tuple[list[Completion], list[StepReport]]:
     engine.submit(requests, plan(*ks, proposer=engine.config.proposer))
-    steps: list[StepReport] = []
-    step = engine.step
-
-    def recorded() -> StepReport | None:
-        report = step()
-        steps.extend([report] if report else [])
-        return report
-
-    engine.step = recorded  # type: ignore[method-assign]
-    return drain(engine), steps
+    steps = steps_of(engine)
+    return completions_of(steps), steps
 
 
 def preemptions(steps: Sequence[StepReport]) -> int:
@@ -82,7 +84,9 @@ def test_sampled_tokens_and_counts_do_not_change(
 
 
 @pytest.mark.parametrize(("method", "rounds_behind"), [slow("standard", 0), slow("standard", 1), ("invariant", 2)])
-def test_rows_may_be_preempted_at_any_step(small_pair, method: str, rounds_behind: int) -> None:
+def test_rows_may_be_preempted_at_any_step(
+    small_pair, monkeypatch: pytest.MonkeyPatch, method: str, rounds_behind: int
+) -> None:
     """Every third step, while others are prefilled and with rounds in flight."""
     pair = small_pair("llama")
     requests = make_requests(9, vocab_size=pair.vocab_size, temperature=0.8)
@@ -98,7 +102,7 @@ def test_rows_may_be_preempted_at_any_step(small_pair, method: str, rounds_behin
         changes = usual()
         return changes._replace(preempted=forced + changes.preempted)
 
-    scheduler.assign_pages = assign_pages  # type: ignore[method-assign]
+    monkeypatch.setattr(scheduler, "assign_pages", assign_pages)
     completions, steps = watched(engine, requests, 3)
 
     assert preemptions(steps) > 5

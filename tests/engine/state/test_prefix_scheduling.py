@@ -196,7 +196,7 @@ TREES = {
 }
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(**TREES)
 def test_random_prompt_trees_read_only_what_was_written(**drawn: object) -> None:
     check_tree(**drawn)

@@ -7,28 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.engines import drain, generate, make_engine, plan, run, slow
+from support.engines import completions_of, drain, generate, make_engine, plan, requests_of, run, slow, steps_of
 
-from specpipe.core import Completion, Request, SamplingParams, StepReport
+from specpipe.core import Completion, Request, StepReport
 from specpipe.engine.engine import Engine
 
 PAGE = 4
-
-
-def requests_of(prompts: Sequence[Sequence[int]], *, max_new_tokens: int = 6, **sampling: object) -> list[Request]:
-    """Returns a request for each prompt, in two shards."""
-    return [
-        Request(
-            request_id=str(row),
-            shard=row % 2,
-            row=row,
-            prompt="",
-            prompt_token_ids=tuple(prompt),
-            sampling=SamplingParams(max_new_tokens=max_new_tokens, **sampling),
-            seed=1000 + row,
-        )
-        for row, prompt in enumerate(prompts)
-    ]
 
 
 def few_shot_prompts() -> list[list[int]]:
@@ -67,21 +51,18 @@ def prefill_tokens(steps: Sequence[StepReport]) -> int:
 
 
 def drain_reports(engine: Engine) -> tuple[list[Completion], list[StepReport]]:
-    steps: list[StepReport] = []
-    step = engine.step
-    engine.step = lambda: steps.append(step()) or steps[-1]  # type: ignore[method-assign]
-    completions = drain(engine)
-    return completions, [report for report in steps if report is not None]
+    steps = steps_of(engine)
+    return completions_of(steps), steps
 
 
 @pytest.mark.parametrize(
     ("k", "proposer", "slots", "rounds_behind", "budget"),
     [
-        (0, "none", 1, 0, 7),
-        (0, "none", 5, 1, 32),
         (3, "draft", 2, 1, 7),
-        (1, "draft", 5, 0, 32),
-        (3, "ngram", 5, 1, 7),
+        (0, "none", 5, 1, 32),
+        slow(0, "none", 1, 0, 7),
+        slow(1, "draft", 5, 0, 32),
+        slow(3, "ngram", 5, 1, 7),
         slow(0, "none", 2, 1, 5),
         slow(3, "draft", 1, 0, 32),
         slow(3, "draft", 5, 2, 3),
@@ -120,7 +101,7 @@ def samples_of(prompts: Sequence[Sequence[int]], n: int, **sampling: object) -> 
 
 @pytest.mark.parametrize(
     ("k", "proposer", "slots", "rounds_behind"),
-    [(3, "draft", 5, 1), (0, "none", 1, 0), slow(1, "draft", 2, 0), slow(3, "ngram", 5, 1), slow(3, "draft", 3, 2)],
+    [(3, "draft", 5, 1), slow(0, "none", 1, 0), slow(1, "draft", 2, 0), slow(3, "ngram", 5, 1), slow(3, "draft", 3, 2)],
 )
 def test_samples_share_their_whole_prompt(small_pair, k: int, proposer: str, slots: int, rounds_behind: int) -> None:
     pair = small_pair("llama")
@@ -263,6 +244,6 @@ def check_random_tree(small_pair, seed: int) -> None:
     assert [c.token_ids for c in completions] == [c.token_ids for c in alone]
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(slow(seed) for seed in range(3, 150))])
+@pytest.mark.parametrize("seed", [0, *(slow(seed) for seed in range(1, 150))])
 def test_random_trees_of_prompts_change_no_token(small_pair, seed: int) -> None:
     check_random_tree(small_pair, seed)

@@ -65,7 +65,7 @@ def test_invalid_job_files_name_the_wrong_key(tmp_path: Path, changes: dict[str,
         load_eval_job(write(tmp_path, **changes))
 
 
-@pytest.mark.parametrize("name", ["eval-tiny.yaml", "eval-gsm8k.yaml"])
+@pytest.mark.parametrize("name", ["eval-tiny.yaml", "eval-tiny-5shot.yaml", "eval-gsm8k.yaml"])
 def test_shipped_evaluation_jobs_are_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     job = load_eval_job(f"jobs/{name}")

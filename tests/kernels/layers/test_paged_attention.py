@@ -42,12 +42,6 @@ CASES = {
 }
 
 
-@pytest.fixture(params=[reference, triton_kernel], ids=["reference", "triton"])
-def kernel(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
-    function: Callable[..., Tensor] = request.param
-    return function
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_matches_the_oracle_over_shuffled_pages_and_stale_nan(kernel: Callable[..., Tensor], name: str) -> None:
     inputs = build(CASES[name])

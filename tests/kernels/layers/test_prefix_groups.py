@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from support.attention_cases import Case, build, check
+from support.engines import slow
 from torch import Tensor
 
 from specpipe_kernels import PrefixArgs, paged_attention
@@ -43,25 +43,35 @@ CASES = {
 }
 
 
-def slow(*values: int) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
+SLOW_CASES = ("all rows in one group", "window within own pages", "softcap", "sinks", "fp16")
+PREFILLS = {
+    "chunks of one tile and of several": Case(
+        rows=((130, 70), (64, 100), (128, 3), (40, 30), (64, 129)), groups=((2, (0, 2)), (1, (1, 4)))
+    ),
+    "window, sinks": Case(
+        rows=((66, 65), (0, 64), (64, 1), (70, 0)), groups=((1, (2, 0)),), window=40, sinks=True, spare_tokens=2
+    ),
+    "softcap, values of another size": Case(
+        rows=((64, 65), (64, 130)), groups=((1, (0, 1)),), softcap=2.0, value_dim=16
+    ),
+}
 
 
-@pytest.fixture(params=[reference, triton_kernel], ids=["reference", "triton"])
-def kernel(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
-    function: Callable[..., Tensor] = request.param
-    return function
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [slow(name) if name in SLOW_CASES else name for name in CASES])
 def test_groups_match_the_oracle_over_shuffled_pages_and_stale_nan(kernel: Callable[..., Tensor], name: str) -> None:
     inputs = build(CASES[name])
     check(inputs.call(kernel, CASES[name]), inputs, CASES[name])
 
 
+@pytest.mark.parametrize("name", PREFILLS)
+def test_chunks_of_any_length_share_pages_on_a_cpu(name: str) -> None:
+    inputs = build(PREFILLS[name])
+    check(inputs.call(reference, PREFILLS[name]), inputs, PREFILLS[name])
+
+
 @pytest.mark.parametrize(
     ("block_m", "block_n", "splits", "min_pages", "programs"),
-    [(16, 64, 16, 1, 3), (16, 16, 2, 1, 7), slow(32, 32, 1, 9, 1), slow(16, 32, 5, 2, 64)],
+    [slow(16, 64, 16, 1, 3), (16, 16, 2, 1, 7), slow(32, 32, 1, 9, 1), slow(16, 32, 5, 2, 64)],
 )
 @pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 100])
 def test_any_tiling_of_shared_pages_gives_the_same(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specpipe_kernels.reference.layers.attention_tiles import attention_mask, gather_pages, make_tiles, pack, unpack
-from specpipe_kernels.reference.layers.prefix_groups import attend_groups, own_keys
+from specpipe_kernels.reference.layers.prefix_groups import attend_groups, groups_of_tiles, own_keys
 from specpipe_kernels.reference.layers.softmax_parts import SoftmaxPart, attend_part, finish_softmax, merge_parts
 from specpipe_kernels.types import PrefixArgs
 
@@ -42,6 +42,7 @@ def paged_attention(
     q = pack(query, tiles, kv_heads).to(torch.promote_types(query.dtype, torch.float32))
     shared = None
     if prefix is not None and query.device.type == "cpu":
+        prefix = groups_of_tiles(prefix, tiles)
         shared = attend_groups(
             q, k_pages, v_pages, tables, positions, prefix, scale=scale, window=window, softcap=softcap
         )

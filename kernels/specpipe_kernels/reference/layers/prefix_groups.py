@@ -1,8 +1,8 @@
 """Attention of groups of rows to the pages that their block tables share, each page gathered once a group. CPU only.
 
-R rows, one tile of T tokens each; Hq query heads, Hkv KV heads, D head size, W blocks in a row's table; E = Hq / Hkv *
-T entries per KV head. The numbers of groups, members and pages are read from the tensors: on another device that would
-be a synchronisation.
+R tiles of T tokens, each of one row; Hq query heads, Hkv KV heads, D head size, W blocks in a row's table; E = Hq /
+Hkv * T entries per KV head. The numbers of groups, members and pages are read from the tensors: on another device that
+would be a synchronisation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specpipe_kernels.reference.layers.attention_tiles import attention_mask
+from specpipe_kernels.reference.layers.attention_tiles import Tiles, attention_mask
 from specpipe_kernels.reference.layers.softmax_parts import SoftmaxPart, attend_part
 from specpipe_kernels.types import PrefixArgs
 
@@ -27,6 +27,19 @@ class OwnKeys(NamedTuple):
     """[R] number of keys."""
     positions: Tensor
     """[R, T] position of each token among them; negative for a token that attends to none."""
+
+
+def groups_of_tiles(prefix: PrefixArgs, tiles: Tiles) -> PrefixArgs:
+    """Returns groups of rows as groups of their tiles; a tile without tokens is in none."""
+    if tiles.row.shape[0] == prefix.prefix_pages.shape[0]:
+        return prefix  # a tile is a row
+    sizes = prefix.cu_members.diff()
+    group = torch.full_like(prefix.prefix_pages, -1)
+    group[prefix.members[: sizes.sum()]] = torch.arange(sizes.shape[0]).repeat_interleave(sizes)
+    group = torch.where(tiles.position[:, 0] >= 0, group[tiles.row], -1)
+    members = group.argsort(stable=True)[(group < 0).sum() :]
+    ends = group[members].bincount(minlength=sizes.shape[0]).cumsum(0)
+    return PrefixArgs(prefix.prefix_pages[tiles.row], members, torch.cat([ends.new_zeros(1), ends]))
 
 
 def own_keys(prefix: PrefixArgs, tables: Tensor, lengths: Tensor, positions: Tensor, page_size: int) -> OwnKeys:
@@ -52,29 +65,31 @@ def attend_groups(
     window: int | None,
     softcap: float | None,
 ) -> SoftmaxPart:
-    """Attends q [R, Hkv, E, D] to the shared pages of each row's group; rows in no group have a `top` of -inf.
+    """Attends q [R, Hkv, E, D] to the shared pages of each row's group; rows in no group have an `lse` of -inf.
 
     block_tables [R, W]; positions [R, T].
     """
     rows, kv_heads, entries, _ = q.shape
     result = SoftmaxPart(
-        q.new_full((rows, kv_heads, entries), float("-inf")),
-        q.new_zeros(rows, kv_heads, entries),
-        q.new_zeros(rows, kv_heads, entries, v_pages.shape[3]),
+        q.new_full((rows, kv_heads, entries), float("-inf")), q.new_zeros(rows, kv_heads, entries, v_pages.shape[3])
     )
+    heads = torch.arange(kv_heads)[:, None]
     members, counts = prefix.members.tolist(), prefix.prefix_pages.tolist()
     for begin, end in pairwise(prefix.cu_members.tolist()):
         if begin == end:
             continue
         group, first = prefix.members[begin:end], members[begin]
-        pages = block_tables[first, : counts[first]]
-        k, v = (x.index_select(0, pages).transpose(0, 1).flatten(1, 2).to(q.dtype) for x in (k_pages, v_pages))
+        lines = (block_tables[first, : counts[first]].to(torch.int64) * kv_heads + heads).flatten()
+        k, v = (
+            x.view(-1, x.shape[2] * x.shape[3]).index_select(0, lines).view(1, kv_heads, -1, x.shape[3]).to(q.dtype)
+            for x in (k_pages, v_pages)
+        )
         mask = None
         if window is not None:
-            mask = attention_mask(torch.arange(k.shape[1]), positions[group], window, q)
-            mask = mask.expand(-1, -1, entries // positions.shape[1], -1, -1).reshape(1, -1, k.shape[1])
-        queries = q[group].transpose(0, 1).flatten(1, 2)
+            mask = attention_mask(torch.arange(k.shape[2]), positions[group], window, q)
+            mask = mask.expand(-1, -1, entries // positions.shape[1], -1, -1).reshape(1, 1, -1, k.shape[2])
+        queries = q[group].transpose(0, 1).flatten(1, 2)[None]
         part = attend_part(queries, k, v, mask, scale=scale, softcap=softcap)
         for all_rows, of_group in zip(result, part, strict=True):
-            all_rows[group] = of_group.unflatten(1, (end - begin, entries)).transpose(0, 1)
+            all_rows[group] = of_group[0].unflatten(1, (end - begin, entries)).transpose(0, 1)
     return result
