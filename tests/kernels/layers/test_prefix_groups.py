@@ -45,6 +45,7 @@ CASES = {
 
 SLOW_CASES = ("all rows in one group", "window within own pages", "softcap", "sinks", "fp16")
 PREFILLS = {
+    "all rows in one group, in order": Case(rows=((64, 4), (130, 4), (70, 4)), groups=((1, (0, 1, 2)),), sinks=True),
     "chunks of one tile and of several": Case(
         rows=((130, 70), (64, 100), (128, 3), (40, 30), (64, 129)), groups=((2, (0, 2)), (1, (1, 4)))
     ),

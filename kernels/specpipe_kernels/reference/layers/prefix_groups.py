@@ -88,8 +88,12 @@ def attend_groups(
         if window is not None:
             mask = attention_mask(torch.arange(k.shape[2]), positions[group], window, q)
             mask = mask.expand(-1, -1, entries // positions.shape[1], -1, -1).reshape(1, 1, -1, k.shape[2])
-        queries = q[group].transpose(0, 1).flatten(1, 2)[None]
+        complete = members[begin:end] == list(range(rows))  # often; then nothing is picked and scattered
+        queries = (q if complete else q[group]).transpose(0, 1).flatten(1, 2)[None]
         part = attend_part(queries, k, v, mask, scale=scale, softcap=softcap)
+        part = SoftmaxPart(*(x[0].unflatten(1, (end - begin, entries)).transpose(0, 1) for x in part))
+        if complete:
+            return part
         for all_rows, of_group in zip(result, part, strict=True):
-            all_rows[group] = of_group[0].unflatten(1, (end - begin, entries)).transpose(0, 1)
+            all_rows[group] = of_group
     return result
