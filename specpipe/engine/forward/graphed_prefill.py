@@ -86,7 +86,7 @@ def _field_sizes(size: int) -> list[int]:
 class Prefills(Protocol):
     """Runs prefills of at most a budget's tokens."""
 
-    def run(self, runner: ModelRunner, chunks: list[Chunk], groups: PrefixGroups | None) -> None:
+    def run(self, runner: ModelRunner, chunks: list[Chunk], groups: PrefixGroups | None = None) -> None:
         """Feeds the chunks to the model; its KV is valid below each chunk's stop afterwards.
 
         groups: chunks that read the same pages before their start together; None on a GPU.
@@ -104,7 +104,7 @@ class EagerPrefills:
     def __init__(self, state: SlotState) -> None:
         self._state = state
 
-    def run(self, runner: ModelRunner, chunks: list[Chunk], groups: PrefixGroups | None) -> None:
+    def run(self, runner: ModelRunner, chunks: list[Chunk], groups: PrefixGroups | None = None) -> None:
         """Runs `prefill`."""
         prefill(runner, self._state, chunks, page_size=self._state.page_size, groups=groups)
 
@@ -123,7 +123,7 @@ class GraphedPrefills(EagerPrefills):
         self._sizes = graph_sizes(budget)
         self._graphs: dict[tuple[ModelRunner, int], CapturedGraph[Tensor]] = {}
 
-    def run(self, runner: ModelRunner, chunks: list[Chunk], groups: PrefixGroups | None) -> None:
+    def run(self, runner: ModelRunner, chunks: list[Chunk], groups: PrefixGroups | None = None) -> None:
         """Replays the graph of the smallest size that fits, or runs eagerly where none does."""
         tokens = total_tokens(chunks)
         size = next((size for size in self._sizes if size >= tokens), None)
