@@ -11,6 +11,9 @@ from torch import Size, Tensor
 Method = Literal["standard", "block", "invariant", "synthetic"]
 METHODS: tuple[Method, ...] = ("standard", "block", "invariant", "synthetic")
 
+MAX_DRAFTS = 32
+"""Largest number of drafts of a row in a round: a warp, and what tests and measurements cover."""
+
 CHUNK = 2048
 """Vocabulary entries of a chunk, the first level of a two-level draw. Changing it changes every random stream."""
 
@@ -46,7 +49,7 @@ class SamplingTensors(NamedTuple):
     """Sampling parameters of R rows; every tensor is [R] and lies on the logits' device."""
 
     temperature: Tensor
-    """fp32; exactly 0 is greedy, otherwise logits are divided by it."""
+    """fp32; logits are divided by it. 0 or below is greedy."""
     top_k: Tensor
     """int32; 0 keeps all."""
     top_p: Tensor
@@ -56,7 +59,7 @@ class SamplingTensors(NamedTuple):
     seed: Tensor
     """int64, 63 bits."""
     all_greedy: bool = False
-    """The caller guarantees that every temperature is 0: neither noise nor softmax is computed."""
+    """The caller guarantees that every row is greedy: neither noise nor softmax is computed."""
     truncated: bool = True
     """False: the caller guarantees that no row uses top_k, top_p or min_p."""
 
@@ -87,7 +90,7 @@ class Sampled(NamedTuple):
     tokens: Tensor
     """[R] int64; -1 where status is not OK."""
     lse: Tensor
-    """[R] fp32: log-sum-exp of the kept logits over temperature; 0 for greedy rows."""
+    """[R] fp64: log-sum-exp of the kept logits over temperature, which fp32 cannot hold at 1e-6; 0 for greedy rows."""
     status: Tensor
     """[R] int32, a `Status`."""
     bounds: Bounds | None

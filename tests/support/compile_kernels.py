@@ -111,7 +111,7 @@ def launch(
         cu_rows=cu_rows,
         method=method,
         synthetic_rates=torch.ones(k) if method == "synthetic" else None,
-        draft_lse=torch.zeros(rows, k) if given else None,
+        draft_lse=torch.zeros(rows, k).double() if given else None,
         draft_bounds=Bounds(torch.zeros(rows, k), torch.zeros(rows, k, dtype=torch.int32)) if given else None,
         bonus_tokens=long if given else None,
     )

@@ -126,7 +126,7 @@ class FeatureRound:
         logits = logits.to(self.case["dtype"])
         if self.case["invalid"] == "draft":
             logits[where[0], 0, 3] = torch.nan
-        self.lse = torch.zeros(self.count + 2, k)
+        self.lse = torch.zeros(self.count + 2, k, dtype=torch.float64)
         if self.case["truncation"] != "off, promised" and self.case["rows"] != "greedy, promised":
             self.bounds = Bounds(torch.zeros(self.count + 2, k), torch.zeros(self.count + 2, k, dtype=torch.int32))
         self.drafts = torch.full((self.count, k), -1)

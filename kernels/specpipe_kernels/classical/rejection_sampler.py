@@ -1,6 +1,6 @@
 """The classical interface of rejection sampling, as in vLLM's V1 engine: flat rows, probabilities, torch generators.
 
-For code written for that interface. `rejection_sample` works from raw logits, faster and with keyed randomness.
+For code written for that interface; `rejection_sample`, which does the work, takes raw logits and needs no copies.
 Shapes: B requests, T draft tokens of all requests, V vocabulary entries, S drafts per request at most.
 """
 
@@ -12,10 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specpipe_kernels.operations.sample_recovered_tokens import sample_recovered_tokens
-from specpipe_kernels.reference.sampling.kept_logits import kept_logits, select_rows
-from specpipe_kernels.reference.sampling.philox import exponential_of, uniform_of
-from specpipe_kernels.types import SamplingTensors
+from specpipe_kernels.operations.rejection_sample import rejection_sample
+from specpipe_kernels.types import MAX_DRAFTS, Bounds, SamplingTensors
 
 PLACEHOLDER_TOKEN_ID = -1
 
@@ -37,7 +35,7 @@ class SamplingMetadata(Protocol):
     """Sampling parameters of B requests, as in vLLM's SamplingMetadata."""
 
     temperature: Tensor | None
-    """[B]; 0 is greedy. None with all_greedy."""
+    """[B]; 0 or below, such as -1, is greedy. None with all_greedy."""
     top_k: Tensor | None
     """[B] int; 0 keeps all. None: off for all requests."""
     top_p: Tensor | None
@@ -72,33 +70,42 @@ class RejectionSampler:
     ) -> Tensor:
         """Returns [B, S+1] int32 output tokens, padded with -1.
 
+        A request is empty, all -1, if a row that it needs cannot be sampled: one with NaN or +inf, or of -inf alone;
+        see `failed`.
+
         Args:
-            metadata: the drafts.
+            metadata: the drafts, at most 32 a request. A draft of -1 is never accepted.
             draft_probs: [T, V], or None for one-hot proposals.
             target_logits: [T, V], one row for each draft, before temperature.
-            bonus_token_ids: [B, 1], drawn by the caller.
+            bonus_token_ids: [B] or [B, 1], drawn by the caller.
             sampling_metadata: temperature, top-k and top-p are applied to the target only, not to draft_probs.
 
-        Raises ValueError if `target_logits` does not have one row for each draft.
+        Raises ValueError for shapes that do not fit together, and for more drafts than 32 or `max_spec_len`.
         """
-        ids = metadata.draft_token_ids.long()
-        if target_logits.dim() != 2 or target_logits.shape[0] != ids.shape[0]:
-            raise ValueError(f"target_logits {list(target_logits.shape)}; expected a row for each of {len(ids)} drafts")
-        counts = torch.diff(metadata.cu_num_draft_tokens.long(), prepend=ids.new_zeros(1))
-        starts = metadata.cu_num_draft_tokens.long() - counts
-        request = torch.arange(len(counts), device=ids.device)
-        owners = torch.repeat_interleave(request, counts, output_size=len(ids))
-        last = target_logits.argmax(-1)
-        accept = last == ids
-        if not sampling_metadata.all_greedy:
-            sampling = _tensors(sampling_metadata)
-            greedy = sampling.temperature[owners] == 0
-            probs = kept_logits(target_logits, select_rows(sampling, owners)).softmax(-1)
-            u, inverse_noise = _random(metadata.num_draft_tokens, probs, sampling_metadata.generators)
-            accept = torch.where(greedy, accept, _accepted(probs, draft_probs, ids, u))
-            recovered = sample_recovered_tokens(probs, draft_probs, ids, inverse_noise=inverse_noise, noise_rows=owners)
-            last = torch.where(greedy, last, recovered)
-        return _arrange(ids, accept & (ids >= 0), last, starts, counts, metadata.max_spec_len, bonus_token_ids)
+        ids, counts = metadata.draft_token_ids.long(), metadata.num_draft_tokens
+        batch, width = len(counts), metadata.max_spec_len
+        _check(ids, counts, width, draft_probs, target_logits, bonus_token_ids)
+        bonus = bonus_token_ids.reshape(batch).long()
+        if len(ids) == 0:
+            return torch.nn.functional.pad(bonus[:, None], (0, width), value=PLACEHOLDER_TOKEN_ID).int()
+        ends = metadata.cu_num_draft_tokens.long()
+        starts = torch.nn.functional.pad(ends, (1, 0))
+        rows = starts[:-1, None] + torch.arange(width, device=ids.device)
+        drafted, rows = rows < ends[:, None], rows.clamp(max=len(ids) - 1)
+        # An id beyond the vocabulary has no probability: it is rejected, where -1 would end the drafts.
+        drafts = torch.where(ids < 0, target_logits.shape[1], ids)[rows]
+        sampling = _tensors(sampling_metadata, counts, target_logits)
+        q, lse, bounds = _draft_logits(draft_probs, rows, sampling)
+        out = rejection_sample(
+            target_logits.contiguous(), drafts, drafted.sum(-1, dtype=torch.int32), torch.zeros_like(bonus), sampling,
+            draft_logits=q, draft_lse=lse, draft_bounds=bounds, cu_rows=starts, bonus_tokens=bonus,
+        )  # fmt: skip
+        return out.tokens.int()
+
+    @staticmethod
+    def failed(output_token_ids: Tensor) -> Tensor:
+        """Returns [B] bool: the request's logits could not be sampled, so that it has no token. No sync with a GPU."""
+        return output_token_ids[:, 0] == PLACEHOLDER_TOKEN_ID
 
     @staticmethod
     def parse_output(output_token_ids: Tensor, vocab_size: int) -> list[list[int]]:
@@ -107,55 +114,50 @@ class RejectionSampler:
         return [[t for t in row if PLACEHOLDER_TOKEN_ID != t < vocab_size] for row in rows]
 
 
-def _tensors(metadata: SamplingMetadata) -> SamplingTensors:
-    if metadata.temperature is None:
+def _check(
+    ids: Tensor, counts: Sequence[int], width: int, draft_probs: Tensor | None, target_logits: Tensor, bonus: Tensor
+) -> None:
+    if target_logits.dim() != 2 or target_logits.shape[0] != len(ids):
+        raise ValueError(f"target_logits {list(target_logits.shape)}; expected a row for each of {len(ids)} drafts")
+    if draft_probs is not None and draft_probs.shape != target_logits.shape:
+        raise ValueError(f"draft_probs {list(draft_probs.shape)}; expected [T, V] = {list(target_logits.shape)}")
+    if bonus.shape not in ((len(counts),), (len(counts), 1)):
+        raise ValueError(f"bonus_token_ids {list(bonus.shape)}; expected [B] or [B, 1], B = {len(counts)}")
+    if not max(counts, default=0) <= width <= MAX_DRAFTS:
+        raise ValueError(
+            f"max_spec_len={width}, and {max(counts, default=0)} drafts in a request; expected the largest number of "
+            f"drafts, at most {MAX_DRAFTS}"
+        )
+
+
+def _tensors(metadata: SamplingMetadata, counts: Sequence[int], logits: Tensor) -> SamplingTensors:
+    seeds = torch.randint(2**62, (len(counts),), device=logits.device)
+    for request, generator in metadata.generators.items():
+        if counts[request]:  # a request without drafts does not advance its generator
+            seeds[request] = torch.randint(2**62, (), generator=generator, device=generator.device)
+    if metadata.temperature is None and not metadata.all_greedy:
         raise ValueError("temperature is None although all_greedy is False; expected [B]")
-    ones = torch.ones_like(metadata.temperature, dtype=torch.float32)
+    ones = torch.ones_like(seeds, dtype=torch.float32)
     return SamplingTensors(
-        temperature=metadata.temperature.float(),
-        top_k=ones.int() * 0 if metadata.top_k is None else metadata.top_k,
+        temperature=ones * 0 if metadata.temperature is None or metadata.all_greedy else metadata.temperature.float(),
+        top_k=ones.int() * 0 if metadata.top_k is None else metadata.top_k.int(),
         top_p=ones if metadata.top_p is None else metadata.top_p.float(),
         min_p=ones * 0,
-        seed=ones.long(),
+        seed=seeds,
+        all_greedy=metadata.all_greedy,
         truncated=metadata.top_k is not None or metadata.top_p is not None,
     )
 
 
-def _random(counts: Sequence[int], probs: Tensor, generators: Mapping[int, torch.Generator]) -> tuple[Tensor, Tensor]:
-    """Returns uniforms [T] and inverse exponentials [B, V]. A request without drafts does not advance its generator."""
-
-    def words(*shape: int, generator: torch.Generator | None = None) -> Tensor:
-        return torch.randint(2**32, shape, generator=generator, device=probs.device)
-
-    u, noise = words(probs.shape[0]), words(len(counts), probs.shape[1])
-    start = 0
-    for request, count in enumerate(counts):
-        generator = generators.get(request)
-        if generator is not None and count:
-            u[start : start + count] = words(count, generator=generator)
-            noise[request] = words(probs.shape[1], generator=generator)
-        start += count
-    return uniform_of(u), exponential_of(uniform_of(noise)).reciprocal_()
-
-
-def _accepted(probs: Tensor, draft_probs: Tensor | None, ids: Tensor, u: Tensor) -> Tensor:
-    """Returns [T] bool: u q < p for each draft. probs [T, V], draft_probs [T, V] or None, ids and u [T]."""
-    at = ids.clamp(0, probs.shape[1] - 1)[:, None]
-    p = probs.gather(-1, at)[:, 0].masked_fill(ids >= probs.shape[1], 0.0)
-    q = torch.ones_like(p) if draft_probs is None else draft_probs.gather(-1, at)[:, 0]
-    return (u * q < p) & (q > 0)
-
-
-def _arrange(
-    ids: Tensor, accept: Tensor, last: Tensor, starts: Tensor, counts: Tensor, width: int, bonus: Tensor
-) -> Tensor:
-    """Returns [B, width+1] int32: the accepted drafts of each request, then its replacement or bonus token."""
-    position = torch.arange(width + 1, device=ids.device)
-    row = (starts[:, None] + position).clamp_(max=max(0, len(ids) - 1))
-    drafted = position < counts[:, None]
-    padded = [torch.nn.functional.pad(x, (0, 1)) if len(ids) == 0 else x for x in (ids, accept, last)]
-    tokens, passed, replacement = (x[row] for x in padded)
-    accepted = (passed & drafted).long().cumprod(-1).sum(-1, keepdim=True)
-    final = torch.where(accepted < counts[:, None], replacement, bonus.long())
-    out = torch.where(position < accepted, tokens, final)
-    return out.masked_fill(position > accepted, PLACEHOLDER_TOKEN_ID).int()
+def _draft_logits(
+    probs: Tensor | None, rows: Tensor, sampling: SamplingTensors
+) -> tuple[Tensor | None, Tensor | None, Bounds | None]:
+    """Returns logits [B, S, V] whose softmax at the request's temperature is `probs`, log-sum-exps, open bounds."""
+    if probs is None or sampling.all_greedy:
+        return None, None, None
+    temperature = torch.where(sampling.temperature > 0, sampling.temperature, 1.0)
+    logits = probs.float().log()[rows] * temperature[:, None, None]
+    shape, device = rows.shape, rows.device
+    token = torch.full(shape, torch.iinfo(torch.int32).max, dtype=torch.int32, device=device)
+    bounds = Bounds(torch.full(shape, -torch.inf, device=device), token) if sampling.truncated else None
+    return logits, torch.zeros(shape, dtype=torch.float64, device=device), bounds

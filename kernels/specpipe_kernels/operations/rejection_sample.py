@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from specpipe_kernels.operations.checks import check_rows, named_tensors
+from specpipe_kernels.operations.strict import check_emission, check_rates, check_round, check_sampling, is_strict
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import METHODS, Bounds, Method, RejectionOutput, SamplingTensors
+from specpipe_kernels.types import MAX_DRAFTS, METHODS, Bounds, Method, RejectionOutput, SamplingTensors
 
 
 def rejection_sample(
@@ -32,14 +33,14 @@ def rejection_sample(
     Args:
         target_logits: [R * (K+1), V], before temperature; position i of row r is at r * (K+1) + i, or cu_rows[r] + i.
             It follows i drafts: it verifies draft i, or draws the bonus token.
-        draft_tokens: [R, K] int64; K may be 0 (plain decoding). No draft is accepted from the first -1 on.
+        draft_tokens: [R, K] int64, K up to 32; 0 is plain decoding. No draft is accepted from the first -1 on.
         num_draft_tokens: [R] int32, K_i of each row, 0 to K.
         positions: [R] int64, absolute position of the first token that this round emits.
         sampling: of R rows; applied to p and q alike.
         draft_logits: [D, K, Vd], before temperature: exactly those that `sample` drew the drafts from. None: one-hot
             proposals (n-gram, greedy draft). A token beyond either vocabulary has probability 0 there.
         draft_rows: [R] int, the row of draft_logits of each request; None: r.
-        draft_lse: [D, K] fp32, the `lse` that `sample` returned with each draft. It saves reading draft_logits, except
+        draft_lse: [D, K] fp64, the `lse` that `sample` returned with each draft. It saves reading draft_logits, except
             for one row per rejection. None: computed here.
         draft_bounds: [D, K] each, the `bounds` that `sample` returned with each draft, which saves computing them
             again. None: computed here, where `sampling.truncated`.
@@ -48,7 +49,8 @@ def rejection_sample(
             not read. None: drawn here.
         method: standard (arXiv 2211.17192), block (arXiv 2403.10444, Algorithm 2), invariant (arXiv 2408.07978; reads
             no draft_logits) or synthetic (accepts at given rates; its output is not the target's).
-        synthetic_rates: [K] fp32, unconditional acceptance rates, non-increasing; exactly with method synthetic.
+        synthetic_rates: [K] fp32, unconditional acceptance rates, between 0 and 1 and non-increasing (checked on a CPU,
+            and in strict mode); exactly with method synthetic.
         counts: [4, K+1] int64, incremented in place, by position of a valid request: drafts reached, drafts accepted,
             rejections (a token was recovered), bonus tokens.
 
@@ -57,6 +59,8 @@ def rejection_sample(
     if draft_tokens.dim() != 2:
         raise ValueError(f"draft_tokens {list(draft_tokens.shape)}; expected [R, K]")
     requests, k = draft_tokens.shape
+    if k > MAX_DRAFTS:
+        raise ValueError(f"draft_tokens {list(draft_tokens.shape)}; expected at most {MAX_DRAFTS} drafts a row")
     if target_logits.dim() != 2 or target_logits.stride(1) != 1:
         raise ValueError(f"target_logits {list(target_logits.shape)}; expected 2 dimensions, the last contiguous")
     if cu_rows is None and target_logits.shape[0] != requests * (k + 1):
@@ -81,6 +85,14 @@ def rejection_sample(
         )
     if synthetic_rates is not None and synthetic_rates.shape != (k,):
         raise ValueError(f"synthetic_rates {list(synthetic_rates.shape)}; expected [K] = [{k}]")
+    strict = is_strict(target_logits)
+    if synthetic_rates is not None and (strict or synthetic_rates.is_cpu):
+        check_rates(synthetic_rates)
+    if strict:
+        check_sampling(sampling)
+        check_round(
+            target_logits, draft_tokens, num_draft_tokens, cu_rows, draft_rows, draft_logits, draft_lse, bonus_tokens
+        )
     result: RejectionOutput = implementation("sampling.rejection_sample", target_logits)(
         target_logits,
         draft_tokens,
@@ -97,6 +109,8 @@ def rejection_sample(
         synthetic_rates=synthetic_rates,
         counts=counts,
     )
+    if strict:
+        check_emission(result, num_draft_tokens)
     return result
 
 

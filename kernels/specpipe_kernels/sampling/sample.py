@@ -15,10 +15,12 @@ from torch import Tensor
 
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
+from specpipe_kernels.sampling.device.fast_math import LOG2_E
 from specpipe_kernels.sampling.device.kernel_args import ChunkStatistics, StreamArgs
 from specpipe_kernels.sampling.device.logit_rows import (
     LogitRows,
     best_of,
+    doubles,
     floats,
     int32s,
     inverse_temperature,
@@ -28,7 +30,14 @@ from specpipe_kernels.sampling.device.logit_rows import (
     row_pointer,
 )
 from specpipe_kernels.sampling.device.philox import chunk_gumbel
-from specpipe_kernels.sampling.device.row_spans import draw_from_span, largest_of_span, span_of, status_of
+from specpipe_kernels.sampling.device.row_spans import (
+    common_scores,
+    draw_from_span,
+    largest_of_span,
+    log_sum_exp,
+    span_of,
+    status_of,
+)
 from specpipe_kernels.sampling.device.vocab_chunks import (
     chunk_tiling,
     draw_from_chunk,
@@ -47,7 +56,7 @@ class DrawResults(NamedTuple):
     """Results of R draws besides their tokens."""
 
     lse: Tensor
-    """[R] fp32."""
+    """[R] fp64."""
     status: Tensor
     """[R] int32."""
     emitted: Tensor | None
@@ -95,10 +104,11 @@ def _sample_kernel(
             )
             if purpose == _INVARIANT:
                 x = load_tile(row, begin + tl.arange(0, BLOCK), source.vocab)
-                score, token = draw_from_span(
+                score, token, zero = draw_from_span(
                     row, x, begin, end, source.vocab, inverse, source.bounds, item, seed, position, index, purpose,
                     TRUNCATED, BLOCK,
                 )  # fmt: skip
+                score += (zero - reference) * (inverse * LOG2_E)
                 tl.store(statistics.scores + partial, score)
                 tl.store(statistics.tokens + partial, token)
         tl.store(statistics.references + partial, reference)
@@ -115,14 +125,15 @@ def _sample_kernel(
     used = lane < parts
     tokens = load_part(statistics.tokens + row64 * parts + lane, used, 0)
     scores = load_part(statistics.scores + row64 * parts + lane, used, float("-inf"))
-    lse = 0.0
+    lse = tl.zeros([], tl.float64)
     if temp > 0.0:
         status, largest, log_masses = load_log_masses(
             statistics.masses, statistics.references, item, inverse, chunks, parts, per, CHUNKS
         )  # fmt: skip
-        lse = largest * inverse + tl.log(tl.sum(tl.exp(log_masses)))
+        lse = log_sum_exp(largest, inverse, tl.sum(tl.exp(log_masses)))
         if purpose == _INVARIANT:
-            _, drawn = best_of(scores, tokens)
+            references = load_part(statistics.references + row64 * parts + lane, used, 0.0)
+            _, drawn = best_of(common_scores(scores, references, inverse, 0), tokens)
         else:
             labels = tokens
             if per > 1:
@@ -170,7 +181,7 @@ def sample(
     rows = LogitRows(logits, row_map, logits.stride(0), logits.stride(0), vocab, count, 1)
     truncated = sampling.truncated and not sampling.all_greedy and count > 0
     bounds = truncation_bounds(rows, sampling) if truncated else None
-    drawn = Sampled(tokens, floats(logits, count), int32s(logits, count), bounds)
+    drawn = Sampled(tokens, doubles(logits, count), int32s(logits, count), bounds)
     if count == 0:
         return drawn
     cut = chunk_tiling(logits.device, vocab, count)

@@ -97,7 +97,8 @@ def _token_logprobs_kernel(
     if cut:
         kept = is_kept(x, offsets, source.bounds, item, TRUNCATED)
     kept = kept | ((lse != lse) & (offsets < source.vocab))  # NaN, also where the token's own logit is NaN
-    tl.store(out.logprobs + items, tl.where(kept, x * inverse - lse, float("-inf")))
+    logprob = (x.to(tl.float64) * inverse.to(tl.float64) - lse).to(tl.float32)
+    tl.store(out.logprobs + items, tl.where(kept, logprob, float("-inf")))
     if TOP > 1:
         place = tl.arange(0, PARTS * TOP)
         in_range = place < parts * TOP
@@ -108,7 +109,8 @@ def _token_logprobs_kernel(
         if cut:
             kept = is_kept(x, tokens, source.bounds, item, TRUNCATED)
         tl.store(out.top_tokens + at_top, tl.where(kept, tokens, -1).to(tl.int64), mask=lane < n)
-        tl.store(out.top_logprobs + at_top, tl.where(kept, x * inverse - lse, float("nan")), mask=lane < n)
+        logprobs = (x.to(tl.float64) * inverse.to(tl.float64) - lse).to(tl.float32)
+        tl.store(out.top_logprobs + at_top, tl.where(kept, logprobs, float("nan")), mask=lane < n)
 
 
 def token_logprobs(

@@ -50,6 +50,33 @@ def test_greedy_rows(all_greedy: bool) -> None:
     assert RejectionSampler.parse_output(out, 12) == [[1, 2, 3, 10], [4, 9], [], [7]]
 
 
+def test_negative_temperatures_are_greedy() -> None:
+    """-1 marks greedy requests in the interface that this one follows."""
+    logits = torch.tensor([[2.0, 1.0, 0.0, 0.0]]).repeat(200, 1)
+    s = how(200, temperature=torch.full((200,), -1.0))
+    out = RejectionSampler()(metadata([[0]] * 200), None, logits, torch.full((200, 1), 3), s)
+    assert out.tolist() == [[0, 3]] * 200
+
+
+def test_bonus_tokens_belong_to_requests() -> None:
+    logits = logits_for([1, 2])
+    for bonus in (torch.tensor([7, 8]), torch.tensor([[7], [8]])):
+        out = RejectionSampler()(metadata([[1], [2]]), None, logits, bonus, how(2, all_greedy=True))
+        assert out.tolist() == [[1, 7], [2, 8]]
+    with pytest.raises(ValueError, match=r"bonus_token_ids \[1, 2\]; expected \[B\] or \[B, 1\], B = 2"):
+        RejectionSampler()(metadata([[1], [2]]), None, logits, torch.zeros(1, 2), how(2, all_greedy=True))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("greedy", [True, False])
+def test_requests_that_cannot_be_sampled_are_empty(bad: float, greedy: bool) -> None:
+    logits = logits_for([1, 2])
+    logits[0, 0 if bad == bad and bad > 0 else slice(None)] = bad
+    out = RejectionSampler()(metadata([[1], [2]]), None, logits, torch.tensor([7, 8]), how(2, all_greedy=greedy))
+    assert RejectionSampler.failed(out).tolist() == [True, False]
+    assert out[0].tolist() == [-1, -1] and RejectionSampler.parse_output(out, V)[0] == []
+
+
 def test_no_request_drafted() -> None:
     bonus = torch.tensor([[3], [4]])
     for s in (how(2), how(2, temperature=None, all_greedy=True)):
@@ -105,5 +132,9 @@ def test_arguments_that_do_not_fit() -> None:
     bonus = torch.zeros(1, 1)
     with pytest.raises(ValueError, match="expected a row for each of 2 drafts"):
         RejectionSampler()(metadata([[1, 2]]), None, torch.zeros(3, V), bonus, how(1))
+    with pytest.raises(ValueError, match=r"max_spec_len=33, and 33 drafts in a request; .* at most 32"):
+        RejectionSampler()(metadata([[1] * 33]), None, torch.zeros(33, V), bonus, how(1))
+    with pytest.raises(ValueError, match="draft_probs"):
+        RejectionSampler()(metadata([[1]]), torch.zeros(2, V), torch.zeros(1, V), bonus, how(1))
     with pytest.raises(ValueError, match="temperature is None"):
         RejectionSampler()(metadata([[1]]), None, torch.zeros(1, V), bonus, how(1, temperature=None))

@@ -53,8 +53,8 @@ def _words_kernel(seed, position, index, purpose, start, out, BLOCK: tl.constexp
 
 @triton.jit
 def _gumbel_kernel(seed, position, index, purpose, start, out, BLOCK: tl.constexpr):
-    g = device.gumbel_tile(tl.load(seed), tl.load(position), index, purpose, start, BLOCK)
-    tl.store(out + tl.arange(0, BLOCK), g)
+    u = device.uniform_tile(tl.load(seed), tl.load(position), index, purpose, start, BLOCK)
+    tl.store(out + tl.arange(0, BLOCK), device.gumbel_of(u))
 
 
 @triton.jit

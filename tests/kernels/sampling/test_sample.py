@@ -20,7 +20,7 @@ def check(backend: Backend, logits: torch.Tensor, rows: list[oracle.Row], purpos
     assert out.tokens.tolist() == [e[0] for e in expected]
     assert out.status.tolist() == [e[2] for e in expected]
     sound = out.status == 0
-    lse = torch.tensor([e[1] for e in expected], dtype=torch.float32)
+    lse = torch.tensor([e[1] for e in expected], dtype=torch.float64)
     torch.testing.assert_close(out.lse[sound], lse[sound], rtol=1e-5, atol=1e-5)
 
 

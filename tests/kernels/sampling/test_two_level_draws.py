@@ -31,7 +31,7 @@ def check(backend: Backend, logits: Tensor, rows: list[oracle.Row], purpose: Pur
     out = run(backend, sample, logits, tensors(rows), at, purpose=purpose)
     expected = [oracle.sample(x.double().numpy(), r, purpose, 0) for x, r in zip(logits, rows, strict=True)]
     assert out.tokens.tolist() == [e[0] for e in expected]
-    lse = torch.tensor([e[1] for e in expected], dtype=torch.float32)
+    lse = torch.tensor([e[1] for e in expected], dtype=torch.float64)
     torch.testing.assert_close(out.lse, lse, rtol=1e-5, atol=1e-5)
 
 

@@ -23,13 +23,14 @@ def inverse_temperature(temperature: Tensor) -> Tensor:
 def truncation_bounds(logits: Tensor, sampling: SamplingTensors) -> Bounds:
     """Returns the bounds [N] of logits [N, V] and sampling of N rows. At least one token is kept."""
     values, order = logits.float().sort(dim=-1, descending=True, stable=True)
-    scaled = values * inverse_temperature(sampling.temperature)[:, None]
+    inverse = inverse_temperature(sampling.temperature)[:, None]
     top_k, top_p = sampling.top_k[:, None], sampling.top_p[:, None]
     kept = (torch.arange(logits.shape[1], device=logits.device) < top_k) | (top_k <= 0)
-    mass = (scaled - scaled[:, :1]).exp_() * kept
+    below = values - values[:, :1]
+    mass = (below * inverse).exp_() * kept
     mass_before = mass.cumsum(-1) - mass
     kept &= (mass_before < top_p * mass.sum(-1, keepdim=True)) | (top_p >= 1)
-    kept &= values >= values[:, :1] + (sampling.temperature * sampling.min_p.log())[:, None]
+    kept &= below >= (sampling.temperature * sampling.min_p.log())[:, None]
     last = kept.sum(-1, keepdim=True).sub_(1).clamp_(min=0)
     return Bounds(values.gather(-1, last)[:, 0], order.gather(-1, last)[:, 0].int())
 
@@ -39,10 +40,22 @@ def bounds_of(logits: Tensor, sampling: SamplingTensors) -> Bounds | None:
     return truncation_bounds(logits, sampling) if sampling.truncated and not sampling.all_greedy else None
 
 
+def log_shift(logits: Tensor, sampling: SamplingTensors) -> Tensor:
+    """Returns [N] fp64: the largest logit over temperature, 0 where it is not finite; see `kept_logits`."""
+    return _largest(logits).double() * inverse_temperature(sampling.temperature).double()
+
+
+def _largest(logits: Tensor) -> Tensor:
+    return logits.amax(-1).float().nan_to_num_(0.0, posinf=0.0, neginf=0.0)
+
+
 def kept_logits(logits: Tensor, sampling: SamplingTensors, bounds: Bounds | None = None) -> Tensor:
-    """Returns [N, V] fp32: logits over temperature, -inf where truncated. bounds: computed if None."""
+    """Returns [N, V] fp32: logits over temperature less `log_shift`, -inf where truncated. bounds: computed if None.
+
+    Logits over low temperatures are so large that fp32 has no fraction left, unless the largest is subtracted before.
+    """
     logits = logits.float()
-    scaled = logits * inverse_temperature(sampling.temperature)[:, None]
+    scaled = (logits - _largest(logits)[:, None]) * inverse_temperature(sampling.temperature)[:, None]
     if not sampling.truncated:
         return scaled
     bounds = bounds or truncation_bounds(logits, sampling)

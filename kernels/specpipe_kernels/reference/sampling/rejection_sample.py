@@ -14,7 +14,7 @@ from torch import Tensor
 from specpipe_kernels.reference.sampling import acceptance_rules as acceptance
 from specpipe_kernels.reference.sampling.acceptance_rules import Accepted
 from specpipe_kernels.reference.sampling.chunk_draw import draw
-from specpipe_kernels.reference.sampling.kept_logits import bounds_of, kept_logits, select_rows, status_of
+from specpipe_kernels.reference.sampling.kept_logits import bounds_of, kept_logits, log_shift, select_rows, status_of
 from specpipe_kernels.reference.sampling.philox import gumbel
 from specpipe_kernels.types import Bounds, Method, Purpose, RejectionOutput, SamplingTensors
 
@@ -199,7 +199,7 @@ def _verify(
     r: _Round, method: Method, best: Tensor, matches: Tensor, status: Tensor, synthetic_rates: Tensor | None
 ) -> RejectionOutput:
     """Verifies with the methods standard, block and synthetic; greedy rows may be among random ones."""
-    greedy = r.sampling.temperature == 0
+    greedy = ~(r.sampling.temperature > 0)
     kept = kept_logits(r.target_logits, select_rows(r.sampling, r.owners), r.bounds)
     if r.num_drafts == 0:
         unit = Accepted(r.counts, torch.ones_like(r.sampling.temperature))
@@ -233,11 +233,13 @@ def _draft_log_probs(r: _Round) -> tuple[Tensor | None, Tensor | None]:
     flat = r.draft_logits.reshape(requests * k, vocab)
     owners = torch.arange(requests * k, device=flat.device) // k
     bounds = Bounds(*(x.flatten() for x in r.draft_bounds)) if r.draft_bounds else None
-    kept = kept_logits(flat, select_rows(r.sampling, owners), bounds)
+    sampling = select_rows(r.sampling, owners)
+    kept = kept_logits(flat, sampling, bounds)
     if r.draft_lse is None:
         status = status_of(flat.amax(-1)).view(requests, k)
         return (kept - kept.logsumexp(-1, keepdim=True)).view(requests, k, vocab), status
-    return kept.view(requests, k, vocab) - r.draft_lse[..., None], status_of(r.draft_lse)
+    mass = (r.draft_lse - log_shift(flat, sampling).view(requests, k)).float()
+    return kept.view(requests, k, vocab) - mass[..., None], status_of(r.draft_lse)
 
 
 def _merge_status(r: _Round, status: Tensor, draft_status: Tensor | None, greedy: Tensor) -> Tensor:

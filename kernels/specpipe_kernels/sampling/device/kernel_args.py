@@ -56,7 +56,7 @@ class DraftArgs(NamedTuple):
     counts: Tensor | None
     """[R] int32."""
     lse: Tensor | None = None
-    """[D, K] fp32: log-sum-exps of q; None: computed from its logits, or not needed."""
+    """[D, K] fp64 (fp32): log-sum-exps of q; None: computed from its logits, or not needed."""
     bonus_tokens: Tensor | None = None
     """[R] int64: tokens after full acceptance; None: drawn from the row behind the drafts."""
     rates: Tensor | None = None
@@ -108,7 +108,7 @@ class SpanStatistics(NamedTuple):
     scores: Tensor | None
     """[N, S] fp32: largest logit, best score or mass."""
     references: Tensor | None
-    """[N, S] fp32: logit that the mass refers to."""
+    """[N, S] fp32: logit that the score or mass refers to."""
     tokens: Tensor | None
     """[N, S] int32: token of the largest logit or best score."""
 
@@ -146,9 +146,9 @@ class ScanResults(NamedTuple):
     """Results of scanning R requests, which later launches read; undefined where nothing was scanned."""
 
     p_lse: Tensor
-    """[R, K+1] fp32: log-sum-exps of p."""
+    """[R, K+1] fp64: log-sum-exps of p."""
     q_lse: Tensor
-    """[R, K+1] fp32: log-sum-exps of q; 0 with one-hot proposals."""
+    """[R, K+1] fp64: log-sum-exps of q; 0 with one-hot proposals."""
     weight: Tensor | None
     """[R, K+1] fp32: p_i of block verification."""
     undecided: Tensor | None

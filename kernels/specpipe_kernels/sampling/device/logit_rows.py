@@ -110,6 +110,11 @@ def floats(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
+def doubles(like: Tensor, *shape: int) -> Tensor:
+    """Returns an uninitialised fp64 tensor on the device of `like`."""
+    return torch.empty(shape, dtype=torch.float64, device=like.device)
+
+
 def int32s(like: Tensor, *shape: int) -> Tensor:
     """Returns an uninitialised int32 tensor on the device of `like`."""
     return torch.empty(shape, dtype=torch.int32, device=like.device)

@@ -68,6 +68,12 @@ def gumbel_of(u):
 
 
 @triton.jit
+def lag_of(u):
+    """Returns Gumbel noise in base 2, negated, up to a constant: the largest of log2 p - lag is a draw from p."""
+    return fast_log2_of_minus(log2_of_complement(u))
+
+
+@triton.jit
 def uniform(seed, position, index, purpose):
     """Returns one fp32 uniform for every element of the tensor `index`."""
     w0, _, _, _ = _words(tl.zeros_like(index), seed, position, index, purpose)
@@ -89,9 +95,9 @@ def exponential_tile(seed, position, index, purpose, start, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def gumbel_tile(seed, position, index, purpose, start, BLOCK: tl.constexpr):
-    """Returns [BLOCK] standard Gumbel draws; see `uniform_tile`."""
-    return gumbel_of(uniform_tile(seed, position, index, purpose, start, BLOCK))
+def lag_tile(seed, position, index, purpose, start, BLOCK: tl.constexpr):
+    """Returns [BLOCK] draws of noise for scores in base 2; see `lag_of` and `uniform_tile`."""
+    return lag_of(uniform_tile(seed, position, index, purpose, start, BLOCK))
 
 
 @triton.jit

@@ -8,11 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specpipe_kernels.sampling.device.fast_math import LOG2_E, fast_exp2, fast_log2_of_minus
+from specpipe_kernels.sampling.device.fast_math import LOG2_E, fast_exp2
 from specpipe_kernels.sampling.device.logit_rows import NOWHERE, best_of, is_kept, load_part, load_tile
-from specpipe_kernels.sampling.device.philox import log2_of_complement, uniform_tile
+from specpipe_kernels.sampling.device.philox import lag_tile
 
 MAX_MASS = tl.constexpr(1e30)  # larger masses overflow in sums
+# Scores of this size have a resolution of 5e-4. Larger ones would tie, so that low temperatures drew the wrong token.
+MAX_SCORE = tl.constexpr(4096.0)
 
 
 @triton.jit
@@ -109,13 +111,13 @@ def mass_of_span(
 
 
 @triton.jit
-def draw_from_span(
-    row, x, begin, end, vocab, inverse, bounds, item, seed, position, index, purpose,
-    TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
+def _largest_score(
+    row, x, begin, end, vocab, reference, inverse, bounds, item, seed, position, index, purpose,
+    CENTRED: tl.constexpr, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Returns the largest score of a span, NaN if a logit is NaN or +inf, and its token.
+    """Returns the largest score of a span, NaN if a logit is NaN or +inf, and its token; see `draw_from_span`.
 
-    x is the first tile. A score is logit over temperature plus Gumbel noise, up to a factor and a summand.
+    CENTRED subtracts `reference` from the logits, which takes one instruction more.
     """
     lane = tl.arange(0, BLOCK)
     scale = inverse * LOG2_E
@@ -124,8 +126,11 @@ def draw_from_span(
     # Two tiles share the key schedule of Philox.
     for start in tl.range(begin, end, BLOCK, loop_unroll_factor=2):
         following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
-        u = uniform_tile(seed, position, index, purpose, start, BLOCK)
-        lag = fast_log2_of_minus(log2_of_complement(u)) - x * scale
+        lag = lag_tile(seed, position, index, purpose, start, BLOCK)
+        if CENTRED:
+            lag -= (x - reference) * scale
+        else:
+            lag -= x * scale
         if TRUNCATED:
             kept = is_kept(x, start + lane, bounds, item, TRUNCATED)
             lag = tl.where(kept | (x != x), lag, float("inf"))
@@ -134,6 +139,39 @@ def draw_from_span(
         x = following
     score, drawn = best_of(-least, at + lane)
     return nan_if_invalid(-least, score), drawn
+
+
+@triton.jit
+def draw_from_span(
+    row, x, begin, end, vocab, inverse, bounds, item, seed, position, index, purpose,
+    TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Returns the largest score of a span, NaN if a logit is NaN or +inf, its token, and the score's reference.
+
+    x is the first tile. A score is (logit - reference) over temperature plus Gumbel noise, in base 2, up to a constant.
+    The reference is 0; where scores are so large with it that they are inexact, a second pass uses the span's largest
+    logit.
+    """
+    score, token = _largest_score(
+        row, x, begin, end, vocab, 0.0, inverse, bounds, item, seed, position, index, purpose, False, TRUNCATED, BLOCK
+    )
+    reference = 0.0
+    if ~(tl.abs(score) <= MAX_SCORE) & (score != float("-inf")):
+        x = load_tile(row, begin + tl.arange(0, BLOCK), vocab)
+        largest, _ = largest_of_span(row, x, begin, end, vocab, BLOCK)
+        reference = finite_or_zero(largest)
+        score, token = _largest_score(
+            row, x, begin, end, vocab, reference, inverse, bounds, item, seed, position, index, purpose,
+            True, TRUNCATED, BLOCK,
+        )  # fmt: skip
+    return score, token, reference
+
+
+@triton.jit
+def common_scores(score, reference, inverse, AXIS: tl.constexpr):
+    """Returns scores relative to the largest reference of a row, so that spans can be compared."""
+    largest = tl.max(tl.where(score > float("-inf"), reference, float("-inf")), AXIS, keep_dims=True)
+    return score + (reference - finite_or_zero(largest)) * (inverse * LOG2_E)
 
 
 @triton.jit
@@ -154,6 +192,15 @@ def status_of_masses(mass, reference, AXIS: tl.constexpr):
 
 
 @triton.jit
+def log_sum_exp(reference, inverse, mass):
+    """Returns the fp64 log-sum-exp of logits over temperature from their mass relative to `reference`.
+
+    In fp32 it would be off by 1 from 1.7e7 on: ties of logits of 17 at temperature 1e-6 would lose their probability.
+    """
+    return reference.to(tl.float64) * inverse.to(tl.float64) + tl.log(mass).to(tl.float64)
+
+
+@triton.jit
 def load_parts(values, item, parts, mask, other, PARTS: tl.constexpr):
     """Returns [N, PARTS] values of the rows `item` [N]."""
     part = tl.arange(0, PARTS)
@@ -163,20 +210,25 @@ def load_parts(values, item, parts, mask, other, PARTS: tl.constexpr):
 
 @triton.jit
 def row_lse(part_mass, part_reference, item, inverse, parts, mask, PARTS: tl.constexpr):
-    """Returns status and log-sum-exp (NaN where invalid) of the rows `item` [N]."""
+    """Returns status and fp64 log-sum-exp (NaN where invalid) of the rows `item` [N]."""
     masses = load_parts(part_mass, item, parts, mask, 0.0, PARTS)
     references = load_parts(part_reference, item, parts, mask, 0.0, PARTS)
     status, largest = status_of_masses(masses, references, 1)
     # A span without mass may have any reference.
     scaled = tl.where(masses > 0.0, masses * tl.exp((references - largest[:, None]) * inverse), 0.0)
-    lse = largest * inverse + tl.log(tl.sum(scaled, 1))
-    return status, tl.where(status == 1, float("nan"), lse)
+    return status, tl.where(status == 1, float("nan"), log_sum_exp(largest, inverse, tl.sum(scaled, 1)))
 
 
 @triton.jit
-def best_tokens(part_score, part_token, item, parts, mask, PARTS: tl.constexpr):
-    """Returns the status and the lowest token id of the largest score of each of the rows `item` [N]."""
+def best_tokens(part_score, part_reference, part_token, item, inverse, parts, mask, PARTS: tl.constexpr):
+    """Returns the status and the lowest token id of the largest score of each of the rows `item` [N].
+
+    part_reference: None where the scores of all spans refer to the same logit.
+    """
     scores = load_parts(part_score, item, parts, mask, float("-inf"), PARTS)
+    if part_reference is not None:
+        references = load_parts(part_reference, item, parts, mask, 0.0, PARTS)
+        scores = common_scores(scores, references, inverse, 1)
     tokens = load_parts(part_token, item, parts, mask, NOWHERE, PARTS)
     best = tl.min(tl.where(scores == tl.max(scores, 1)[:, None], tokens, NOWHERE), 1)
     return status_of(scores, 1), best

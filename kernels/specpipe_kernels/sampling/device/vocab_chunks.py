@@ -15,8 +15,9 @@ import triton.language as tl
 from specpipe_kernels import types
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
 from specpipe_kernels.sampling.device import logit_rows
+from specpipe_kernels.sampling.device.fast_math import LOG2_E
 from specpipe_kernels.sampling.device.logit_rows import is_kept, load_part, load_tile
-from specpipe_kernels.sampling.device.philox import gumbel_tile
+from specpipe_kernels.sampling.device.philox import lag_tile
 from specpipe_kernels.sampling.device.ranked_keys import rank, unrank
 from specpipe_kernels.sampling.device.row_spans import (
     finite_or_zero,
@@ -64,15 +65,16 @@ def draw_from_chunk(
 ):  # fmt: skip
     """Returns a chunk's mass relative to the reference (NaN or inf if a logit is), the reference, score and token.
 
-    x [BLOCK]: logits of the chunk.
+    x [BLOCK]: logits of the chunk. The score is in base 2 and relative to the reference; see `draw_from_span`.
     """
     offsets = begin + tl.arange(0, BLOCK)
     # Does not depend on x: computed while x is loaded.
-    noise = gumbel_tile(seed, position, index, purpose, begin, BLOCK)
+    lag = lag_tile(seed, position, index, purpose, begin, BLOCK)
     reference = finite_or_zero(tl.max(x))
     mass = tl.sum(mass_of_tile(x, offsets, reference, inverse, bounds, item, TRUNCATED))
     kept = is_kept(x, offsets, bounds, item, TRUNCATED)
-    score, at = tl.max(tl.where(kept, x * inverse + noise, float("-inf")), 0, return_indices=True)
+    scaled = (x - reference) * (inverse * LOG2_E)
+    score, at = tl.max(tl.where(kept, scaled - lag, float("-inf")), 0, return_indices=True)
     return mass, reference, score, begin + at
 
 

@@ -35,6 +35,13 @@ def _logit_of(key, UNUSED: tl.constexpr):
 
 
 @triton.jit
+def lowest_from(top, gap):
+    """Returns the lowest float x with x - top >= gap, which is negative: top + gap, which may be rounded down."""
+    x = top + gap
+    return tl.where(x - top < gap, _logit_of(_keys(x, 0) + 1, 0), x)
+
+
+@triton.jit
 def weight_of(x, token, vocab, top, inverse, kept_logit, kept_token, MASS: tl.constexpr):
     """Returns the weights of tokens that an earlier filter kept; its bounds (-inf, NOWHERE) keep all."""
     kept = (x > kept_logit) | ((x == kept_logit) & (token <= kept_token))

@@ -33,6 +33,7 @@ from specpipe_kernels.sampling.device.row_spans import next_tile, span_of
 from specpipe_kernels.sampling.truncation.candidate_cutoff import (
     cutoff_of_candidates,
     load_candidates,
+    lowest_from,
     weight_from,
     weight_of,
 )
@@ -250,7 +251,7 @@ def _cut_kernel(
                 xs, tokens, all_listed, above, target, low, high, row, source.vocab, top, inverse, logit, token,
                 True, UNUSED, BLOCK,
             )  # fmt: skip
-    least = tl.where(floor > 0.0, top + temp * tl.log(tl.where(floor > 0.0, floor, 1.0)), float("-inf"))
+    least = tl.where(floor > 0.0, lowest_from(top, temp * tl.log(tl.where(floor > 0.0, floor, 1.0))), float("-inf"))
     tl.store(out.token + item, tl.where(least > logit, NOWHERE, token))  # min-p comes last
     tl.store(out.logit + item, tl.maximum(least, logit))
 

@@ -14,14 +14,7 @@ from specpipe_kernels.sampling.device.kernel_args import DraftArgs, ScanResults,
 from specpipe_kernels.sampling.device.logit_rows import is_last
 from specpipe_kernels.sampling.device.philox import uniform
 from specpipe_kernels.sampling.verification.distributions import Distribution
-from specpipe_kernels.sampling.verification.draft_scan import (
-    compare_drafts,
-    launch_scan,
-    load_request,
-    locate_span,
-    programs_of_request,
-    store_span,
-)
+from specpipe_kernels.sampling.verification.draft_scan import compare_drafts, launch_scan, open_scan, store_span
 from specpipe_kernels.sampling.verification.emit import emit_verified
 from specpipe_kernels.types import Purpose
 
@@ -43,11 +36,9 @@ def _accept_kernel(
 ):  # fmt: skip
     wait_for_inputs(PDL)
     let_next_start(PDL)
-    span = locate_span(memory, p_parts, q_parts, k + 1)
-    x, drafts = load_request(
-        p, q, proposals, streams, span, stride_draft, stride_lse, p_parts, steps, k, K_PAD, BLOCK
-    )  # fmt: skip
-    rows, used, expected = programs_of_request(proposals, memory, span, drafts, p_parts, q_parts)
+    span, x, drafts, rows, used, expected = open_scan(
+        p, q, proposals, streams, memory, stride_draft, stride_lse, p_parts, q_parts, steps, k, K_PAD, BLOCK
+    )
     if ~used:
         return
     i = tl.arange(0, K_PAD)

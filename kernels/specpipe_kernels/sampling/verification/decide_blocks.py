@@ -24,7 +24,7 @@ from specpipe_kernels.sampling.device.logit_rows import (
 )
 from specpipe_kernels.sampling.device.philox import uniform
 from specpipe_kernels.sampling.device.row_spans import span_of
-from specpipe_kernels.sampling.verification.distributions import Distribution
+from specpipe_kernels.sampling.verification.distributions import Distribution, log_prob_scale
 from specpipe_kernels.sampling.verification.emit import emit
 from specpipe_kernels.sampling.verification.residual import residual_mass
 from specpipe_kernels.types import Purpose
@@ -53,7 +53,8 @@ def _block_mass_kernel(
     begin, end = span_of(part, steps, p.vocab, BLOCK)
     lane = tl.arange(0, K_PAD)
     # Loaded before the wait: verification does not write these.
-    inverse = inverse_temperature(tl.load(streams.temperature + request))
+    temp = tl.load(streams.temperature + request)
+    inverse = inverse_temperature(temp)
     count, drafts = load_drafts(proposals.tokens, stride_draft, proposals.counts, request, k, K_PAD)
     eta = uniform(tl.load(streams.seeds + request), tl.load(streams.positions + request) + lane, lane, _BLOCK)
     wait_for_inputs(PDL)
@@ -61,8 +62,8 @@ def _block_mass_kernel(
     items = request * (k + 1) + lane
     bits = tl.load(results.undecided + request)
     weights = tl.load(results.weight + items + 1, mask=lane < count, other=0.0)
-    p_shifts = tl.load(results.p_lse + items + 1, mask=lane < count, other=0.0) - tl.log(weights)
-    q_shifts = tl.load(results.q_lse + items + 1, mask=lane < count, other=0.0)
+    p_lse = tl.load(results.p_lse + items + 1, mask=lane < count, other=0.0) - tl.log(weights)
+    q_lse = tl.load(results.q_lse + items + 1, mask=lane < count, other=0.0)
     if bits == 0:
         return
     for i in range(1, k):
@@ -71,11 +72,11 @@ def _block_mass_kernel(
             item = request * (k + 1) + i
             row = row_pointer(p, request, position)
             q_row = row_pointer(q, request, position)
-            p_shift = tl.sum(tl.where(lane == i - 1, p_shifts, 0.0))
-            q_shift = tl.sum(tl.where(lane == i - 1, q_shifts, 0.0))
+            p_scale = log_prob_scale(tl.sum(tl.where(lane == i - 1, p_lse, 0.0)), temp, inverse)
+            q_scale = log_prob_scale(tl.sum(tl.where(lane == i - 1, q_lse, 0.0)), temp, inverse)
             mass = residual_mass(
-                row, q_row, begin, end, p.vocab, q.vocab, inverse, p_shift, p.bounds, item,
-                q_shift, q.bounds, request * k + i, TRUNCATED, BLOCK,
+                row, q_row, begin, end, p.vocab, q.vocab, p_scale, p.bounds, item,
+                q_scale, q.bounds, request * k + i, TRUNCATED, BLOCK,
             )  # fmt: skip
             tl.store(part_mass + item.to(tl.int64) * parts + part, mass)
     if ~is_last(counters, request, parts):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from specpipe_kernels.sampling.device.fast_math import fast_exp, fast_log
+from specpipe_kernels.sampling.device.fast_math import LN_2, LOG2_E, fast_exp2, fast_log2
 from specpipe_kernels.sampling.device.kernel_args import LogitsArgs
-from specpipe_kernels.sampling.device.logit_rows import LogitRows, row_pointer
+from specpipe_kernels.sampling.device.logit_rows import MAX_INVERSE, LogitRows, row_pointer
 from specpipe_kernels.types import Bounds
 
 _SERIES_ABOVE = tl.constexpr(-0.25)
@@ -44,15 +44,37 @@ def draft_log_probs(x, token, bounds, item, lse, inverse, TRUNCATED: tl.constexp
         logit = tl.load(bounds.logit + item, mask=inside, other=0.0)
         tied = (x == logit) & (token <= tl.load(bounds.token + item, mask=inside, other=0))
         inside = inside & ((x > logit) | tied)
-    return tl.where(inside, x * inverse - lse, float("-inf"))
+    log_prob = x.to(tl.float64) * inverse.to(tl.float64) - lse
+    return tl.where(inside, log_prob.to(tl.float32), float("-inf"))
+
+
+class LogProbScale(NamedTuple):
+    """Constants of one row on the device: log2 of a token's weighted probability is (x - reference) * scale - shift.
+
+    Exact to fp32 also where logits over temperature are so large that fp32 has no fraction left.
+    """
+
+    reference: Any
+    """A logit near the largest one."""
+    scale: Any
+    """1 / (temperature ln 2)."""
+    shift: Any
 
 
 @triton.jit
-def log_residual(log_p, log_q):
-    """Returns log max(p - q, 0) = log p + log(-expm1(log q - log p)), without cancellation."""
+def log_prob_scale(lse, temperature, inverse):
+    """Returns the `LogProbScale` of a row from its fp64 log-sum-exp, less the logarithm of a weight if there is one."""
+    reference = (lse * tl.maximum(temperature, 1.0 / MAX_INVERSE)).to(tl.float32)
+    shift = (lse - reference.to(tl.float64) * inverse.to(tl.float64)).to(tl.float32)
+    return LogProbScale(reference, inverse * LOG2_E, shift * LOG2_E)
+
+
+@triton.jit
+def log2_residual(log_p, log_q):
+    """Returns log2 max(p - q, 0) = log2 p + log2(-expm1(ln q - ln p)) of base-2 logarithms, without cancellation."""
     d = log_q - log_p
-    near = tl.maximum(d, _SERIES_ABOVE)
+    near = tl.maximum(d * LN_2, _SERIES_ABOVE)
     series = 1.0 + near * (1 / 5 + near * (1 / 30 + near * (1 / 210)))
     series = -near * (1.0 + near * (1 / 2 + near * (1 / 6 + near * (1 / 24) * series)))
-    complement = tl.where(d > _SERIES_ABOVE, series, 1.0 - fast_exp(d))
-    return tl.where(d < 0.0, log_p + fast_log(complement), float("-inf"))
+    complement = tl.where(near > _SERIES_ABOVE, series, 1.0 - fast_exp2(d))
+    return tl.where(d < 0.0, log_p + fast_log2(complement), float("-inf"))

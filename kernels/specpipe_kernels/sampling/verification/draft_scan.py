@@ -26,6 +26,7 @@ from specpipe_kernels.sampling.device.kernel_args import (
     VerdictArgs,
 )
 from specpipe_kernels.sampling.device.logit_rows import (
+    doubles,
     floats,
     int32s,
     int64s,
@@ -71,7 +72,7 @@ class RequestDrafts(NamedTuple):
     x_q: Any
     """[K_PAD] fp32: logits of q."""
     lse_q: Any
-    """[K_PAD] fp32: log-sum-exps of q, where given."""
+    """[K_PAD] fp64: log-sum-exps of q, where given."""
 
 
 class DraftComparison(NamedTuple):
@@ -108,7 +109,7 @@ def has_row(p, proposals, request, position, k):
 
 
 @triton.jit
-def locate_span(memory, p_parts, q_parts, width):
+def _locate_span(memory, p_parts, q_parts, width):
     """Returns the span of this program."""
     SCAN_Q: tl.constexpr = memory.q.scores is not None
     if SCAN_Q:
@@ -124,39 +125,39 @@ def locate_span(memory, p_parts, q_parts, width):
 
 
 @triton.jit
-def load_request(
+def _load_request(
     p, q, proposals, streams, span, stride_draft, stride_lse, p_parts, steps, k,
     K_PAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Returns the first tile of a span of p, and the drafts of its request."""
     ONE_HOT: tl.constexpr = q.logits is None
+    BONUS: tl.constexpr = proposals.bonus_tokens is None
     request = span.request
     # Independent loads are issued before any result is used: the first tile overlaps their latency.
     temp, seed, at = load_stream(streams, request)
     row = row_pointer(p, request, span.position)
     in_use = ~span.is_q & (span.part < p_parts) & has_row(p, proposals, request, span.position, k)
-    if proposals.bonus_tokens is None:  # noqa: SIM102  # decided when compiled
-        if span.position == k:
-            in_use = in_use & ~(temp > 0.0)
+    if BONUS and span.position == k:  # a branch, so that other positions do not wait for the temperature
+        in_use = in_use & ~(temp > 0.0)
     x = load_tile(row, span.part * steps * BLOCK + tl.arange(0, BLOCK), tl.where(in_use, p.vocab, 0))
     i = tl.arange(0, K_PAD)
     num_drafts, tokens = load_drafts(proposals.tokens, stride_draft, proposals.counts, request, k, K_PAD)
     verified = i < tl.where(temp > 0.0, num_drafts, 0)
     x_p = draft_logits(p, request, i, tokens, verified)
     x_q = tl.zeros([K_PAD], tl.float32)
-    lse_q = tl.zeros([K_PAD], tl.float32)
+    lse_q = tl.zeros([K_PAD], tl.float64)
     if not ONE_HOT:
         x_q = draft_logits(q, request, i, tokens, verified)
         if proposals.lse is not None:
             group = request.to(tl.int64)
             if q.row_map is not None:
                 group = tl.load(q.row_map + request).to(tl.int64)
-            lse_q = tl.load(proposals.lse + group * stride_lse + i, mask=verified, other=0.0)
+            lse_q = tl.load(proposals.lse + group * stride_lse + i, mask=verified, other=0.0).to(tl.float64)
     return x, RequestDrafts(temp, seed, at, num_drafts, tokens, verified, x_p, x_q, lse_q)
 
 
 @triton.jit
-def programs_of_request(proposals, memory, span, drafts, p_parts, q_parts):
+def _programs_of_request(proposals, memory, span, drafts, p_parts, q_parts):
     """Returns the number of rows of p to scan, true if this program has work, and the number of those that have."""
     random = drafts.temp > 0.0
     rows = drafts.num_drafts
@@ -171,6 +172,20 @@ def programs_of_request(proposals, memory, span, drafts, p_parts, q_parts):
         used = tl.where(span.is_q, (span.position < q_rows) & (span.part < q_parts), used)
         expected += q_rows * q_parts
     return rows, used, expected
+
+
+@triton.jit
+def open_scan(
+    p, q, proposals, streams, memory, stride_draft, stride_lse, p_parts, q_parts, steps, k,
+    K_PAD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Returns this program's span, its first tile of p, its request's drafts, and `_programs_of_request`."""
+    span = _locate_span(memory, p_parts, q_parts, k + 1)
+    x, drafts = _load_request(
+        p, q, proposals, streams, span, stride_draft, stride_lse, p_parts, steps, k, K_PAD, BLOCK
+    )  # fmt: skip
+    rows, used, expected = _programs_of_request(proposals, memory, span, drafts, p_parts, q_parts)
+    return span, x, drafts, rows, used, expected
 
 
 @triton.jit
@@ -197,7 +212,7 @@ def store_span(p, q, memory, span, drafts, x, rows, p_parts, q_parts, steps, k, 
         row = row_pointer(p, span.request, span.position)
         item = span.request * (k + 1) + span.position
         vocab = tl.where(rows > 0, p.vocab, 0)
-        if drafts.temp == 0.0:
+        if ~(drafts.temp > 0.0):
             begin, end = span_of(span.part, steps, vocab, BLOCK)
             top, token = largest_of_span(row, x, begin, end, vocab, BLOCK)
             at = item.to(tl.int64) * p_parts + span.part
@@ -220,12 +235,14 @@ def compare_drafts(
     items = request * (k + 1) + i
     verified = drafts.verified
     inverse = inverse_temperature(drafts.temp)
-    lse = tl.zeros([K_PAD], tl.float32)
+    lse = tl.zeros([K_PAD], tl.float64)
     best = tl.full([K_PAD], -1, tl.int32)
     if drafts.temp > 0.0:
         status, lse = row_lse(memory.p.scores, memory.p.references, items, inverse, p_parts, here, PARTS)
     else:
-        status, best = best_tokens(memory.p.scores, memory.p.tokens, items, p_parts, here, PARTS)
+        status, best = best_tokens(
+            memory.p.scores, None, memory.p.tokens, items, inverse, p_parts, here, PARTS
+        )  # fmt: skip
     status = tl.where(here, status, 0)
     tl.store(results.p_lse + items, lse, mask=verified)
     log_p = draft_log_probs(drafts.x_p, drafts.tokens, p.bounds, items, lse, inverse, TRUNCATED)
@@ -272,8 +289,8 @@ def launch_scan(
     if scan_q:
         q_spans = SpanStatistics(floats(like, requests, k, q_parts), floats(like, requests, k, q_parts), None)
     done = ScanResults(
-        floats(like, requests, k + 1),
-        floats(like, requests, k + 1),
+        doubles(like, requests, k + 1),
+        doubles(like, requests, k + 1),
         floats(like, requests, k + 1) if by_block else None,
         int64s(like, requests) if by_block else None,
     )

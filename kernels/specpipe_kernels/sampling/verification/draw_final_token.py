@@ -39,7 +39,7 @@ from specpipe_kernels.sampling.device.vocab_chunks import (
     select_chunk,
     store_masses,
 )
-from specpipe_kernels.sampling.verification.distributions import Distribution
+from specpipe_kernels.sampling.verification.distributions import Distribution, log_prob_scale
 from specpipe_kernels.sampling.verification.emit import add_counts, emit
 from specpipe_kernels.sampling.verification.residual import draw_from_residual, store_residual_masses
 from specpipe_kernels.types import Purpose
@@ -94,11 +94,11 @@ def _draw_kernel(
     status = tl.load(out.status + request)
     i = tl.load(out.accepted + request)
     item = request * (k + 1) + i
-    shifts = tl.load(results.p_lse + request64 * (k + 1) + lane, mask=lane <= k, other=0.0)
-    q_shifts = tl.load(results.q_lse + request64 * (k + 1) + lane, mask=lane <= k, other=0.0)
+    p_lse = tl.load(results.p_lse + request64 * (k + 1) + lane, mask=lane <= k, other=0.0)
+    q_lse = tl.load(results.q_lse + request64 * (k + 1) + lane, mask=lane <= k, other=0.0)
     if WEIGHTED:
-        shifts -= tl.log(tl.load(results.weight + request64 * (k + 1) + lane, mask=lane <= k, other=1.0))
-    if (temp == 0.0) | (status != 0):
+        p_lse -= tl.log(tl.load(results.weight + request64 * (k + 1) + lane, mask=lane <= k, other=1.0))
+    if ~(temp > 0.0) | (status != 0):
         return
     position += i
     rejected = i < count
@@ -117,23 +117,23 @@ def _draw_kernel(
     partial = request64 * parts + part
     # Values of the residual; a bonus row has none.
     ended = (lane == i) & rejected
-    p_shift = tl.sum(tl.where(ended, shifts, 0.0))
-    q_shift = tl.sum(tl.where(ended, q_shifts, 0.0))
+    p_scale = log_prob_scale(tl.sum(tl.where(ended, p_lse, 0.0)), temp, inverse)
+    q_scale = log_prob_scale(tl.sum(tl.where(ended, q_lse, 0.0)), temp, inverse)
     draft = tl.sum(tl.where(ended, drafts + 1, 0)) - 1
     if rejected:
         if SINGLE:
             x, y = _load_chunk(row, q_row, begin, p.vocab, q.vocab, ONE_HOT, BLOCK)
             mass, token = draw_from_residual(
-                x, y, begin, seed, position, i, draft, inverse,
-                p_shift, p.bounds, item, q_shift, q.bounds, q_item,
+                x, y, begin, seed, position, i, draft,
+                p_scale, p.bounds, item, q_scale, q.bounds, q_item,
                 ONE_HOT, TRUNCATED, BLOCK,
             )  # fmt: skip
             tl.store(masses + part, mass)
             tl.store(statistics.tokens + partial, token)
         else:
             store_residual_masses(
-                row, q_row, begin, end, p.vocab, q.vocab, masses, draft, inverse,
-                p_shift, p.bounds, item, q_shift, q.bounds, q_item,
+                row, q_row, begin, end, p.vocab, q.vocab, masses, draft,
+                p_scale, p.bounds, item, q_scale, q.bounds, q_item,
                 ONE_HOT, TRUNCATED, BLOCK,
             )  # fmt: skip
     else:
@@ -174,8 +174,8 @@ def _draw_kernel(
         if has_residual:
             x, y = _load_chunk(row, q_row, begin, p.vocab, q.vocab, ONE_HOT, BLOCK)
             _, last = draw_from_residual(
-                x, y, begin, seed, position, i, draft, inverse,
-                p_shift, p.bounds, item, q_shift, q.bounds, q_item,
+                x, y, begin, seed, position, i, draft,
+                p_scale, p.bounds, item, q_scale, q.bounds, q_item,
                 ONE_HOT, TRUNCATED, BLOCK,
             )  # fmt: skip
         else:

@@ -47,18 +47,21 @@ def _store_best(
     p, row, x, vocab, part, steps, item, partial, temp, seed, at, spans,
     ALL_GREEDY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Stores the largest logit or score of a span whose first tile is x, and its token."""
+    """Stores the largest logit or score of a span whose first tile is x, its token and, of scores, the reference."""
     TRUNCATED: tl.constexpr = p.bounds.logit is not None
     begin, end = span_of(part, steps, vocab, BLOCK)
-    if ALL_GREEDY | (temp == 0.0):
+    reference = 0.0
+    if ALL_GREEDY | ~(temp > 0.0):
         value, token = largest_of_span(row, x, begin, end, vocab, BLOCK)
     else:
-        value, token = draw_from_span(
+        value, token, reference = draw_from_span(
             row, x, begin, end, vocab, inverse_temperature(temp), p.bounds, item, seed, at, 0, _INVARIANT,
             TRUNCATED, BLOCK,
         )  # fmt: skip
     tl.store(spans.tokens + partial, token)
     tl.store(spans.scores + partial, value)
+    if not ALL_GREEDY:
+        tl.store(spans.references + partial, reference)
 
 
 @triton.jit(do_not_specialize=["stride_draft", "parts", "steps", "k", "first", "width"])
@@ -106,7 +109,10 @@ def _match_kernel(
 
     i = tl.arange(0, K_PAD)
     here = (i >= first) & (i < first + rows)
-    status, best = best_tokens(memory.p.scores, memory.p.tokens, request * (k + 1) + i, parts, here, PARTS)
+    status, best = best_tokens(
+        memory.p.scores, memory.p.references, memory.p.tokens, request * (k + 1) + i, inverse_temperature(temp),
+        parts, here, PARTS,
+    )  # fmt: skip
     status = tl.where(here, status, 0)
     failed = (i >= first) & (i < end) & ((drafts != best) | (status != 0))
     accepted = tl.minimum(tl.min(tl.where(failed, i, K_PAD)), end)
@@ -130,7 +136,7 @@ def match_drafts(
     lanes = 32 // like.element_size() if all_greedy else LANES  # 32 bytes per thread
     cut = row_tiling(like.device, rows.vocab, requests * stages[0][1], lanes=lanes)
     shape = requests, k + 1, cut.parts
-    spans = SpanStatistics(floats(like, *shape), None, int32s(like, *shape))
+    spans = SpanStatistics(floats(like, *shape), None if all_greedy else floats(like, *shape), int32s(like, *shape))
     few = requests * cut.parts * rows.width <= max_programs(like.device) // 2
     for first, width in stages:
         _match_kernel[(requests * cut.parts * width,)](

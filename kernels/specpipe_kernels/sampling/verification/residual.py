@@ -1,6 +1,6 @@
 """Device functions over the residual max(p - q, 0): the masses of its chunks, and a draw from one of them.
 
-x are logits of p, y those of q; shifts are log-sum-exps, that of p minus the logarithm of its weight.
+x are logits of p, y those of q; each has a `LogProbScale`, that of p with its weight.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specpipe_kernels.sampling.device.fast_math import fast_exp
+from specpipe_kernels.sampling.device.fast_math import fast_exp2
 from specpipe_kernels.sampling.device.logit_rows import is_kept, load_tile
-from specpipe_kernels.sampling.device.philox import gumbel_tile
+from specpipe_kernels.sampling.device.philox import lag_tile
 from specpipe_kernels.sampling.device.row_spans import next_tile
-from specpipe_kernels.sampling.verification.distributions import log_residual
+from specpipe_kernels.sampling.verification.distributions import log2_residual
 from specpipe_kernels.types import Purpose
 
 _RECOVERED = tl.constexpr(int(Purpose.RECOVERED))
@@ -20,17 +20,17 @@ _RECOVERED = tl.constexpr(int(Purpose.RECOVERED))
 
 @triton.jit
 def _log_probs(
-    x, y, offsets, draft, inverse, p_shift, p_bounds, p_item,
-    q_shift, q_bounds, q_item, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr,
+    x, y, offsets, draft, p_scale, p_bounds, p_item,
+    q_scale, q_bounds, q_item, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
-    """Returns log p and log q of logits x and y; a one-hot q has +inf at its token."""
-    log_p = x * inverse - p_shift
+    """Returns log2 p and log2 q of logits x and y; a one-hot q has +inf at its token."""
+    log_p = (x - p_scale.reference) * p_scale.scale - p_scale.shift
     if TRUNCATED:
         log_p = tl.where(is_kept(x, offsets, p_bounds, p_item, TRUNCATED), log_p, float("-inf"))
     if ONE_HOT:
         log_q = tl.where(offsets == draft, float("inf"), float("-inf"))
     else:
-        log_q = y * inverse - q_shift
+        log_q = (y - q_scale.reference) * q_scale.scale - q_scale.shift
         if TRUNCATED:
             log_q = tl.where(is_kept(y, offsets, q_bounds, q_item, TRUNCATED), log_q, float("-inf"))
     return log_p, log_q
@@ -38,17 +38,17 @@ def _log_probs(
 
 @triton.jit
 def _masses(log_p, log_q, ONE_HOT: tl.constexpr):
-    # Mass exactly where `log_residual` gives a finite score, so that every chunk with mass has a token.
-    mass = fast_exp(log_p)
+    # Mass exactly where `log2_residual` gives a finite score, so that every chunk with mass has a token.
+    mass = fast_exp2(log_p)
     if not ONE_HOT:
-        mass -= fast_exp(log_q)
+        mass -= fast_exp2(log_q)
     return tl.where(log_p > log_q, mass, 0.0)
 
 
 @triton.jit
 def store_residual_masses(
-    row, q_row, begin, end, p_vocab, q_vocab, masses, draft, inverse, p_shift, p_bounds, p_item,
-    q_shift, q_bounds, q_item,
+    row, q_row, begin, end, p_vocab, q_vocab, masses, draft, p_scale, p_bounds, p_item,
+    q_scale, q_bounds, q_item,
     ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Stores the sum of max(p - q, 0) of each chunk of a span."""
@@ -63,8 +63,8 @@ def store_residual_masses(
         if not ONE_HOT:
             y_next = next_tile(q_row, start + BLOCK, end, q_vocab, BLOCK)
         log_p, log_q = _log_probs(
-            x, y, start + lane, draft, inverse, p_shift, p_bounds, p_item,
-            q_shift, q_bounds, q_item, ONE_HOT, TRUNCATED,
+            x, y, start + lane, draft, p_scale, p_bounds, p_item,
+            q_scale, q_bounds, q_item, ONE_HOT, TRUNCATED,
         )  # fmt: skip
         tl.store(masses + start // BLOCK, tl.sum(_masses(log_p, log_q, ONE_HOT)))
         x = x_next
@@ -73,8 +73,8 @@ def store_residual_masses(
 
 @triton.jit
 def residual_mass(
-    row, q_row, begin, end, p_vocab, q_vocab, inverse, p_shift, p_bounds, p_item,
-    q_shift, q_bounds, q_item, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
+    row, q_row, begin, end, p_vocab, q_vocab, p_scale, p_bounds, p_item,
+    q_scale, q_bounds, q_item, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Returns the sum of max(p - q, 0) of a span; q is not one-hot."""
     lane = tl.arange(0, BLOCK)
@@ -85,8 +85,8 @@ def residual_mass(
         x_next = next_tile(row, start + BLOCK, end, p_vocab, BLOCK)
         y_next = next_tile(q_row, start + BLOCK, end, q_vocab, BLOCK)
         log_p, log_q = _log_probs(
-            x, y, start + lane, -1, inverse, p_shift, p_bounds, p_item,
-            q_shift, q_bounds, q_item, False, TRUNCATED,
+            x, y, start + lane, -1, p_scale, p_bounds, p_item,
+            q_scale, q_bounds, q_item, False, TRUNCATED,
         )  # fmt: skip
         total += _masses(log_p, log_q, False)
         x = x_next
@@ -96,17 +96,16 @@ def residual_mass(
 
 @triton.jit
 def draw_from_residual(
-    x, y, begin, seed, position, index, draft, inverse,
-    p_shift, p_bounds, p_item, q_shift, q_bounds, q_item,
+    x, y, begin, seed, position, index, draft, p_scale, p_bounds, p_item, q_scale, q_bounds, q_item,
     ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Returns a chunk's sum of max(p - q, 0) and the token drawn from it. x, y [BLOCK]: its logits."""
     offsets = begin + tl.arange(0, BLOCK)
-    noise = gumbel_tile(seed, position, index, _RECOVERED, begin, BLOCK)
+    lag = lag_tile(seed, position, index, _RECOVERED, begin, BLOCK)
     log_p, log_q = _log_probs(
-        x, y, offsets, draft, inverse, p_shift, p_bounds, p_item,
-        q_shift, q_bounds, q_item, ONE_HOT, TRUNCATED,
+        x, y, offsets, draft, p_scale, p_bounds, p_item,
+        q_scale, q_bounds, q_item, ONE_HOT, TRUNCATED,
     )  # fmt: skip
     mass = tl.sum(_masses(log_p, log_q, ONE_HOT))
-    _, at = tl.max(log_residual(log_p, log_q) + noise, 0, return_indices=True)
+    _, at = tl.max(log2_residual(log_p, log_q) - lag, 0, return_indices=True)
     return mass, begin + at
