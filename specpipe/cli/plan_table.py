@@ -61,7 +61,6 @@ def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None
     table = Table(box=box.SIMPLE_HEAD, show_header=False, width=min(_MAX_WIDTH, console.width), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1, overflow="fold")
-    draft = f", drafts by {plan.draft}" if plan.draft else ""
     speculation = f"{plan.policy}, K up to {plan.k}" if plan.k else "off: plain decoding"
     samples = f", {plan.samples:,} samples of each prompt," if plan.samples > 1 else ""
     done = f", {plan.done_shards:,} of them done" if plan.done_shards else ""
@@ -70,7 +69,8 @@ def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None
         ("rows", f"{plan.rows:,}{samples} in {plan.files:,} file(s)" + repeated * (plan.shared_prompts >= 0.01)),
         ("shards", f"{plan.shards:,}{done}"),
         ("workers", f"{plan.workers:,} on {plan.device}, {plan.slots} slots each"),
-        ("models", f"{plan.target}{draft} ({plan.dtype})"),
+        ("target", f"{plan.target} ({plan.weights['target'].describe()})"),
+        *([("draft", f"{plan.draft} ({plan.weights['draft'].describe()})")] if plan.draft else []),
         ("speculation", speculation),
         ("memory a worker", f"{bytes_text(plan.weight_bytes)} weights, up to {bytes_text(plan.kv_bytes)} KV pages"),
         ("sampling", describe_sampling(plan)),

@@ -147,4 +147,6 @@ def _time(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     count = len([worker for worker in summary["workers"].values() if worker["shards"]])
     if devices:
         rows.append(("workers", f"{count} on {devices}"))
+    weights = next((worker["weights"] for worker in summary["workers"].values() if "weights" in worker), {})
+    rows += [(f"{role} weights", text) for role, text in weights.items()]
     return rows

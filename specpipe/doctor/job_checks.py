@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specpipe.core import Completion, Request, Shard
 from specpipe.data import Row, list_files, read_rows
@@ -17,10 +17,14 @@ from specpipe.doctor import hardware
 from specpipe.doctor.diagnosis import GIB, Diagnosis, guarded
 from specpipe.errors import InputError, OutputError, SpecpipeError
 from specpipe.job import JobSpec
+from specpipe.models.quantization.planned_weights import FP8_CAPABILITY
 from specpipe.models.source import ModelSource, Role, hub_access, is_on_hub
 from specpipe.pipeline.prepare import find_model
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.worker.build import make_builder
+
+if TYPE_CHECKING:
+    from specpipe.pipeline.run.dry_run import RunPlan
 
 _SHARED_FILESYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "efs", "9p", "virtiofs"}
@@ -165,6 +169,17 @@ def _is_plain(row: Row, job: JobSpec) -> bool:
         return False
 
 
+def _fp8_support(plan: RunPlan) -> Iterator[Diagnosis]:
+    """Yields a problem for weights in fp8 on a GPU that cannot multiply them."""
+    eight = [role for role, weights in plan.weights.items() if weights.format.startswith("FP8")]
+    for gpu in hardware.gpus() if eight and plan.device == "cuda" else ():
+        if gpu.capability < FP8_CAPABILITY:
+            capability = ".".join(map(str, gpu.capability))
+            found = f"weights of the {eight[0]} are in fp8, and {gpu.name} has compute capability {capability}"
+            remedy = "use a checkpoint in 16 bits without model.quantize, or a GPU with compute capability 8.9"
+            yield Diagnosis(name="weights", status="problem", found=found, remedy=remedy)
+
+
 def _plan(job: JobSpec) -> Iterator[Diagnosis]:
     """Checks that the run can be planned and that weights and KV pages fit into memory."""
     from specpipe.pipeline.run.dry_run import plan_run
@@ -172,12 +187,17 @@ def _plan(job: JobSpec) -> Iterator[Diagnosis]:
     plan = plan_run(job)
     found = f"{plan.rows:,} rows in {plan.shards:,} shards for {plan.workers:,} worker(s) on {plan.device}"
     yield Diagnosis(name="plan", status="ok", found=found)
+    yield from _fp8_support(plan)
     free = hardware.free_memory(plan.device)
     workers = plan.workers if plan.device == "cpu" else 1
     weights, pages = plan.weight_bytes * workers, plan.kv_bytes * workers
-    needs = f"{weights / GIB:.1f} GiB of weights and up to {pages / GIB:.1f} GiB of KV pages; {free / GIB:.1f} free"
+    formats = "; ".join(f"{role}: {found.describe()}" for role, found in plan.weights.items())
+    needs = (
+        f"{weights / GIB:.1f} GiB of weights ({formats}) and up to {pages / GIB:.1f} GiB of KV pages; "
+        f"{free / GIB:.1f} GiB free"
+    )
     if weights > free:
-        remedy = "use smaller models, model.dtype: bfloat16, or fewer workers"
+        remedy = "use smaller models, model.quantize: fp8 (on a GPU), model.dtype: bfloat16, or fewer workers"
         yield Diagnosis(name="memory", status="problem", found=needs, remedy=remedy)
     elif weights + pages > free:
         remedy = "lower model.max_model_len or workers.slots; otherwise fewer rows than workers.slots run at once"

@@ -34,7 +34,7 @@ class WorkerInfo:
     """The answer of a worker that is ready for shards."""
 
     facts: Mapping[str, Any]
-    """device, dtype, host, pid, model_load_s, warm_up_s."""
+    """device, dtype, host, pid, model_load_s, weights (number format and size by role), warm_up_s."""
     profile: Profile = field(default_factory=Profile)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from specpipe.data import Blocks, InputFile, kept_schema, list_files, plan_shard
 from specpipe.errors import DataError, ModelError
 from specpipe.job import JobSpec
 from specpipe.models.generation import generation_defaults
+from specpipe.models.quantization.planned_weights import weights_format
 from specpipe.models.source import ModelSource, Role, resolve
 from specpipe.pipeline.store.folder import require_lasting
 
@@ -31,6 +32,8 @@ class PreparedJob:
     target: ModelSource
     draft: ModelSource | None
     """None when no round uses a draft model."""
+    formats: Mapping[Role, str] = field(default_factory=dict)
+    """Number formats of quantised models."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -38,6 +41,7 @@ class PreparedJob:
         return {
             **self.job.identity(),
             "model.target_revision": self.target.revision,
+            "model.target_format": self.formats.get("target"),
             "model.chat_template_sha256": _template_hash(self.job.model.chat_template),
             "inputs": [file.pin() for file in self.files],
         }
@@ -46,7 +50,11 @@ class PreparedJob:
     def tuning(self) -> Mapping[str, Any]:
         """Settings that may change on resume, by dotted name. They include the draft's revision: verification keeps
         the output distribution whichever model drafts."""
-        return {**self.job.tuning(), "model.draft_revision": self.draft.revision if self.draft else None}
+        return {
+            **self.job.tuning(),
+            "model.draft_revision": self.draft.revision if self.draft else None,
+            "model.draft_format": self.formats.get("draft"),
+        }
 
     def shared_blocks(self) -> Blocks | None:
         """Reads the prompts and returns what each shares with the row before; None where nothing is to be shared."""
@@ -74,7 +82,7 @@ class PreparedJob:
 def prepare(job: JobSpec) -> PreparedJob:
     """Finds the inputs and models of a job. Writes nothing, except for a model download.
 
-    Raises JobError, DataError or ModelError.
+    Raises JobError, DataError or ModelError, the latter also for weights in a format that specpipe does not read.
     """
     require_lasting(job.data.path, "data.path")
     files = tuple(list_files(job.data.path, job.data.format, job.data.prompt))
@@ -85,7 +93,17 @@ def prepare(job: JobSpec) -> PreparedJob:
     draft = find_model(job, job.draft_model, "draft") if job.draft_model is not None else None
     if job.sampling.defaults == "model":
         job = job.with_sampling(generation_defaults(target))
-    return PreparedJob(job=job, files=files, kept=kept, target=target, draft=draft)
+    formats: dict[Role, str] = {"target": weights_format(target, job.model.quantize)}
+    if draft is not None:
+        formats["draft"] = weights_format(draft, job.model.quantize_draft)
+    return PreparedJob(
+        job=job,
+        files=files,
+        kept=kept,
+        target=target,
+        draft=draft,
+        formats={role: found for role, found in formats.items() if found},
+    )
 
 
 def find_model(job: JobSpec, name: str, role: Role) -> ModelSource:

@@ -35,8 +35,16 @@ def _facts(source: RunSource) -> Iterable[tuple[str, str]]:
     yield "Output", source.folder
     devices = ", ".join(map(str, summary["devices"])) or DASH
     yield "Workers", f"{len(_active_workers(summary))} on {devices}, {job.get('workers.slots')} slots each"
+    yield from _weights(summary)
     yield "Started", f"{source.created_at}, {summary['starts']} start(s)"
     yield "Run", str(summary["run_id"])
+
+
+def _weights(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Yields number format and size of each model, which are the same on all workers."""
+    found = next((worker["weights"] for worker in summary["workers"].values() if "weights" in worker), {})
+    for role, text in found.items():
+        yield f"{role.capitalize()} weights", str(text)
 
 
 def _model(job: Mapping[str, Any], role: str) -> str:

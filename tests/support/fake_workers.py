@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from safetensors.numpy import save_file
 from support.byte_encoder import ByteEncoder
 from support.fake_engine import FakeEngine
 
@@ -45,7 +47,7 @@ def make_job(folder: Path, *overrides: str, rows: int = 24) -> JobSpec:
     for model in ("target", "draft"):  # enough to be found; FakeEngine needs no weights
         (folder / model).mkdir(exist_ok=True)
         (folder / model / "config.json").write_text('{"max_position_embeddings": 200}')
-        (folder / model / "weights.safetensors").write_bytes(b"none")
+        save_file({"weight": np.zeros((4, 4), np.float32)}, folder / model / "model.safetensors")
     values = {
         "model": {"target": str(folder / "target"), "draft": str(folder / "draft")},
         "data": {"path": str(folder / "rows.parquet")},

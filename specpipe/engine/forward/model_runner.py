@@ -72,6 +72,12 @@ class ModelRunner:
         """Bytes of one KV page over all layers."""
         return page_bytes(self._attention.values(), self.page_size, self.dtype)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the model's parameters and buffers on the device; views of merged weights count once."""
+        storages = (t.untyped_storage() for t in (*self.model.parameters(), *self.model.buffers()))
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
     def allocate_pages(self, num_pages: int) -> None:
         """Allocates KV memory in place of the present one. num_pages counts the trash page."""
         self._pages = allocate_pages(self._attention, num_pages, self.page_size, self.dtype, self.device)

@@ -13,16 +13,15 @@ from torch import Tensor, nn
 
 from specpipe.engine.forward.quantized_linear import QuantizedLinear
 from specpipe.errors import MachineError
+from specpipe.models.quantization.planned_weights import FP8_CAPABILITY
 from specpipe_kernels import QuantizedWeight, dequantize, quantize_fp8
-
-_MIN_COMPUTE_CAPABILITY = (8, 9)
 
 
 def check_fp8(device: torch.device, name: str) -> None:
     """Raises MachineError for a GPU without 8-bit floating point. name: that of the model."""
-    if device.type != "cuda" or (found := torch.cuda.get_device_capability(device)) >= _MIN_COMPUTE_CAPABILITY:
+    if device.type != "cuda" or (found := torch.cuda.get_device_capability(device)) >= FP8_CAPABILITY:
         return
-    major, minor = _MIN_COMPUTE_CAPABILITY
+    major, minor = FP8_CAPABILITY
     raise MachineError(
         f"model {name} has weights in fp8, and {torch.cuda.get_device_name(device)} has compute capability "
         f"{found[0]}.{found[1]}; expected {major}.{minor} or newer: use a checkpoint in 16 bits without model.quantize"

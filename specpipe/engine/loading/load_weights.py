@@ -20,6 +20,7 @@ from specpipe.engine.loading.tensor_places import CheckpointNames, TensorPlaces,
 from specpipe.errors import ModelError
 from specpipe.models.loader import load_config, load_model, outline_of, skeleton_of
 from specpipe.models.quantization.checkpoint import Checkpoint, inspect_checkpoint
+from specpipe.models.quantization.planned_weights import check_quantize
 from specpipe.models.quantization.quantized_weight import quantized_weight
 from specpipe.models.quantization.stored_tensors import StoredTensor
 from specpipe.models.source import ModelSource
@@ -95,15 +96,6 @@ def load_outline(
             }
             set_layer(model, name, quantized_weight(layer.layout, tensors, layer.shape))
     return model
-
-
-def check_quantize(checkpoint: Checkpoint, source: ModelSource, quantize: QuantizeChoice) -> None:
-    """Raises ModelError for a checkpoint that would be quantised twice."""
-    if quantize != "none" and checkpoint.layers:
-        raise ModelError(
-            f"model {source.name} is quantised already ({checkpoint.label}); leave model.quantize and "
-            "model.quantize_draft out for it, or use its checkpoint in 16 bits"
-        )
 
 
 class _Filling:

@@ -33,6 +33,11 @@ class Layout:
         """Tensors that every layer has, the values first."""
         raise NotImplementedError
 
+    @property
+    def has_zeros(self) -> bool:
+        """True if each scale has a zero of its own."""
+        return False
+
     def label(self) -> str:
         """Returns the number format for messages and reports."""
         raise NotImplementedError
@@ -97,6 +102,11 @@ class GroupLayout(Layout):
     """Inputs that share a scale; -1: all."""
     symmetric: bool
     bits: ClassVar[int] = 4
+
+    @property
+    def has_zeros(self) -> bool:
+        """True for asymmetric layers; the zero of all others is 8."""
+        return not self.symmetric
 
     def label(self) -> str:
         """Returns the number format, such as "4 bits in groups of 128"."""

@@ -14,7 +14,8 @@ from specpipe.data import shared_share
 from specpipe.errors import ModelError
 from specpipe.job import JobSpec
 from specpipe.models.generation import generation_defaults
-from specpipe.models.source import ModelSource
+from specpipe.models.quantization.planned_weights import PlannedWeights, plan_weights
+from specpipe.models.source import Role
 from specpipe.models.tokenizer import eos_token_ids
 from specpipe.pipeline.cluster.gpus import visible_gpus
 from specpipe.pipeline.cluster.placement import place
@@ -56,11 +57,16 @@ class RunPlan:
     eos_token_ids: tuple[int, ...]
     """End-of-sequence tokens of the target's configuration; empty where only the tokenizer has one."""
     max_model_len: int
-    weight_bytes: int
-    """Bytes of all model files, converted to `dtype`."""
+    weights: Mapping[Role, PlannedWeights]
+    """Number format and bytes of each model on a worker's device."""
     kv_bytes: int
     """Bytes of a worker's KV pages with every slot at max_model_len; a worker allocates less where memory is short."""
     output: str
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all models on a worker's device."""
+        return sum(weights.bytes for weights in self.weights.values())
 
 
 def plan_run(job: JobSpec) -> RunPlan:
@@ -101,6 +107,7 @@ def plan_run(job: JobSpec) -> RunPlan:
         recommended=_recommended(prepared),
         eos_token_ids=eos_token_ids(prepared.target),
         output=folder.path,
+        weights=_weights(prepared, dtype, placement.device),
         **_memory(prepared, dtype),
     )
 
@@ -117,8 +124,18 @@ def _recommended(prepared: PreparedJob) -> dict[str, float | int]:
     return {name: value for name, value in values.items() if value != getattr(sampling, name)}
 
 
+def _weights(prepared: PreparedJob, dtype: DtypeName, device: DeviceName) -> dict[Role, PlannedWeights]:
+    model = prepared.job.model
+    found: dict[Role, PlannedWeights] = {
+        "target": plan_weights(prepared.target, dtype=dtype, device=device, quantize=model.quantize)
+    }
+    if prepared.draft is not None:
+        found["draft"] = plan_weights(prepared.draft, dtype=dtype, device=device, quantize=model.quantize_draft)
+    return found
+
+
 def _memory(prepared: PreparedJob, dtype: DtypeName) -> dict[str, int]:
-    """Returns max_model_len, weight_bytes and kv_bytes of RunPlan."""
+    """Returns max_model_len and kv_bytes of RunPlan."""
     job = prepared.job
     sources = [prepared.target, *([prepared.draft] if prepared.draft else [])]
     configs = [json.loads((Path(source.path) / "config.json").read_text(encoding="utf-8")) for source in sources]
@@ -128,9 +145,6 @@ def _memory(prepared: PreparedJob, dtype: DtypeName) -> dict[str, int]:
     tokens = engine.slots * engine.pages_per_row * engine.page_size
     return {
         "max_model_len": max_model_len,
-        "weight_bytes": sum(
-            _weight_bytes(source, config, dtype) for source, config in zip(sources, configs, strict=True)
-        ),
         "kv_bytes": sum(tokens * _kv_values_per_token(config) * DTYPE_BYTES[dtype] for config in configs),
     }
 
@@ -138,15 +152,6 @@ def _memory(prepared: PreparedJob, dtype: DtypeName) -> dict[str, int]:
 def _first(config: Mapping[str, Any], *names: str) -> int:
     """Returns the first of these configuration values that is set; 0 without one."""
     return next((int(config[name]) for name in names if config.get(name)), 0)
-
-
-def _weight_bytes(source: ModelSource, config: Mapping[str, Any], dtype: DtypeName) -> int:
-    """Returns the bytes of a model's weights in `dtype`, estimated from the size of its files."""
-    folder = Path(source.path)
-    files = [*folder.glob("*.safetensors")] or [*folder.glob("pytorch_model*.bin")]
-    stored = sum(path.stat().st_size for path in files)
-    stored_dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
-    return stored * DTYPE_BYTES[dtype] // DTYPE_BYTES.get(stored_dtype, 4)
 
 
 def _kv_values_per_token(config: Mapping[str, Any]) -> int:

@@ -17,6 +17,7 @@ from specpipe.core import Profile, ProposerName, resolve_dtype
 from specpipe.data.requests.request_builder import EncoderProtocol, RequestBuilder
 from specpipe.errors import MachineError, ModelError
 from specpipe.job import JobSpec
+from specpipe.models.quantization.planned_weights import PlannedWeights
 from specpipe.models.source import ModelSource, Role
 from specpipe.pipeline.failures import is_out_of_memory
 from specpipe.pipeline.prepare import find_model
@@ -25,6 +26,7 @@ from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rou
 
 if TYPE_CHECKING:
     from specpipe.engine.engine import Engine
+    from specpipe.engine.forward.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
 _PROFILE_S = 2.0  # limit on measuring rounds before the first row
@@ -76,7 +78,17 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
     max_model_len = engine.config.max_model_len
     builder = make_builder(job, encoder, max_model_len=max_model_len, vocab_size=engine.target.vocab_size)
     name = torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {config.threads} threads"
-    facts = {"device": name, "dtype": dtype, "model_load_s": time.perf_counter() - began}
+    runners: dict[Role, ModelRunner | None] = {"target": engine.target, "draft": engine.draft}
+    facts = {
+        "device": name,
+        "dtype": dtype,
+        "model_load_s": time.perf_counter() - began,
+        "weights": {
+            role: PlannedWeights(prepared.formats.get(role, dtype), runner.weight_bytes).describe()
+            for role, runner in runners.items()
+            if runner is not None
+        },
+    }
     profile = _profile(engine, job) if job.speculation.policy == "goodput" else Profile()
     return WorkerParts(engine=engine, builder=builder, facts=facts, profile=profile)
 

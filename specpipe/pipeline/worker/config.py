@@ -22,7 +22,7 @@ class WorkerParts:
     engine: EngineProtocol
     builder: RequestBuilder
     facts: Mapping[str, Any]
-    """device, dtype, model_load_s."""
+    """device, dtype, model_load_s, weights."""
     profile: Profile = field(default_factory=Profile)
     """Round times measured before the first row; empty for policies that use none, or where measuring failed."""
 

@@ -1,0 +1,82 @@
+"""Sizes and number formats of a model's weights on a device, known before they are read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from specpipe.core import DTYPE_BYTES, DeviceName, DtypeName, QuantizeChoice
+from specpipe.errors import ModelError
+from specpipe.models.quantization.checkpoint import Checkpoint, QuantizedLayer, inspect_checkpoint
+from specpipe.models.source import ModelSource
+
+FP8_CAPABILITY = (8, 9)
+"""Lowest compute capability of a GPU with products of 8-bit floating-point numbers."""
+AT_LOAD = "FP8 by channel, at load"
+_NOT_LINEAR = re.compile(r"(^|.*\.)(embed\w*|wte|wpe|word_embeddings|lm_head|embed_out)\.weight")
+"""Matrices that `model.quantize` leaves as they are: embeddings and heads."""
+
+
+class PlannedWeights(NamedTuple):
+    """Weights of one model."""
+
+    format: str
+    """Number format of the linear layers, such as "FP8 by channel, compressed-tensors" or "bfloat16"."""
+    bytes: int
+    """Bytes on the device."""
+
+    def describe(self) -> str:
+        """Returns format and size, such as "FP8 by channel, compressed-tensors, 65.7 GiB"."""
+        mib = self.bytes / 1024**2
+        return f"{self.format}, {mib / 1024:.1f} GiB" if mib >= 100 else f"{self.format}, {mib:.1f} MiB"
+
+
+def weights_format(source: ModelSource, quantize: QuantizeChoice) -> str:
+    """Returns the number format of a model's linear layers; "" for that of the job's dtype.
+
+    Raises ModelError for a checkpoint that specpipe does not read, or that would be quantised twice.
+    """
+    return _format(inspect_checkpoint(source), source, quantize)
+
+
+def plan_weights(
+    source: ModelSource, *, dtype: DtypeName, device: DeviceName, quantize: QuantizeChoice
+) -> PlannedWeights:
+    """Returns format and bytes of a model's weights on a worker's device. Raises ModelError as `weights_format`."""
+    checkpoint = inspect_checkpoint(source)
+    label, entry = _format(checkpoint, source, quantize), DTYPE_BYTES[dtype]
+    if not checkpoint.dense and not checkpoint.layers:  # pickles, which are read with the weights alone
+        stored = sum(path.stat().st_size for path in Path(source.path).glob("pytorch_model*.bin"))
+        return PlannedWeights(label or dtype, stored)
+    total = 0
+    for name, tensor in checkpoint.dense.items():
+        rounded = quantize == "fp8" and len(tensor.shape) == 2 and name.endswith(".weight")
+        if device == "cuda" and rounded and not _NOT_LINEAR.fullmatch(name):
+            total += tensor.numel + 4 * tensor.shape[0]
+        else:
+            total += tensor.numel * entry
+    for layer in checkpoint.layers.values():
+        total += _layer_bytes(layer) if device == "cuda" else layer.shape[0] * layer.shape[1] * entry
+    return PlannedWeights(label or dtype, total)
+
+
+def _format(checkpoint: Checkpoint, source: ModelSource, quantize: QuantizeChoice) -> str:
+    check_quantize(checkpoint, source, quantize)
+    return AT_LOAD if quantize == "fp8" else checkpoint.label
+
+
+def check_quantize(checkpoint: Checkpoint, source: ModelSource, quantize: QuantizeChoice) -> None:
+    """Raises ModelError for a checkpoint that would be quantised twice."""
+    if quantize != "none" and checkpoint.layers:
+        raise ModelError(
+            f"model {source.name} is quantised already ({checkpoint.label}); leave model.quantize and "
+            "model.quantize_draft out for it, or use its checkpoint in 16 bits"
+        )
+
+
+def _layer_bytes(layer: QuantizedLayer) -> int:
+    """Returns the bytes of a quantised layer: values, fp32 scales and zeros of one byte."""
+    rows, columns = layer.layout.block(layer.shape[1])
+    scales = -(-layer.shape[0] // rows) * -(-layer.shape[1] // columns)
+    return layer.shape[0] * layer.shape[1] * layer.layout.bits // 8 + scales * (5 if layer.layout.has_zeros else 4)
