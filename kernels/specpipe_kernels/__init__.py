@@ -13,6 +13,7 @@ from specpipe_kernels.operations.rejection_sample import rejection_sample, synth
 from specpipe_kernels.operations.round_rows import commit_rows, feed_rows, open_rows
 from specpipe_kernels.operations.sample import sample
 from specpipe_kernels.operations.sample_recovered_tokens import sample_recovered_tokens
+from specpipe_kernels.operations.score_tokens import score_tokens
 from specpipe_kernels.operations.timestamp import timestamp
 from specpipe_kernels.operations.token_logprobs import token_logprobs
 from specpipe_kernels.reference.layers.dequantize import dequantize
@@ -34,6 +35,7 @@ from specpipe_kernels.types import (
     SlotTensors,
     Status,
     TokenLogprobs,
+    TokenScores,
 )
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "SlotTensors",
     "Status",
     "TokenLogprobs",
+    "TokenScores",
     "apply_penalties",
     "commit_rows",
     "count_tokens",
@@ -72,6 +75,7 @@ __all__ = [
     "rms_norm",
     "sample",
     "sample_recovered_tokens",
+    "score_tokens",
     "store_kv",
     "synthetic_rates",
     "timestamp",

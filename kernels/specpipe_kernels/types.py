@@ -194,6 +194,15 @@ class RejectionOutput(NamedTuple):
     and where bonus tokens were given."""
 
 
+class TokenScores(NamedTuple):
+    """Log-probabilities of N given tokens."""
+
+    logprobs: Tensor
+    """[N] fp32; NaN for a row whose logits hold NaN or +inf, or are all -inf."""
+    is_greedy: Tensor
+    """[N] bool: greedy decoding takes the token."""
+
+
 class TokenLogprobs(NamedTuple):
     """Log-probabilities of the tokens that R rows emitted in a round of at most K drafts."""
 

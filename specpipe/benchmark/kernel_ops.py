@@ -31,6 +31,7 @@ from specpipe_kernels import (
     apply_penalties,
     sample,
     sample_recovered_tokens,
+    score_tokens,
     token_logprobs,
 )
 
@@ -104,6 +105,13 @@ def _token_logprobs(bench: KernelBench, shape: KernelShape, g: torch.Generator) 
     return lambda: token_logprobs(logits, tokens, emitted, s), _bytes(logits)
 
 
+def _score_tokens(bench: KernelBench, shape: KernelShape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+    """Scores B * (K + 1) given tokens."""
+    logits = random_logits(shape.b * (shape.k + 1), shape.vocab, shape.dtype, g)
+    tokens = torch.randint(0, shape.vocab, (len(logits),), generator=g, device=g.device)
+    return lambda: score_tokens(logits, tokens), _bytes(logits)
+
+
 def _probabilities(bench: KernelBench, shape: KernelShape, g: torch.Generator) -> tuple[Tensor, Tensor]:
     """Returns p and q [N, V] fp32."""
     p, q = (random_logits(shape.b * shape.k, shape.vocab, torch.float32, g).softmax(-1) for _ in range(2))
@@ -145,6 +153,7 @@ OPS: dict[str, Prepare] = {
     "sample-truncated": _sample_truncated,
     "apply-penalties": _apply_penalties,
     "token-logprobs": _token_logprobs,
+    "score-tokens": _score_tokens,
     "sample-recovered": _recovered,
     "sample-recovered-keyed": _recovered_keyed,
     "rejection-sampler": _rejection_sampler,

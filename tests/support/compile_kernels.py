@@ -35,6 +35,7 @@ from specpipe_kernels import (
     rejection_sample,
     sample,
     sample_recovered_tokens,
+    score_tokens,
     store_kv,
     token_logprobs,
     write_index,
@@ -99,6 +100,7 @@ def launch(
     apply_penalties(logits, tokens, tokens.int(), long, long, penalties, drafts, first=min(index, k), cu_rows=cu_rows)
     count_tokens(tokens, tokens.int(), long, long, penalties, tokens[:, : k + 1])
     token_logprobs(logits, tokens[:, : k + 1].clone(), ones.int(), sampling, top_n=top_n, cu_rows=cu_rows)
+    score_tokens(logits, long.repeat(k + 1))
     sample(logits[:rows], sampling, long, purpose=Purpose.DRAFT, index=index)
     rejection_sample(
         logits,

@@ -37,6 +37,7 @@ def test_calls_that_differ_in_values_compile_once(tmp_path: Path) -> None:
     assert {"_sample_kernel", "_accept_kernel", "_draw_kernel"} <= set(first)
     assert {"_recover_kernel", "_recover_keyed_kernel"} <= set(first)
     assert {"_apply_penalties_kernel", "_count_tokens_kernel", "_token_logprobs_kernel"} <= set(first)
+    assert "_score_tokens_kernel" in first
     assert rest == [[], [], []]
 
 
