@@ -3,8 +3,9 @@
 From the dataset to the output:
 
 - `Shard`: a fixed range of rows of one input file; the unit of dispatch, publishing and retry.
-- `Request`: one output row, ready for an engine: prompt tokens, `SamplingParams` and seed.
-- `Completion`: the output of a request, with `RowTiming` and, where requested, `Logprobs`.
+- `Request`: one output row, ready for an engine: prompt tokens, `SamplingParams` and seed. A *score row* has
+  continuations instead: given texts that are scored, not generated.
+- `Completion`: the output of a request, with `RowTiming` and, where requested, `Logprobs`; for a score row `Score`s.
 
 Rows and rounds:
 
@@ -36,7 +37,7 @@ a driver, a test or a notebook can import it cheaply.
 """
 
 from specpipe.core.acceptance_counts import AcceptanceCounts
-from specpipe.core.completion import Completion, Logprobs, RowTiming
+from specpipe.core.completion import Completion, Logprobs, RowTiming, Score
 from specpipe.core.defaults import (
     BACKUP_S,
     EXPECTED_OUTPUT_TOKENS,
@@ -109,6 +110,7 @@ __all__ = [
     "Request",
     "RowTiming",
     "SamplingParams",
+    "Score",
     "Shard",
     "ShardReport",
     "ShardRound",

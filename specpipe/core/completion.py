@@ -37,6 +37,19 @@ class Logprobs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """Log-probability of one continuation under the target's distribution at temperature 1."""
+
+    logprob: float
+    """Sum over its tokens, each given the prompt and the tokens before it."""
+    num_tokens: int
+    is_greedy: bool
+    """True if greedy decoding generates the continuation."""
+    token_logprobs: array[float] | None = None
+    """Typecode "f", one for each token; None where the row requests none (`SamplingParams.logprobs`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
     """Output of a row. A row that cannot run has finish_reason "error" and the reason in `error`."""
 
@@ -54,4 +67,6 @@ class Completion:
     length limit are not counted."""
     logprobs: Logprobs | None = None
     """Log-probabilities of token_ids; None where the row requests none."""
+    scores: tuple[Score, ...] = ()
+    """One for each continuation of the request."""
     timing: RowTiming = RowTiming()

@@ -1,4 +1,4 @@
-"""A request: one output row, ready for an engine."""
+"""A request: one output row, ready for an engine, which generates text or scores given texts."""
 
 from __future__ import annotations
 
@@ -23,3 +23,16 @@ class Request:
     seed: int
     """Key of every random draw of this row (63 bits), derived from the job's seed and the row's position in the
     dataset, never from its shard."""
+    continuations: tuple[tuple[int, ...], ...] = ()
+    """Token ids of texts that may follow the prompt, each with at least one. A row with continuations is scored: it
+    gets their log-probabilities and generates nothing. Of `sampling` it uses `logprobs` alone."""
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that the row may generate: 0 for a row that is scored."""
+        return 0 if self.continuations else self.sampling.max_new_tokens
+
+    @property
+    def scored_tokens(self) -> int:
+        """Tokens of all continuations."""
+        return sum(map(len, self.continuations))

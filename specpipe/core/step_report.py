@@ -20,6 +20,8 @@ class ShardRound:
     """Those of them that have no drafts whatever K is (`SpeculationPlan.new_rows_limit`)."""
     prefill_tokens: int = 0
     """Tokens that the target prefilled, those of preempted rows a second time."""
+    scored_tokens: int = 0
+    """Tokens of continuations whose log-probabilities were read."""
     preemptions: int = 0
     """Rows that lost their slot because KV memory ran out. They are computed again later, with the same tokens."""
     verified: AcceptanceCounts = field(default_factory=AcceptanceCounts)

@@ -44,7 +44,7 @@ class ShardTally:
         self.proposed: list[int] = []
         self.accepted: list[int] = []
         self.gaps: list[float] = []
-        self.plain = self.emitted = self.emitted_accepted = self.prefill_tokens = self.preemptions = 0
+        self.plain = self.emitted = self.emitted_accepted = self.prefill_tokens = self.scored = self.preemptions = 0
 
     def add_row(self, *, proposed: int, accepted: int, kept: int, gap: float | None, speculates: bool) -> None:
         """Adds one row's part of a round.
@@ -66,6 +66,7 @@ class ShardTally:
             rows=len(self.proposed),
             plain_rows=self.plain,
             prefill_tokens=self.prefill_tokens,
+            scored_tokens=self.scored,
             preemptions=self.preemptions,
             verified=count_acceptance(np.array(self.proposed, dtype=np.int64), np.array(self.accepted, dtype=np.int64)),
             emitted_tokens=self.emitted,

@@ -39,6 +39,7 @@ class Collector:
         packed = step.packed[: len(launch.rows)]
         columns = launch.k + 5
         logprobs = RoundLogprobs.unpack(packed[:, columns:], launch.k) if packed.shape[1] > columns else None
+        ended, completions = self._collect_scores(step, now, tally)
         for i, (row, values) in enumerate(zip(launch.rows, packed[:, :columns].tolist(), strict=True)):
             if self._scheduler.rows.get(row.slot) is not row:
                 continue  # finished by the host while this round ran
@@ -47,8 +48,31 @@ class Collector:
             completion = self._extend_row(row, values, launch, now, tally[row.request.shard])
             if completion is not None:
                 finished.append((row, completion))
-        self._release([row for row, _ in finished])
-        return [completion for _, completion in finished]
+        self._release([*ended, *(row for row, _ in finished)])
+        return [*completions, *(completion for _, completion in finished)]
+
+    def _collect_scores(
+        self, step: StepInFlight, now: float, tally: Mapping[int, ShardTally]
+    ) -> tuple[list[RowState], list[Completion]]:
+        """Reads the scores of the step's prefill. Returns the rows that ended, and completions of whole requests."""
+        ended: list[RowState] = []
+        completions: list[Completion] = []
+        logprobs, greedy = step.scores.T.tolist()
+        at = 0
+        for row, count in step.launch.scored:
+            begin, at = at, at + count
+            window = row.window
+            if window is None or self._scheduler.rows.get(row.slot) is not row:
+                continue  # preempted while this prefill ran
+            tally[row.request.shard].scored += count
+            if not window.add(logprobs[begin:at], greedy[begin:at]):
+                continue
+            ended.append(row)
+            assert row.admitted_at is not None
+            request = window.request
+            if request.finish_window(window, started_at=row.admitted_at, cached_tokens=row.cached_tokens, now=now):
+                completions.append(request.complete())
+        return ended, completions
 
     def _release(self, rows: Sequence[RowState]) -> None:
         if rows:

@@ -10,6 +10,7 @@ import torch
 from specpipe.core import EngineConfig
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.model_runner import ModelRunner
+from specpipe.engine.state.scored_rows import MAX_SCORED_TOKENS
 from specpipe.engine.state.text_decoder import TextDecoder
 from specpipe.errors import MachineError
 
@@ -66,7 +67,7 @@ def _gpu_budget(engine: Engine) -> int:
     works = (warm_up.largest_round, warm_up.largest_graphed_prefill, warm_up.largest_prefill)
     activations = sum(_peak_bytes(work, target.device) for work in works)
     # Rows that sample keep the draft's logits until verification; those of a step may exist twice.
-    logits = (config.max_k + 1) * config.slots * target.vocab_size * target.dtype.itemsize
+    logits = ((config.max_k + 1) * config.slots + MAX_SCORED_TOKENS) * target.vocab_size * target.dtype.itemsize
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(target.device)
     return int(GPU_MEMORY_SHARE * (free - ALLOCATOR_SLACK * (activations + logits)))

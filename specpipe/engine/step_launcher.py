@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from specpipe.engine.accounting import ShardTally
 from specpipe.engine.device.device_clock import DeviceClock, Mark
 from specpipe.engine.device.graph_capture import GraphCapture
@@ -46,30 +49,36 @@ class StepLauncher:
 
     def launch(self, tally: dict[int, ShardTally]) -> StepInFlight | None:
         """Queues the step's prefill and round; returns None where there is neither. tally: a defaultdict by shard."""
-        prefill = self._prefill(tally)
+        prefill, scores = self._prefill(tally)
         rows = self._chooser.rows()
         if rows:
-            return self._launch_round(rows, prefill)
+            return self._launch_round(rows, prefill, scores)
         if not prefill.prefilled:
             return None
-        return copy_to_host(prefill, self._clock.stamps.new_empty(0, 5), self._clock.stamps)
+        return copy_to_host(prefill, self._clock.stamps.new_empty(0, 5), scores, self._clock.stamps)
 
     def activate(self, rows: Sequence[RowState]) -> None:
-        """Makes prefilled rows take part in rounds."""
-        if rows:
-            self._state.activate([row.slot for row in rows])
+        """Makes prefilled rows that generate take part in rounds."""
+        slots = [row.slot for row in rows if row.window is None]
+        if slots:
+            self._state.activate(slots)
 
-    def _prefill(self, tally: dict[int, ShardTally]) -> StepLaunch:
-        """Prefills at most a budget's tokens for each model."""
+    def _prefill(self, tally: dict[int, ShardTally]) -> tuple[StepLaunch, Tensor]:
+        """Prefills at most a budget's tokens for each model. Returns the scores of `prefill` beside the launch."""
+        scores = torch.empty(0, 2)
+        scored: list[tuple[RowState, int]] = []
         rows = self._scheduler.rows
-        chunks = self._scheduler.prefills.target_chunks(self._scheduler.config.prefill_budget)
+        chunks = self._target_chunks()
         draft_chunks = self._chooser.draft_chunks()
+        if not chunks and not draft_chunks and self._copy_tails():
+            chunks = self._target_chunks()  # of score rows that have their prompt now
         if not chunks and not draft_chunks:
-            self._copy_tails()
-            return StepLaunch()
+            return StepLaunch(), scores
         self._clock.mark(Mark.PREFILL_BEGIN)
         if chunks:
-            self.prefills.run(self._target, chunks, self._chooser.prefill_groups(chunks))
+            counts = [rows[c.slot].scored_before(c.stop) - rows[c.slot].scored_before(c.start) for c in chunks]
+            scored = [(rows[chunk.slot], count) for chunk, count in zip(chunks, counts, strict=True) if count]
+            scores = self.prefills.run(self._target, chunks, self._chooser.prefill_groups(chunks), counts)
             self._scheduler.prefills.target_prefilled(chunks)
             for chunk in chunks:
                 tally[rows[chunk.slot].request.shard].prefill_tokens += chunk.stop - chunk.start
@@ -79,7 +88,7 @@ class StepLauncher:
             self._prefill_draft(self._draft, draft_chunks)
         self._copy_tails()
         self._clock.mark(Mark.PREFILLED)
-        return StepLaunch(prefilled=True, draft_prefill_tokens=total_tokens(draft_chunks))
+        return StepLaunch(prefilled=True, draft_prefill_tokens=total_tokens(draft_chunks), scored=scored), scores
 
     def _prefill_draft(self, draft: ModelRunner, chunks: list[Chunk]) -> None:
         self.prefills.run(draft, chunks, self._chooser.prefill_groups(chunks))
@@ -87,19 +96,26 @@ class StepLauncher:
         self._state.draft_valid[slots] = self._state.upload([c.stop for c in chunks])
         self._scheduler.prefills.draft_prefilled(chunks)
 
-    def _copy_tails(self) -> None:
-        """Copies prompts' last pages to rows with equal prompts, which then take part in rounds."""
+    def _target_chunks(self) -> list[Chunk]:
+        return self._scheduler.prefills.target_chunks(self._scheduler.config.prefill_budget)
+
+    def _copy_tails(self) -> bool:
+        """Copies prompts' last pages to rows with equal prompts, which then take part in rounds or are scored.
+
+        Returns True if there were any.
+        """
         copies = self._scheduler.prefills.copy_tails()
         if not copies.rows:
-            return
+            return False
         for runner, pages in ((self._target, copies.target), (self._draft, copies.draft)):
             if runner is not None and pages:
                 runner.copy_pages(*self._state.upload(pages).unbind(1))
         slots = self._state.upload([row.slot for row in copies.rows])
         self._state.draft_valid[slots] = self._state.upload([row.draft_valid for row in copies.rows])
         self.activate(copies.rows)
+        return True
 
-    def _launch_round(self, rows: list[RowState], prefill: StepLaunch) -> StepInFlight:
+    def _launch_round(self, rows: list[RowState], prefill: StepLaunch, scores: Tensor) -> StepInFlight:
         captures, groups = self.graphs_captured, self._chooser.groups(rows)
         key = self._chooser.key(rows, shared=groups is not None)
         packed = self.rounds.run([row.slot for row in rows], key, groups)
@@ -113,4 +129,4 @@ class StepLauncher:
             draft_behind=self._scheduler.prefills.draft_behind(rows) / len(rows),
             remaining=sum(row.remaining for row in rows) / len(rows),
         )
-        return copy_to_host(launch, packed, self._clock.stamps)
+        return copy_to_host(launch, packed, scores, self._clock.stamps)

@@ -86,11 +86,14 @@ def _field_sizes(size: int) -> list[int]:
 class Prefills(Protocol):
     """Runs prefills of at most a budget's tokens."""
 
-    def run(self, runner: ModelRunner, chunks: list[Chunk], groups: PrefixGroups | None = None) -> None:
-        """Feeds the chunks to the model; its KV is valid below each chunk's stop afterwards.
-
-        groups: chunks that read the same pages before their start together; None on a GPU.
-        """
+    def run(
+        self,
+        runner: ModelRunner,
+        chunks: list[Chunk],
+        groups: PrefixGroups | None = None,
+        scored: Sequence[int] = (),
+    ) -> Tensor:
+        """Feeds the chunks to the model; arguments and result as in `prefill`. groups: None on a GPU."""
         ...
 
     def prepare(self, *, within_s: float) -> None:
@@ -104,9 +107,15 @@ class EagerPrefills:
     def __init__(self, state: SlotState) -> None:
         self._state = state
 
-    def run(self, runner: ModelRunner, chunks: list[Chunk], groups: PrefixGroups | None = None) -> None:
+    def run(
+        self,
+        runner: ModelRunner,
+        chunks: list[Chunk],
+        groups: PrefixGroups | None = None,
+        scored: Sequence[int] = (),
+    ) -> Tensor:
         """Runs `prefill`."""
-        prefill(runner, self._state, chunks, page_size=self._state.page_size, groups=groups)
+        return prefill(runner, self._state, chunks, page_size=self._state.page_size, groups=groups, scored=scored)
 
     def prepare(self, *, within_s: float) -> None:
         """Does nothing."""
@@ -123,16 +132,22 @@ class GraphedPrefills(EagerPrefills):
         self._sizes = graph_sizes(budget)
         self._graphs: dict[tuple[ModelRunner, int], CapturedGraph[Tensor]] = {}
 
-    def run(self, runner: ModelRunner, chunks: list[Chunk], groups: PrefixGroups | None = None) -> None:
-        """Replays the graph of the smallest size that fits, or runs eagerly where none does."""
+    def run(
+        self,
+        runner: ModelRunner,
+        chunks: list[Chunk],
+        groups: PrefixGroups | None = None,
+        scored: Sequence[int] = (),
+    ) -> Tensor:
+        """Replays the graph of the smallest size that fits; runs eagerly without one, and where tokens are scored."""
         tokens = total_tokens(chunks)
         size = next((size for size in self._sizes if size >= tokens), None)
-        if size is None or len(chunks) > MAX_CHUNKS:
-            super().run(runner, chunks, groups)
-            return
+        if size is None or len(chunks) > MAX_CHUNKS or any(scored):
+            return super().run(runner, chunks, groups, scored)
         graph = self._graph(runner, size)
         graph.buffers.copy_(self._state.upload(pack_chunks(chunks, size, dummy=self._state.dummy)))
         graph.replay()
+        return graph.buffers.new_empty(0, 2, dtype=torch.float32)
 
     def prepare(self, *, within_s: float) -> None:
         """Captures graphs of all models and sizes for at most `within_s` seconds."""

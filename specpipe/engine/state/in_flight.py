@@ -29,6 +29,8 @@ class StepLaunch(NamedTuple):
     """Mean tokens of a row that the draft model's KV lacked."""
     remaining: float = 0.0
     """Mean tokens that a row may still generate."""
+    scored: Sequence[tuple[RowState, int]] = ()
+    """Score rows of the prefill, each with the number of tokens that it scored there."""
     captured_graph: bool = False
     """True if a graph was captured first, so that the round's duration is not typical."""
 
@@ -39,26 +41,28 @@ class StepInFlight(NamedTuple):
     launch: StepLaunch
     packed: Tensor
     """The result of `Round` on the host: a row for each of the launch's and padding; valid once `done` has passed."""
+    scores: Tensor
+    """The result of `prefill` on the host, for the launch's `scored`; valid once `done` has passed."""
     stamps: Tensor
     """[marks] int64 nanoseconds on the host; valid once `done` has passed."""
     done: torch.cuda.Event | None
     """None on a CPU, where results are valid at once."""
 
 
-def copy_to_host(launch: StepLaunch, packed: Tensor, stamps: Tensor) -> StepInFlight:
+def copy_to_host(launch: StepLaunch, packed: Tensor, scores: Tensor, stamps: Tensor) -> StepInFlight:
     """Queues the copy of a step's results to pinned host memory; does not wait.
 
-    packed [B, …] int64: the result of `Round`; stamps [marks] int64; both on the device.
+    packed [B, …] int64: the result of `Round`; scores [n, 2] fp32: that of `prefill`; stamps [marks] int64.
     """
     if packed.device.type == "cpu":
-        return StepInFlight(launch, packed, stamps.clone(), None)
+        return StepInFlight(launch, packed, scores, stamps.clone(), None)
     copies = []
-    for result in (packed, stamps):
+    for result in (packed, scores, stamps):
         copies.append(torch.empty(result.shape, dtype=result.dtype, pin_memory=True))
         copies[-1].copy_(result, non_blocking=True)
     done = torch.cuda.Event()
     done.record()
-    return StepInFlight(launch, copies[0], copies[1], done)
+    return StepInFlight(launch, *copies, done)
 
 
 class StepsInFlight:

@@ -82,8 +82,9 @@ class PrefillPlanner:
         """Records that the target's KV of a row is valid below `stop`; what it lacked below `start` was shared."""
         if not row.generated:
             row.cached_tokens += start - row.target_valid
+        lacked_tail = row.lacks_tail
         row.target_valid = stop
-        if row.tail is not None and row.prefilled:
+        if row.tail is not None and lacked_tail and not row.lacks_tail:
             row.tail.sources.append(row)
 
     def draft_prefilled(self, chunks: Sequence[Chunk]) -> None:
@@ -102,11 +103,11 @@ class PrefillPlanner:
         copies = TailCopies([], [], [])
         for row in self._prefilling:
             tail = row.tail
-            if row.prefilled or tail is None or (row.prefix and not row.prefix[-1].target_valid):
+            if tail is None or not row.lacks_tail or (row.prefix and not row.prefix[-1].target_valid):
                 continue
             if not (tail.sources or tail.page):
                 continue
-            start, stop = len(row.prefix) * self._config.page_size, row.prefill_length - 1
+            start, stop = len(row.prefix) * self._config.page_size, row.shared_end
             source = max(tail.sources, key=attrgetter("draft_valid"), default=None)
             pages = (tail.page if source is None else self._first_own_page(source), self._first_own_page(row))
             copies.rows.append(row)
@@ -116,7 +117,7 @@ class PrefillPlanner:
                 copies.draft.append(pages)
                 row.draft_valid = draft_valid
         for row in copies.rows:  # now, so that none of them was a source
-            self._record_target(row, row.prefill_length - 1, row.prefill_length - 1)
+            self._record_target(row, row.shared_end, row.shared_end)
         return copies
 
     def _first_own_page(self, row: RowState) -> int:

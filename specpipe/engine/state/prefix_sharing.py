@@ -24,7 +24,7 @@ class PrefixSharing:
     def wait(self, row: RowState, keys: PrefixKeys) -> None:
         """Gives a new row its prefix and tail, and records that it will need them."""
         row.prefix = self._tree.chain(keys.pages)
-        row.tail = self._tree.tail(row.prefix, keys.tail, row.length)
+        row.tail = self._tree.tail(row.prefix, keys.tail, len(row.request.prompt_token_ids))
         self._wait(row)
 
     def _wait(self, row: RowState) -> None:
@@ -100,7 +100,7 @@ class PrefixSharing:
         for tail in (tail for node in [self._tree.root, *nodes] for tail in (node.tails or {}).values()):
             assert tail.running == sum(row.tail is tail for row in running)
             assert tail.pending == sum(row.tail is tail for row in waiting)
-            assert set(tail.sources) == {row for row in running if row.tail is tail and row.prefilled}
+            assert set(tail.sources) == {row for row in running if row.tail is tail and not row.lacks_tail}
             assert tail.page or tail.running or tail.pending, "a tail without use stays in the tree"
         for node in nodes:
             assert (node.refs, node.pending) == (refs[node], pending[node])

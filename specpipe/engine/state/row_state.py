@@ -7,6 +7,7 @@ import copy
 from specpipe.core import Completion, FinishReason, Request, RowTiming
 from specpipe.engine.state.logprobs import RoundLogprobs, RowLogprobs
 from specpipe.engine.state.prefix_tree import PrefixNode, PrefixTail
+from specpipe.engine.state.scored_rows import WindowScores
 from specpipe.engine.state.text_decoder import TextDecoder
 
 
@@ -37,10 +38,16 @@ class RowState:
         "submitted_at",
         "tail",
         "target_valid",
+        "window",
     )
 
-    def __init__(self, request: Request, *, submitted_at: float, decoder: TextDecoder) -> None:
-        """submitted_at: seconds of time.perf_counter."""
+    def __init__(
+        self, request: Request, *, submitted_at: float, decoder: TextDecoder, window: WindowScores | None = None
+    ) -> None:
+        """submitted_at: seconds of time.perf_counter.
+
+        window: the part of a score row that this row computes. Its context is the prompt of `request`.
+        """
         self.request, self.submitted_at = request, submitted_at
         self.admitted_at: float | None = None
         self.first_token_at = self.last_token_at = 0.0
@@ -58,6 +65,7 @@ class RowState:
         self.cached_tokens = 0
         """Prompt tokens whose KV of the target another row computed."""
         self.proposed = self.accepted = 0
+        self.window = window
         stop = request.sampling.stop
         self.stop_matcher = decoder.stream(stop) if stop else None
 
@@ -71,6 +79,8 @@ class RowState:
         """Returns the row without slot and KV, with the same tokens, counts and time of its first start."""
         other = copy.copy(self)
         other.capacity = other.target_valid = other.draft_valid = 0
+        if other.window is not None:
+            other.window.clear()
         if other.generated:
             other.tail = None
         else:
@@ -79,12 +89,19 @@ class RowState:
 
     @property
     def length(self) -> int:
-        """Tokens committed, prompt included."""
-        return len(self.request.prompt_token_ids) + len(self.generated)
+        """Tokens committed, prompt and scored tokens included."""
+        return len(self.request.prompt_token_ids) + len(self.scored) + len(self.generated)
+
+    @property
+    def scored(self) -> tuple[int, ...]:
+        """Tokens after the prompt that are scored; empty for a row that generates."""
+        return () if self.window is None else self.window.window.tokens
 
     @property
     def limit(self) -> int:
         """Length at which the row ends."""
+        if self.window is not None:
+            return self.length
         return len(self.request.prompt_token_ids) + self.request.sampling.max_new_tokens
 
     @property
@@ -101,6 +118,20 @@ class RowState:
     def prefilled(self) -> bool:
         """True if the target's KV lacks no more than the last token, which the row's first round feeds."""
         return self.target_valid >= self.prefill_length - 1
+
+    @property
+    def shared_end(self) -> int:
+        """Length below which the target's KV may come from other rows: all of the prompt but its last token."""
+        return len(self.request.prompt_token_ids) - 1
+
+    @property
+    def lacks_tail(self) -> bool:
+        """True while the target's KV of the row's tail is neither computed nor copied."""
+        return self.tail is not None and self.target_valid < self.shared_end
+
+    def scored_before(self, stop: int) -> int:
+        """Returns the number of scored tokens whose logits a prefill below `stop` computes."""
+        return 0 if self.window is None else max(0, stop - self.shared_end)
 
     @property
     def may_draft(self) -> bool:

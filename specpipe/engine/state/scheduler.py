@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from specpipe.core import Completion, EngineConfig, Request, SpeculationPlan, admission_batch
@@ -14,6 +15,7 @@ from specpipe.engine.state.prefill_planner import PrefillPlanner
 from specpipe.engine.state.prefix_sharing import PrefixSharing
 from specpipe.engine.state.prefix_tree import PrefixKeys
 from specpipe.engine.state.row_state import RowState
+from specpipe.engine.state.scored_rows import ScoredRequest
 from specpipe.engine.state.slot_state import MAX_STOP_TOKENS, Admission, PageGrants
 from specpipe.engine.state.submission_order import submission_order
 from specpipe.engine.state.text_decoder import TextDecoder
@@ -77,21 +79,30 @@ class Scheduler:
                 refused.append(Completion(request=request, finish_reason="error", error=reason))
             else:
                 accepted.append(request)
-        keys = [self._prefixes.keys(request.prompt_token_ids) for request in accepted]
-        rows = [
-            (RowState(accepted[i], submitted_at=now, decoder=self._decoder), keys[i])
-            for i in submission_order(accepted, keys)
-        ]
+        states = [row for request in accepted for row in self._rows_of(request, now)]
+        keys = [self._prefixes.keys(row.request.prompt_token_ids) for row in states]
+        rows = [(states[i], keys[i]) for i in submission_order([row.request for row in states], keys)]
         with self._lock:
             self.plan = plan
             self._refused += refused
             self._submitted += rows
+
+    def _rows_of(self, request: Request, now: float) -> Iterator[RowState]:
+        """Yields the row of a request that generates, or one for each window of a score row."""
+        if not request.continuations:
+            yield RowState(request, submitted_at=now, decoder=self._decoder)
+            return
+        for window in ScoredRequest(request, self.config.max_model_len, now).windows:
+            part = dataclasses.replace(request, prompt_token_ids=window.window.context)
+            yield RowState(part, submitted_at=now, decoder=self._decoder, window=window)
 
     def _refusal(self, request: Request) -> str:
         """Returns why the row can never run, as an error message, or ""."""
         prompt, sampling, config = len(request.prompt_token_ids), request.sampling, self.config
         if prompt == 0:
             return "the prompt has no tokens; expected at least one"
+        if request.continuations:
+            return self._score_refusal(request)
         if prompt + sampling.max_new_tokens > config.max_model_len:
             return (
                 f"prompt of {prompt} tokens + max_new_tokens {sampling.max_new_tokens} is over the limit of "
@@ -111,6 +122,19 @@ class Scheduler:
             )
         if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
             return f"{len(sampling.stop_token_ids)} stop_token_ids given; expected at most {MAX_STOP_TOKENS}"
+        return ""
+
+    def _score_refusal(self, request: Request) -> str:
+        """Returns why a score row can never run, as an error message, or ""."""
+        longest = len(request.prompt_token_ids) + max(map(len, request.continuations))
+        tokens, total = min(longest, self.config.max_model_len + 1), self.pages.num_pages - 1
+        if min(map(len, request.continuations)) == 0:
+            return "a continuation has no tokens; expected at least one"
+        if self._pages_for(tokens) > total:
+            return (
+                f"prompt and continuation of {tokens} tokens need {self._pages_for(tokens)} KV pages of "
+                f"{self.config.page_size} tokens; this worker has memory for {total}: lower model.max_model_len"
+            )
         return ""
 
     def _pages_for(self, tokens: int) -> int:
@@ -159,7 +183,8 @@ class Scheduler:
                     request=row.request,
                     pages=shared + pages,
                     speculates=speculates,
-                    generated=tuple(row.generated),
+                    generated=row.scored or tuple(row.generated),
+                    limit=row.limit,
                 )
             )
         return admitted

@@ -41,7 +41,9 @@ class Admission:
     speculates: bool = True
     """False if the row has no drafts in this slot."""
     generated: Sequence[int] = ()
-    """Tokens after the prompt; not empty if the row had a slot before."""
+    """Tokens after the prompt; not empty if the row had a slot before, or is scored."""
+    limit: int
+    """Length at which the row ends."""
 
     @property
     def length(self) -> int:
@@ -145,7 +147,7 @@ class SlotState:
             stops[i, : len(ids)] = ids
         self.stop_ids[slots] = self.upload(stops)
         self.length[slots] = self.upload([a.length for a in admissions])
-        self.limit[slots] = self.upload([len(r.prompt_token_ids) + r.sampling.max_new_tokens for r in requests])
+        self.limit[slots] = self.upload([a.limit for a in admissions])
         self.min_length[slots] = self.upload([len(r.prompt_token_ids) + r.sampling.min_tokens for r in requests])
         self.draft_valid.index_fill_(0, slots, 0)
         self.speculates[slots] = self.upload([a.speculates for a in admissions], torch.bool)

@@ -27,7 +27,7 @@ def submission_order(requests: Sequence[Request], keys: Sequence[PrefixKeys]) ->
                 longest.append(0)
                 first.append(i)
             members[group] += 1
-            longest[group] = max(longest[group], request.sampling.max_new_tokens)
+            longest[group] = max(longest[group], request.new_tokens)
             path.append(group)
         paths.append(path)
 
@@ -38,6 +38,6 @@ def submission_order(requests: Sequence[Request], keys: Sequence[PrefixKeys]) ->
                 break
             if members[group] < members[outer]:  # a group of the same rows decides nothing
                 ranks += (-longest[group], first[group])
-        return [*ranks, -requests[i].sampling.max_new_tokens, i]
+        return [*ranks, -requests[i].new_tokens, i]
 
     return sorted(range(len(requests)), key=rank)
