@@ -65,7 +65,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             "tokens",
             f"{summary['total_input_tokens']:,} in"
             + _if_any(summary["total_cached_tokens"], " ({:,} of them shared)")
-            + f", {summary['total_output_tokens']:,} out",
+            + f", {summary['total_output_tokens']:,} out"
+            + _if_any(summary.get("total_scored_tokens", 0), ", {:,} scored"),
         ),
     ]
     for shard, reason in list(summary["failed_shards"].items())[:3]:
@@ -82,7 +83,14 @@ def _if_any(count: int, text: str) -> str:
 
 
 def _speed(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if summary.get("total_scored_tokens"):
+        speed = f"{summary['scored_throughput']:,.1f} scored tok/s, {summary['input_throughput']:,.1f} prompt tok/s"
+        rows.append(("scores", speed))
+    if not summary["total_output_tokens"] and rows:
+        return rows
     return [
+        *rows,
         (
             "throughput",
             f"{summary['output_throughput']:,.1f} output tok/s (peak {summary['peak_output_throughput']:,.0f}), "

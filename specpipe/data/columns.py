@@ -5,6 +5,10 @@ from __future__ import annotations
 LOGPROB_COLUMNS = ("generated_logprobs", "top_token_ids", "top_token_logprobs")
 """Output columns that are null for rows without the sampling parameter `logprobs`."""
 
+SCORE_COLUMNS = ("scores", "score_logprobs")
+"""Output columns that are null for rows that generate; the second one also without the sampling parameter
+`logprobs`."""
+
 OUTPUT_COLUMNS = (
     "request_id",
     "prompt",
@@ -20,11 +24,15 @@ OUTPUT_COLUMNS = (
     "seed",
     "sample",
     *LOGPROB_COLUMNS,
+    *SCORE_COLUMNS,
 )
 """Columns of every output part, in this order. The columns of output.keep_columns follow."""
 
 PROMPT_COLUMNS = ("body", "prompt_token_ids", "messages", "conversations", "prompt")
 """Input columns that can hold a prompt. The first one with a value is used."""
+
+CONTINUATIONS = "continuations"
+"""Input column with the texts (or token ids) that a score row scores."""
 
 ID_COLUMNS = ("request_id", "custom_id", "id")
 """Input columns that can hold a row's identifier. The first one with a value is used."""

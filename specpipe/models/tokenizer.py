@@ -75,6 +75,8 @@ class EncodedPrompt:
     text: str
     """Text of the prompt; for chats after the chat template."""
     token_ids: tuple[int, ...]
+    continuations: tuple[tuple[int, ...], ...] = ()
+    """Token ids of texts behind the prompt."""
 
 
 class PromptEncoder:
@@ -112,6 +114,38 @@ class PromptEncoder:
         if not ids:
             raise InputError("the prompt is empty; expected at least one token")
         return EncodedPrompt(text=text, token_ids=ids)
+
+    def encode_continuations(self, prompt: str | Sequence[Message], continuations: Sequence[str]) -> EncodedPrompt:
+        """Returns a prompt and the token ids of texts behind it.
+
+        Prompt and text are encoded together and split where the tokens of the prompt end, and spaces at the end of the
+        prompt count as part of the text, as in lm-eval (`TemplateLM._encode_pair`). An empty prompt becomes
+        `prefix_token_id`. Raises InputError for a text without tokens of its own, and as `encode`.
+        """
+        is_plain = isinstance(prompt, str) and self._system_prompt is None
+        if prompt == "" and is_plain:
+            ids: tuple[int, ...] = (self.prefix_token_id,)
+            behind = [self._ids(text, special=False) for text in continuations]
+            behind = [found[1:] if found[:1] == ids else found for found in behind]
+            text = ""
+        else:
+            text = self.encode(prompt).text
+            stripped = text.rstrip()
+            ids = self._ids(stripped, special=is_plain)
+            behind = [self._ids(text + more, special=is_plain)[len(ids) :] for more in continuations]
+        for i, found in enumerate(behind):
+            if not found:
+                raise InputError(f"continuation {i} ({continuations[i]!r:.40}) adds no token to the prompt")
+        return EncodedPrompt(text=text, token_ids=ids or (self.prefix_token_id,), continuations=tuple(behind))
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Token that stands for an empty prompt: beginning of sequence, else end of sequence. Raises InputError."""
+        found = self._tokenizer.bos_token_id
+        found = self._tokenizer.eos_token_id if found is None else found
+        if found is None:
+            raise InputError("the prompt is empty, and the tokenizer has no token for the beginning or end of a text")
+        return int(found)
 
     @property
     def bos_token_id(self) -> int | None:

@@ -20,6 +20,8 @@ class EngineTotals:
         """Prompt tokens of those rows."""
         self.output_tokens = 0
         """Generated tokens of all rows, unfinished ones included."""
+        self.scored_tokens = 0
+        """Scored tokens of all rows, unfinished ones included."""
         self.preemptions = 0
         self.rounds = 0
         self.k = 0
@@ -40,6 +42,7 @@ class EngineTotals:
         self.k = step.k
         for part in step.shards.values():
             self.output_tokens += part.emitted_tokens
+            self.scored_tokens += part.scored_tokens
             self.preemptions += part.preemptions
             if part.verified.drafts:
                 self.verified += part.verified

@@ -43,9 +43,10 @@ def _gauge(name: str, about: str, *labels: str, of: tuple[str, ...] = WORKER) ->
 
 
 METRICS = (
-    _counter("rows", "rows that ended: stop, length, error, or rejected before the engine", "finish_reason"),
+    _counter("rows", "rows that ended: stop, length, scored, error, or rejected before the engine", "finish_reason"),
     _counter("input_tokens", "prompt tokens of the rows that ended"),
     _counter("output_tokens", "tokens that became output"),
+    _counter("scored_tokens", "tokens of given texts whose log-probabilities were computed"),
     _counter("rounds", "rounds of the engine"),
     _counter("drafts", "rounds of rows in which at least one token was drafted"),
     _counter("draft_tokens", "draft tokens that the target verified, by position from 0", "position"),

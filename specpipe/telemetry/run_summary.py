@@ -129,6 +129,7 @@ def summarise(shards: pa.Table, facts: RunFacts) -> dict[str, Any]:
     """
     failed, done = total(shards, "failed_rows"), total(shards, "rows")
     tokens_in, tokens_out = total(shards, "input_tokens"), total(shards, "output_tokens")
+    scored = total(shards, "scored_tokens")
     began, ended = shards["started_at"].to_pylist(), shards["finished_at"].to_pylist()
     duration = covered_seconds(zip(began, ended, strict=True))
 
@@ -148,11 +149,14 @@ def summarise(shards: pa.Table, facts: RunFacts) -> dict[str, Any]:
         "total_input_tokens": tokens_in,
         "total_cached_tokens": total(shards, "cached_tokens"),
         "total_output_tokens": tokens_out,
+        "total_scored_tokens": scored,
         "duration_s": duration,
         "busy_s": total(shards, "busy_s"),
         "request_throughput": per_second(done - failed),
         "output_throughput": per_second(tokens_out),
-        "total_token_throughput": per_second(tokens_in + tokens_out),
+        "total_token_throughput": per_second(tokens_in + tokens_out + scored),
+        "input_throughput": per_second(tokens_in),
+        "scored_throughput": per_second(scored),
         # A run shorter than an interval has no complete one; its peak is at least its mean.
         "peak_output_throughput": max(facts.peak_output_throughput, per_second(tokens_out)),
         **_latency(shards, "ttft"),

@@ -27,9 +27,9 @@ class ShardMeter:
         self._last_plan: SpeculationPlan | None = None
         self._slots = 0
         self._rows = 0
-        self._failed = 0
+        self._failed = self._scored = 0
         self._input_tokens = self._cached_tokens = 0
-        self._output_tokens = 0
+        self._output_tokens = self._scored_tokens = 0
         self._ttft = LogHistogram()
         self._tpot = LogHistogram()
         self._itl = LogHistogram()
@@ -69,9 +69,11 @@ class ShardMeter:
         tokens = len(completion.token_ids)
         self._rows += 1
         self._failed += completion.finish_reason == "error"
+        self._scored += completion.finish_reason == "scored"
         self._input_tokens += len(completion.request.prompt_token_ids)
         self._cached_tokens += completion.cached_tokens
         self._output_tokens += tokens
+        self._scored_tokens += sum(score.num_tokens for score in completion.scores)
         timing = completion.timing
         if tokens:
             self._ttft.add(timing.first_token_s)
@@ -110,6 +112,8 @@ class ShardMeter:
             input_tokens=self._input_tokens,
             cached_tokens=self._cached_tokens,
             output_tokens=self._output_tokens,
+            scored_rows=self._scored,
+            scored_tokens=self._scored_tokens,
             drafts=counts.drafts,
             draft_tokens=counts.draft_tokens,
             accepted_tokens=counts.accepted_tokens,

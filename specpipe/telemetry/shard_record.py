@@ -53,6 +53,10 @@ class ShardRecord:
     cached_tokens: int = 0
     """Prompt tokens whose KV was taken from other rows instead of being computed."""
     output_tokens: int = 0
+    scored_rows: int = 0
+    """Score rows: those whose given continuations were scored."""
+    scored_tokens: int = 0
+    """Tokens of continuations of score rows."""
 
     drafts: int = 0
     draft_tokens: int = 0

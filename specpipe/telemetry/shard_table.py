@@ -61,13 +61,15 @@ def evidence(table: pa.Table) -> Evidence:
         "ngram": ngram_rows,
     }
     verified: dict[ProposerName, AcceptanceCounts] = {"draft": draft, "ngram": ngram}
+    done, scored = total(table, "rows") - total(table, "failed_rows"), total(table, "scored_rows")
+    generated = (done - scored) / done if done else 0.0
     speculating = [name for name, count in row_rounds.items() if count > 0]
     return Evidence(
         verified={name: verified[name] for name in speculating},
         rounds=dict.fromkeys(speculating, total(table, "rounds")),
         row_rounds={name: row_rounds[name] for name in speculating},
-        rows=total(table, "rows") - total(table, "failed_rows"),
-        input_tokens=total(table, "input_tokens"),
+        rows=done - scored,
+        input_tokens=round(generated * total(table, "input_tokens")),
         output_tokens=total(table, "output_tokens"),
     )
 

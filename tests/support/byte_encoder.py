@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 class Encoded(NamedTuple):
     text: str
     token_ids: tuple[int, ...]
+    continuations: tuple[tuple[int, ...], ...] = ()
 
 
 class ByteEncoder:
@@ -19,6 +20,15 @@ class ByteEncoder:
     def encode(self, prompt: str | Sequence[Mapping[str, Any]]) -> Encoded:
         text = prompt if isinstance(prompt, str) else "".join(str(turn["content"]) for turn in prompt)
         return Encoded(text, tuple(text.encode()))
+
+    def encode_continuations(self, prompt: str | Sequence[Mapping[str, Any]], continuations: Sequence[str]) -> Encoded:
+        found = self.encode(prompt)
+        ids = found.token_ids or (self.prefix_token_id,)
+        return Encoded(found.text, ids, tuple(tuple(text.encode()) for text in continuations))
+
+    @property
+    def prefix_token_id(self) -> int:
+        return 0
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(token_ids).decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from specpipe.core import (
     EngineConfig,
     Request,
     RowTiming,
+    Score,
     ShardRound,
     SpeculationPlan,
     StepReport,
@@ -31,6 +33,18 @@ def accepted_of(seed: int, position: int, k: int) -> int:
     while count < k and token_at(seed + 1, position + count) % 3:
         count += 1
     return count
+
+
+def score_of(request: Request, continuation: int) -> Score:
+    """Returns the score of a row's continuation, a function of the row's seed and of all token ids."""
+    tokens = request.continuations[continuation]
+    context = sum(request.prompt_token_ids)
+    logprobs = array("f", [-token_at(request.seed + context, i * 1000 + token) / 64 for i, token in enumerate(tokens)])
+    kept = logprobs if request.sampling.logprobs is not None else None
+    return Score(
+        logprob=sum(logprobs), num_tokens=len(tokens), is_greedy=token_at(request.seed, continuation) % 2 == 0,
+        token_logprobs=kept,
+    )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -124,7 +138,7 @@ class FakeEngine:
 
     @staticmethod
     def _missing(row: _Row) -> int:
-        return row.request.sampling.max_new_tokens - len(row.tokens)
+        return row.request.new_tokens - len(row.tokens)
 
     def _round(self, rows: list[_Row], k: int) -> dict[int, ShardRound]:
         by_shard: dict[int, list[_Row]] = {}
@@ -135,6 +149,9 @@ class FakeEngine:
     def _shard_round(self, rows: list[_Row], k: int) -> ShardRound:
         counts, emitted, prefill, gaps = AcceptanceCounts(), 0, 0, []
         rows = [row for row in rows if row.request.prompt != "BAD"]
+        scored = [row.request for row in rows if row.request.continuations]
+        prefill += sum(len(request.prompt_token_ids) + request.scored_tokens for request in scored)
+        rows = [row for row in rows if not row.request.continuations]
         for row in rows:
             if not row.prefilled:
                 row.prefilled = True
@@ -164,6 +181,7 @@ class FakeEngine:
             rows=len(rows),
             plain_rows=sum(not row.speculates for row in rows),
             prefill_tokens=prefill,
+            scored_tokens=sum(request.scored_tokens for request in scored),
             verified=counts,
             emitted_tokens=emitted,
             emitted_accepted_tokens=counts.accepted_tokens,
@@ -174,6 +192,9 @@ class FakeEngine:
     def _complete(row: _Row) -> Completion:
         if row.request.prompt == "BAD":
             return Completion(request=row.request, finish_reason="error", error="a bad row")
+        if row.request.continuations:
+            scores = tuple(score_of(row.request, i) for i in range(len(row.request.continuations)))
+            return Completion(request=row.request, finish_reason="scored", scores=scores)
         return Completion(
             request=row.request,
             token_ids=tuple(row.tokens),

@@ -20,6 +20,7 @@ _OPERATIONS = (
     "sample-truncated",
     "apply-penalties",
     "token-logprobs",
+    "score-tokens",
     "sample-recovered",
     "sample-recovered-keyed",
     "rejection-sampler",

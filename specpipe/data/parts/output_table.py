@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from specpipe.core import Completion
-from specpipe.data.columns import LOGPROB_COLUMNS, OUTPUT_COLUMNS
+from specpipe.core import Completion, Score
+from specpipe.data.columns import LOGPROB_COLUMNS, OUTPUT_COLUMNS, SCORE_COLUMNS
 from specpipe.data.parts.logprob_columns import logprob_columns
 from specpipe.data.reading.dataset_rows import utf8
 
@@ -30,16 +32,27 @@ _TYPES = {
     "generated_logprobs": pa.list_(pa.float32()),
     "top_token_ids": pa.list_(pa.list_(pa.int32())),
     "top_token_logprobs": pa.list_(pa.list_(pa.float32())),
+    "scores": pa.list_(
+        pa.struct(
+            [
+                pa.field("logprob", pa.float64(), nullable=False),
+                pa.field("num_tokens", pa.int32(), nullable=False),
+                pa.field("is_greedy", pa.bool_(), nullable=False),
+            ]
+        )
+    ),
+    "score_logprobs": pa.list_(pa.list_(pa.float32())),
 }
-_CELLS = [name for name in OUTPUT_COLUMNS if name not in LOGPROB_COLUMNS]
+_NULLABLE = (*LOGPROB_COLUMNS, *SCORE_COLUMNS)
+_CELLS = [name for name in OUTPUT_COLUMNS if name not in _NULLABLE]
 
 
 def output_schema(kept: Any | None = None) -> Any:
-    """Returns the pyarrow.Schema of every part of a run. Only log-probabilities and kept columns may be null.
+    """Returns the pyarrow.Schema of every part of a run. Only log-probabilities, scores and kept columns may be null.
 
     kept: the pyarrow.Schema of the kept columns, from column_checks.kept_schema.
     """
-    fields = [pa.field(name, _TYPES[name], nullable=name in LOGPROB_COLUMNS) for name in OUTPUT_COLUMNS]
+    fields = [pa.field(name, _TYPES[name], nullable=name in _NULLABLE) for name in OUTPUT_COLUMNS]
     return pa.schema([*fields, *(field.with_nullable(True) for field in kept or ())])
 
 
@@ -56,6 +69,9 @@ def to_table(completions: Sequence[Completion], rows: int, kept: Any | None = No
     columns: dict[str, Any] = {name: [row[i] for row in cells] for i, name in enumerate(_CELLS)}
     columns = {name: pa.array(values, _TYPES[name]) for name, values in columns.items()}
     columns |= logprob_columns([completion.logprobs for completion in ordered])
+    columns["scores"] = pa.array([_score_cells(completion.scores) for completion in ordered], _TYPES["scores"])
+    logprobs = [_score_logprobs(completion.scores) for completion in ordered]
+    columns["score_logprobs"] = pa.array(logprobs, _TYPES["score_logprobs"])
     if kept is not None:
         columns |= {name: kept[name] for name in kept.column_names}
     return pa.table(columns, schema=output_schema(None if kept is None else kept.schema))
@@ -80,6 +96,18 @@ def _cells(completion: Completion) -> tuple[object, ...]:
     )
 
 
+def _score_cells(scores: Sequence[Score]) -> list[dict[str, float]] | None:
+    cells = [
+        {"logprob": score.logprob, "num_tokens": score.num_tokens, "is_greedy": score.is_greedy} for score in scores
+    ]
+    return cells or None
+
+
+def _score_logprobs(scores: Sequence[Score]) -> list[NDArray[np.float32]] | None:
+    """Returns the log-probabilities of the tokens of each score; None where the row does not request them."""
+    return [np.asarray(s.token_logprobs, np.float32) for s in scores if s.token_logprobs is not None] or None
+
+
 def output_totals(table: Any) -> dict[str, int]:
     """Returns totals over the rows of an output table, under the names that telemetry uses."""
 
@@ -92,4 +120,6 @@ def output_totals(table: Any) -> dict[str, int]:
         "input_tokens": total(table["num_input_tokens"]),
         "cached_tokens": total(table["cached_tokens"]),
         "output_tokens": total(table["num_generated_tokens"]),
+        "scored_rows": total(pc.equal(table["finish_reason"], "scored")),
+        "scored_tokens": total(pc.struct_field(pc.list_flatten(table["scores"]), "num_tokens")),
     }

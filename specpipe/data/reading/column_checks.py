@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specpipe.data.columns import PROMPT_COLUMNS
+from specpipe.data.columns import CONTINUATIONS, PROMPT_COLUMNS
 from specpipe.data.locations import locate
 from specpipe.data.reading.dataset_rows import read_rows
 from specpipe.data.reading.input_files import InputFile
@@ -34,7 +34,7 @@ def require_prompt_column(files: Sequence[InputFile], column: str | None = None)
         names = _column_names(file)
         for name in input_columns(column):
             _require_one(file, names, name)
-        if not names or any(name in names for name in wanted):
+        if not names or any(name in names for name in (*wanted, CONTINUATIONS)):
             continue
         has = f"{file.path} has the columns {', '.join(names)}"
         if column is None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from specpipe.core import Completion, Request, SamplingParams, Shard
-from specpipe.data.columns import ID_COLUMNS, PROMPT_COLUMNS
+from specpipe.data.columns import CONTINUATIONS, ID_COLUMNS, PROMPT_COLUMNS
 from specpipe.data.reading.dataset_rows import Row, utf8
+from specpipe.data.requests.continuations import Continuations, find_continuations, has_prompt
 from specpipe.data.requests.prompts import Message, Prompt, find_prompt, request_body
 from specpipe.data.requests.row_overrides import OVERRIDES, integer, row_sampling
 from specpipe.data.requests.row_samples import hash_seed
@@ -29,11 +31,29 @@ class EncodedProtocol(Protocol):
         """Token ids of the prompt."""
 
 
+class ScoredProtocol(EncodedProtocol, Protocol):
+    """A prompt and texts behind it, in the model's form."""
+
+    @property
+    def continuations(self) -> tuple[tuple[int, ...], ...]:
+        """Token ids of each text."""
+
+
+Encoded = TypeVar("Encoded", bound=EncodedProtocol)
+
+
 class EncoderProtocol(Protocol):
     """Encoder of text and chat messages; models.tokenizer.PromptEncoder implements it for the target's tokenizer."""
 
     def encode(self, prompt: str | Sequence[Message]) -> EncodedProtocol:
         """Returns text and token ids. Raises InputError for a prompt that cannot be encoded."""
+
+    def encode_continuations(self, prompt: str | Sequence[Message], continuations: Sequence[str]) -> ScoredProtocol:
+        """Returns the prompt, and the token ids of texts behind it. Raises InputError as `encode`."""
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Token that stands for an empty prompt. Raises InputError where the model has none."""
 
     @property
     def bos_token_id(self) -> int | None:
@@ -87,6 +107,8 @@ class RequestBuilder:
             if row.values is None:
                 raise InputError(row.error)
             request = dataclasses.replace(request, request_id=_identifier(row.values) or request.request_id)
+            if (continuations := find_continuations(row.values)) is not None:
+                return self._score_row(request, row.values, shard.samples, continuations)
             prompt = find_prompt(row.values, self.prompt_column, shard.samples)
             request = dataclasses.replace(request, prompt=utf8(prompt.shown))
             sampling = row_sampling(request_body(row.values, self.prompt_column), self.sampling, self.vocab_size)
@@ -101,20 +123,61 @@ class RequestBuilder:
             message = utf8(f"{shard.file}, row {row.index_in_file}: {error}")
             return Completion(request=request, finish_reason="error", error=message)
 
+    def _score_row(
+        self, request: Request, values: Mapping[str, object], samples: int, continuations: Continuations
+    ) -> Request:
+        """Returns the request of a row with continuations. Raises InputError. samples: outputs per row."""
+        prompt = Prompt(shown="", text="")
+        if has_prompt(values, self.prompt_column):
+            prompt = find_prompt(values, self.prompt_column, samples)
+        sampling = row_sampling(request_body(values, self.prompt_column), self.sampling, self.vocab_size)
+        text, token_ids, scored = self._encode_scored(prompt, continuations)
+        for ids in (token_ids, *scored):
+            self._check_ids(ids)
+        return dataclasses.replace(
+            request,
+            prompt=text,
+            prompt_token_ids=token_ids,
+            sampling=SamplingParams(logprobs=sampling.logprobs),
+            seed=request.seed if sampling.seed is None else sampling.seed,
+            continuations=scored,
+        )
+
+    def _encode_scored(
+        self, prompt: Prompt, continuations: Continuations
+    ) -> tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """Returns text and token ids of the prompt, and the token ids of each continuation."""
+        texts = [item for item in continuations if isinstance(item, str)]
+        if texts:
+            if prompt.token_ids is not None:
+                raise InputError(
+                    f"column {CONTINUATIONS}: texts behind a prompt of token ids; expected lists of token ids"
+                )
+            encoded = self._encoded(partial(self.encoder.encode_continuations, continuations=texts), prompt)
+            return utf8(encoded.text), encoded.token_ids, encoded.continuations
+        ids = tuple(item for item in continuations if not isinstance(item, str))
+        if prompt.text == "":
+            return "", (self.encoder.prefix_token_id,), ids
+        return (*self._encode(prompt), ids)
+
     def _encode(self, prompt: Prompt) -> tuple[str, tuple[int, ...]]:
         text, token_ids = utf8(prompt.shown), prompt.token_ids
         if token_ids is None:
-            encoded = self._encoded(prompt.messages if prompt.text is None else prompt.text)
+            encoded = self._encoded(self.encoder.encode, prompt)
             text, token_ids = utf8(encoded.text), encoded.token_ids
         if not token_ids:
             raise InputError("the prompt has no tokens; expected at least one")
-        if outside := [t for t in token_ids if not 0 <= t < self.vocab_size]:
-            raise InputError(f"token id {outside[0]} in the prompt; expected 0 to {self.vocab_size - 1}")
+        self._check_ids(token_ids)
         return text, token_ids
 
-    def _encoded(self, prompt: str | Sequence[Message]) -> EncodedProtocol:
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        if outside := [t for t in token_ids if not 0 <= t < self.vocab_size]:
+            raise InputError(f"token id {outside[0]} in the prompt; expected 0 to {self.vocab_size - 1}")
+
+    def _encoded(self, encode: Callable[[str | Sequence[Message]], Encoded], prompt: Prompt) -> Encoded:
+        """Calls a method of the encoder with the text or chat of a prompt."""
         try:
-            return self.encoder.encode(prompt)
+            return encode(prompt.messages if prompt.text is None else prompt.text)
         except SpecpipeError:
             raise
         except Exception as error:  # a failure of template or tokenizer is an error of this row only
@@ -144,7 +207,7 @@ class RequestBuilder:
 def input_columns(prompt_column: str | None) -> tuple[str, ...]:
     """Returns the input columns that can change a request, and so a shard's hash. prompt_column: data.prompt."""
     own = (prompt_column,) if prompt_column else ()
-    return tuple(dict.fromkeys((*own, *PROMPT_COLUMNS, *ID_COLUMNS, *OVERRIDES)))
+    return tuple(dict.fromkeys((*own, *PROMPT_COLUMNS, CONTINUATIONS, *ID_COLUMNS, *OVERRIDES)))
 
 
 def expected_identity(row: Row, position: int, *, job_seed: int, prompt_column: str | None) -> tuple[str, set[int]]:

@@ -56,13 +56,16 @@ def copy_to_host(launch: StepLaunch, packed: Tensor, scores: Tensor, stamps: Ten
     """
     if packed.device.type == "cpu":
         return StepInFlight(launch, packed, scores, stamps.clone(), None)
-    copies = []
-    for result in (packed, scores, stamps):
-        copies.append(torch.empty(result.shape, dtype=result.dtype, pin_memory=True))
-        copies[-1].copy_(result, non_blocking=True)
+    copies = [_copied(result) for result in (packed, scores, stamps)]
     done = torch.cuda.Event()
     done.record()
-    return StepInFlight(launch, *copies, done)
+    return StepInFlight(launch, copies[0], copies[1], copies[2], done)
+
+
+def _copied(result: Tensor) -> Tensor:
+    """Returns pinned host memory that a queued copy fills."""
+    copy = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+    return copy.copy_(result, non_blocking=True)
 
 
 class StepsInFlight:

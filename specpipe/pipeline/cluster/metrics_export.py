@@ -33,6 +33,7 @@ def worker_values(totals: EngineTotals, gauges: EngineGauges) -> Iterator[Value]
         yield Value("specpipe_rows", rows, {"finish_reason": reason})
     yield Value("specpipe_input_tokens", totals.input_tokens)
     yield Value("specpipe_output_tokens", totals.output_tokens)
+    yield Value("specpipe_scored_tokens", totals.scored_tokens)
     yield Value("specpipe_rounds", totals.rounds)
     yield Value("specpipe_preemptions", totals.preemptions)
     verified = totals.verified

@@ -39,7 +39,7 @@ class Progress:
     """Rows per worker that are not finished, mean over workers."""
     acceptance_length: float
     tokens_per_s: float
-    """Output tokens per second, over the last seconds."""
+    """Generated and scored tokens per second, over the last seconds."""
     eta_s: float | None
     """Estimate of the remaining seconds; None while there is no speed to estimate it from."""
     draining: bool

@@ -8,10 +8,12 @@ from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from specpipe.core import Shard
 from specpipe.data import (
+    Row,
     RowHasher,
     expected_identity,
     input_columns,
@@ -19,6 +21,7 @@ from specpipe.data import (
     read_part_footer,
     read_rows,
 )
+from specpipe.data.columns import CONTINUATIONS
 from specpipe.data.locations import locate
 from specpipe.data.reading.input_files import InputFile
 from specpipe.data.requests.row_samples import sample_seed
@@ -102,15 +105,16 @@ class PartCheck:
     def _compare(self, table: Any, shard: Shard, shard_hash: str) -> Iterator[Finding]:
         """Yields differences between the part and its input rows."""
         hasher = RowHasher()
-        outputs = zip(
-            table["request_id"].to_pylist(), table["seed"].to_pylist(), table["sample"].to_pylist(), strict=True
-        )
+        names = ("request_id", "seed", "sample", "error")
+        scores = pc.list_value_length(table["scores"]).to_pylist()
+        outputs = zip(*(table[name].to_pylist() for name in names), scores, strict=True)
         columns = input_columns(self.prompt_column)
         for i, row in enumerate(read_rows(self.files[shard.file], shard.start, shard.stop, columns)):
             hasher.update(row)
             position = shard.first_row + i
             name, own_seeds = expected_identity(row, position, job_seed=self.job_seed, prompt_column=self.prompt_column)
-            for sample, (request_id, seed, recorded) in enumerate(islice(outputs, shard.samples)):
+            given = _continuations(row)
+            for sample, (request_id, seed, recorded, error, scored) in enumerate(islice(outputs, shard.samples)):
                 at, seeds = i * shard.samples + sample, {sample_seed(own, sample) for own in own_seeds}
                 if request_id != name:
                     yield wrong(shard, f"request_id is {request_id!r:.80}; expected {name!r:.80}, the input's", row=at)
@@ -118,8 +122,16 @@ class PartCheck:
                     yield wrong(shard, f"sample is {recorded}; expected {sample}", row=at)
                 elif seed not in seeds:
                     yield wrong(shard, f"seed is {seed}; expected {' or '.join(map(str, sorted(seeds)))}", row=at)
+                elif not error and scored != given:
+                    yield wrong(shard, f"{scored} scores; expected {given}, one per continuation of the input", row=at)
         if hasher.hexdigest() != shard_hash:
             yield wrong(shard, f"its input rows ({shard.file}) have changed since it was written: hashes differ")
+
+
+def _continuations(row: Row) -> int | None:
+    """Returns the number of an input row's continuations; None for a row that generates."""
+    found = (row.values or {}).get(CONTINUATIONS)
+    return len(found) if isinstance(found, list | tuple) else None
 
 
 class _InvalidPartError(Exception):

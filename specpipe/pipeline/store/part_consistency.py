@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from specpipe.core import Shard
 from specpipe.data import output_schema, output_totals
-from specpipe.data.columns import LOGPROB_COLUMNS
+from specpipe.data.columns import LOGPROB_COLUMNS, SCORE_COLUMNS
 from specpipe.pipeline.store.verification import Finding
 from specpipe.telemetry.shard_record import ShardRecord
 
@@ -27,10 +27,15 @@ def inconsistent_rows(table: Any, shard: Shard) -> Iterator[Finding]:
     accepted, reasons = table["accepted_tokens"].to_pylist(), table["finish_reason"].to_pylist()
     cached, inputs = table["cached_tokens"].to_pylist(), table["num_input_tokens"].to_pylist()
     logprob_lengths = [pc.list_value_length(table[name]).to_pylist() for name in LOGPROB_COLUMNS]
+    scored, by_token = (pc.list_value_length(table[name]).to_pylist() for name in SCORE_COLUMNS)
     for i, reason in enumerate(reasons):
-        if reason not in ("stop", "length", "error") or (reason == "error") != bool(errors[i]):
-            expected = "expected stop or length, or error with a text"
+        if reason not in ("stop", "length", "scored", "error") or (reason == "error") != bool(errors[i]):
+            expected = "expected stop, length or scored, or error with a text"
             yield wrong(shard, f"finish_reason is {reason!r:.40}, error is {errors[i]!r:.80}; {expected}", row=i)
+        elif (reason == "scored") != bool(scored[i]):
+            yield wrong(shard, f"{scored[i]} scores; expected some if and only if finish_reason is scored", row=i)
+        elif by_token[i] not in (None, scored[i]):
+            yield wrong(shard, f"score_logprobs of {by_token[i]} continuations; expected {scored[i]}", row=i)
         elif lengths[i] != counts[i]:
             yield wrong(
                 shard, f"num_generated_tokens is {counts[i]}; expected {lengths[i]}, the number of token ids", row=i

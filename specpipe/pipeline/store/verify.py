@@ -143,6 +143,7 @@ _SUMMARY_COLUMNS = {
     "total_input_tokens": "input_tokens",
     "total_cached_tokens": "cached_tokens",
     "total_output_tokens": "output_tokens",
+    "total_scored_tokens": "scored_tokens",
     "failed": "failed_rows",
     "spec_decode_num_drafts": "drafts",
     "spec_decode_draft_tokens": "draft_tokens",

@@ -78,7 +78,7 @@ class EvidenceLog:
                 self._costs[shape] = known.plus(step.round_s, step.running, step.context)
             self._seen.add(shape)
         for completion in step.completions:
-            if completion.finish_reason != "error":
+            if completion.finish_reason not in ("scored", "error"):
                 self._rows += 1
                 self._input_tokens += len(completion.request.prompt_token_ids)
 

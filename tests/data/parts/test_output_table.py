@@ -1,13 +1,14 @@
 """Output tables: one schema for all rows, in input order."""
 
 from array import array
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specpipe.core import Completion, Logprobs, Request, SamplingParams
-from specpipe.data import output_schema, to_table
+from specpipe.core import Completion, Logprobs, Request, SamplingParams, Score
+from specpipe.data import output_schema, output_totals, to_table
 from specpipe.data.columns import OUTPUT_COLUMNS
 
 
@@ -42,15 +43,38 @@ def test_rows_stand_in_input_order_with_their_counts() -> None:
             "request_id": "r1", "prompt": "hi", "generated_text": "", "generated_token_ids": [], "num_input_tokens": 3,
             "num_generated_tokens": 0, "finish_reason": "error", "error": "bad", "cached_tokens": 0, "draft_tokens": 0,
             "accepted_tokens": 0, "seed": 2**63 - 1, "sample": 0, "generated_logprobs": None, "top_token_ids": None,
-            "top_token_logprobs": None,
+            "top_token_logprobs": None, "scores": None, "score_logprobs": None,
         },
         {
             "request_id": "r2", "prompt": "hi", "generated_text": "yo", "generated_token_ids": [7, 8],
             "num_input_tokens": 3, "num_generated_tokens": 2, "finish_reason": "stop", "error": "", "cached_tokens": 2,
             "draft_tokens": 6, "accepted_tokens": 1, "seed": 2**63 - 1, "sample": 0, "generated_logprobs": [-0.5, -1.0],
             "top_token_ids": [[7, 9], [3]], "top_token_logprobs": [[-0.5, -2.0], [-0.25]],
+            "scores": None, "score_logprobs": None,
         },
     ]  # fmt: skip
+
+
+def test_scores_have_columns_of_their_own() -> None:
+    request = completion(0).request
+    scores = (
+        Score(logprob=-1.5, num_tokens=2, is_greedy=False, token_logprobs=array("f", [-0.5, -1.0])),
+        Score(logprob=-0.25, num_tokens=1, is_greedy=True, token_logprobs=array("f", [-0.25])),
+    )
+    without = tuple(replace(score, token_logprobs=None) for score in scores)
+    rows = [
+        Completion(request=replace(request, row=i), finish_reason="scored", scores=given)
+        for i, given in enumerate((scores, without))
+    ]
+    table = to_table([*rows, completion(2)], 3)
+    cells = [
+        {"logprob": -1.5, "num_tokens": 2, "is_greedy": False},
+        {"logprob": -0.25, "num_tokens": 1, "is_greedy": True},
+    ]
+    assert table["scores"].to_pylist() == [cells, cells, None]
+    assert table["score_logprobs"].to_pylist() == [[[-0.5, -1.0], [-0.25]], None, None]
+    totals = output_totals(table)
+    assert (totals["scored_rows"], totals["scored_tokens"], totals["output_tokens"]) == (2, 6, 2)
 
 
 def test_good_bad_and_empty_shards_have_the_same_schema() -> None:
