@@ -264,3 +264,46 @@ class Normed(NamedTuple):
     """[parts, M] fp32: sums of h² over parts of each row; None if the norm is complete."""
     eps: float
     """Added to the mean of squares."""
+
+
+class Activation(NamedTuple):
+    """Gated activation of experts."""
+
+    clamped: bool
+    """False: SiLU(gate) * up. True: gpt-oss, gate * sigmoid(alpha * gate) * (up + 1) with clamped gate and up."""
+    alpha: float = 1.0
+    limit: float = 0.0
+    """Largest gate, and largest absolute value of up."""
+
+
+class Mxfp4Weight(NamedTuple):
+    """Weights [E, N, K] of E experts in mxfp4: OCP Microscaling Formats (MX) 1.0. K is a multiple of 32."""
+
+    values: Tensor
+    """[E, N, K / 2] uint8: two values of 4 bits (E2M1), that of the lower column in the low nibble."""
+    exponents: Tensor
+    """[E, N, K / 32] uint8: each 32 values are multiplied by 2 to this number minus 127."""
+
+
+ExpertWeights = Tensor | Mxfp4Weight
+
+
+class Experts(NamedTuple):
+    """Weights of a layer's E experts. H hidden size, I intermediate size."""
+
+    gate_up: ExpertWeights
+    """[E, 2 I, H]."""
+    gate_up_bias: Tensor | None
+    """[E, 2 I]."""
+    down: ExpertWeights
+    """[E, H, I]."""
+    down_bias: Tensor | None
+    """[E, H]."""
+    interleaved: bool
+    """True: the rows of gate and up alternate. False: all rows of the gate come first."""
+    activation: Activation
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return (self.down.values if isinstance(self.down, Mxfp4Weight) else self.down).shape[0]

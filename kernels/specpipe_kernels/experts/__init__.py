@@ -1,0 +1,1 @@
+"""Triton kernels of mixtures of experts: routing, tokens grouped by expert, grouped products, weighted sums."""

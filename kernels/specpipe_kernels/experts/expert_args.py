@@ -1,0 +1,63 @@
+"""Groups of arguments of the experts' kernels. A kernel takes each group as one NamedTuple.
+
+M tokens, E experts, k experts per token, P = M * k pairs of a token and an expert, T tiles, N outputs of a product, K
+its inputs. The rules are those of `specpipe_kernels.layers.layer_args`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class PairTiles(NamedTuple):
+    """Pairs sorted by expert and cut into tiles of BLOCK_M; each tile has pairs of one expert alone."""
+
+    pairs: Tensor
+    """[P] int32: numbers of pairs, token * k + choice, sorted by expert."""
+    expert: Tensor
+    """[T] int32: expert of each tile; -1 for an unused tile."""
+    first: Tensor
+    """[T] int32: place of the tile's first pair in `pairs`."""
+    rows: Tensor
+    """[T] int32: pairs in the tile."""
+
+
+class GroupedInputs(NamedTuple):
+    """Inputs of a grouped product beside x and the weights; None where there is none."""
+
+    exponents: Tensor | None
+    """[E, N, K / 32] uint8: of mxfp4 weights."""
+    bias: Tensor | None
+    """[E, N]."""
+    pair_weight: Tensor | None
+    """[P] fp32: factor of each pair's result."""
+
+
+class GroupedSizes(NamedTuple):
+    """Sizes of a grouped product; compile-time constants."""
+
+    n: int
+    """Outputs; of a gated product those of the gate alone."""
+    k: int
+    top_k: int
+    """Experts per token."""
+    gate_step: int
+    """Rows of the weight from one output's gate to the next one's."""
+    up_offset: int
+    """Rows of the weight from an output's gate to its up projection; 0 without a gate."""
+
+
+class GroupedTiling(NamedTuple):
+    """Tile sizes of a grouped product; compile-time constants."""
+
+    block_m: int
+    """Pairs of a tile."""
+    block_n: int
+    """Outputs per program."""
+    block_k: int
+    """Columns of the weight per step."""
+    stages: int
+    """Steps whose loads are in flight."""
+    warps: int

@@ -1,0 +1,50 @@
+"""Mixtures of experts: routing of tokens, and the products of all experts that are hit.
+
+M tokens, E experts, k experts per token, H hidden size, I intermediate size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specpipe_kernels.runtime.backend import implementation
+from specpipe_kernels.types import Experts
+
+
+def route_tokens(logits: Tensor, top_k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
+    """Chooses the k experts with the largest logits; of equal ones those with the lower numbers.
+
+    Args:
+        logits: [M, E] of the router.
+        top_k: k.
+        normalize: divide the weights by their sum; else they are the softmax over all experts.
+
+    Returns:
+        Expert ids [M, k] int32, largest logit first, and weights [M, k] fp32. Equals a softmax over the chosen logits
+        with `normalize`.
+    """
+    result: tuple[Tensor, Tensor] = implementation("experts.route_tokens", logits)(logits, top_k, normalize=normalize)
+    return result
+
+
+def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+    """Returns the weighted sum [M, H] of the outputs of each token's experts; sums in fp32.
+
+    Neither the host nor the shapes of launches depend on the routing: it can be captured in a CUDA graph.
+
+    Args:
+        x: [M, H].
+        expert_ids: [M, k] int32, each in 0 … E - 1, distinct within a row.
+        weights: [M, k] fp32.
+        experts: weights of all experts. mxfp4 needs x in 16 bits.
+
+    Raises ValueError for ids of another shape or dtype.
+    """
+    if expert_ids.dtype != torch.int32 or expert_ids.shape[0] != x.shape[0] or weights.shape != expert_ids.shape:
+        raise ValueError(
+            f"expert_ids {list(expert_ids.shape)} {expert_ids.dtype}, weights {list(weights.shape)}; expected "
+            f"[{x.shape[0]}, k] torch.int32 and the same shape"
+        )
+    result: Tensor = implementation("experts.mix_experts", x)(x, expert_ids.contiguous(), weights.contiguous(), experts)
+    return result

@@ -1,0 +1,1 @@
+"""Torch references of `specpipe_kernels.experts`."""
