@@ -6,6 +6,7 @@ CUDA tensors run Triton, the rest runs plain torch (`specpipe_kernels.runtime.ba
 from specpipe_kernels.classical.rejection_sampler import RejectionSampler
 from specpipe_kernels.layers.quantize_fp8 import quantize_fp8
 from specpipe_kernels.layers.quantized.int4_layout import pack_int4
+from specpipe_kernels.operations.experts import mix_experts, route_tokens
 from specpipe_kernels.operations.linear import linear, linear_glu, linear_residual, linear_rope_store_kv, rms_norm
 from specpipe_kernels.operations.paged_attention import paged_attention, store_kv, write_index
 from specpipe_kernels.operations.penalties import apply_penalties, count_tokens
@@ -19,10 +20,13 @@ from specpipe_kernels.operations.token_logprobs import token_logprobs
 from specpipe_kernels.reference.layers.dequantize import dequantize
 from specpipe_kernels.types import (
     METHODS,
+    Activation,
     Bounds,
+    Experts,
     ForwardTokens,
     Fp8Rows,
     Method,
+    Mxfp4Weight,
     Normed,
     OpenedRows,
     Penalties,
@@ -40,10 +44,13 @@ from specpipe_kernels.types import (
 
 __all__ = [
     "METHODS",
+    "Activation",
     "Bounds",
+    "Experts",
     "ForwardTokens",
     "Fp8Rows",
     "Method",
+    "Mxfp4Weight",
     "Normed",
     "OpenedRows",
     "Penalties",
@@ -67,12 +74,14 @@ __all__ = [
     "linear_glu",
     "linear_residual",
     "linear_rope_store_kv",
+    "mix_experts",
     "open_rows",
     "pack_int4",
     "paged_attention",
     "quantize_fp8",
     "rejection_sample",
     "rms_norm",
+    "route_tokens",
     "sample",
     "sample_recovered_tokens",
     "score_tokens",

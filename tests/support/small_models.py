@@ -61,6 +61,7 @@ def small_config(kind: str, *, vocab_size: int = VOCAB_SIZE, **changes: Any) -> 
         "eos_token_id": 1,
         "pad_token_id": None,
     }
+    without_head_dim = {name: value for name, value in grouped.items() if name != "head_dim"}
     gpt2 = {"vocab_size": vocab_size, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": CONTEXT}
     families: dict[str, tuple[str, dict[str, Any]]] = {
         "llama": ("LlamaConfig", grouped),
@@ -74,7 +75,13 @@ def small_config(kind: str, *, vocab_size: int = VOCAB_SIZE, **changes: Any) -> 
             | {"sliding_window": 24, "num_local_experts": 4, "num_experts_per_tok": 2}
             | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
         ),
-        "phi3": ("Phi3Config", {name: value for name, value in grouped.items() if name != "head_dim"}),
+        "mixtral": ("MixtralConfig", grouped | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+        "olmoe": ("OlmoeConfig", without_head_dim | {"num_experts": 6, "num_experts_per_tok": 3}),
+        "qwen3_moe": (
+            "Qwen3MoeConfig",
+            grouped | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True},
+        ),
+        "phi3": ("Phi3Config", without_head_dim),
     }
     config_class, values = families[kind]
     return getattr(transformers, config_class)(**(values | changes))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from specpipe.engine.forward.attention_batch import AttentionBatch, AttentionSpec
 from specpipe.engine.forward.attention_interface import probe_attention
 from specpipe.engine.forward.compiled_layers import STANCE, compile_layers
+from specpipe.engine.forward.experts_interface import use_own_experts
 from specpipe.engine.forward.fused_stack import FusedStack, can_fuse
 from specpipe.engine.forward.kv_pages import allocate_pages, copy_pages, page_bytes
 from specpipe_kernels import PrefixArgs, write_index
@@ -35,7 +36,8 @@ class ModelRunner:
     ) -> None:
         """Probes the model's attention and fuses or compiles its layers. page_size in tokens.
 
-        fused: use `FusedStack` for models that it supports; by default everywhere but on a CPU.
+        fused: use `FusedStack` for models that it supports, and own kernels for experts; by default everywhere but on a
+        CPU.
         compiler: torch.compile's backend for decoder layers that are not fused; by default "inductor" on a GPU and ""
         (no compilation) elsewhere.
         """
@@ -49,6 +51,8 @@ class ModelRunner:
         self._pages: list[Tensor] = []
         if fused is None:
             fused = self.device.type != "cpu"
+        if fused:
+            use_own_experts(model)
         self._stack: FusedStack | None = None
         if fused and can_fuse(model, self._attention):
             self._stack = FusedStack(model, self._attention, positions=context_length)

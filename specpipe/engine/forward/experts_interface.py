@@ -1,0 +1,120 @@
+"""Experts of transformers' mixtures through `mix_experts`: any routing and number of tokens, in a captured graph.
+
+transformers calls experts of some fifty families through one interface, as it calls attention. Routing stays in the
+family's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from specpipe_kernels import Activation, Experts, Mxfp4Weight, mix_experts
+
+EXPERTS_NAME = "specpipe"
+_SILU = ("SiLU", "SiLUActivation")
+
+
+def use_own_experts(model: nn.Module) -> int:
+    """Makes all experts of a model run through `mix_experts`; returns the number of modules, 0 if it stays as it is.
+
+    It stays as it is where one module has another activation, no gate, or a norm behind its experts.
+    """
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    modules = [module for module in model.modules() if hasattr(module, "is_transposed") and hasattr(module, "has_gate")]
+    made = [experts_of(module) for module in modules]
+    if not modules or None in made:
+        return 0
+    ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, _experts_forward)
+    for module, experts in zip(modules, made, strict=True):
+        module.experts = experts
+        cast(Any, module).config._experts_implementation = EXPERTS_NAME
+    return len(modules)
+
+
+def experts_of(module: Any) -> Experts | None:
+    """Returns the weights of transformers' experts module, or None if `mix_experts` cannot compute them.
+
+    Transposed weights are stored anew, and the module's own become views of them.
+    """
+    activation = _activation_of(module)
+    if activation is None or not module.has_gate or getattr(module, "has_post_expert_norm", False):
+        return None
+    if module.is_transposed:
+        for parameter in (module.gate_up_proj, module.down_proj):
+            parameter.data = parameter.data.transpose(1, 2).contiguous().transpose(1, 2)
+    weights = [
+        parameter.data.transpose(1, 2) if module.is_transposed else parameter.data
+        for parameter in (module.gate_up_proj, module.down_proj)
+    ]
+    biases = [module.gate_up_proj_bias.data, module.down_proj_bias.data] if module.has_bias else [None, None]
+    return Experts(weights[0], biases[0], weights[1], biases[1], not module.is_concatenated, activation)
+
+
+def _activation_of(module: Any) -> Activation | None:
+    """Returns the activation of an experts module; None for one that `mix_experts` does not have."""
+    from transformers.integrations.moe import _default_apply_gate
+
+    if type(module)._apply_gate is _default_apply_gate:
+        return Activation(False) if type(module.act_fn).__name__ in _SILU else None
+    if type(module).__name__ == "GptOssExperts":
+        return Activation(True, float(module.alpha), float(module.limit))
+    return None
+
+
+def _experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """hidden_states [M, H], top_k_index and top_k_weights [M, k] → [M, H], as transformers expects."""
+    experts: Experts = module.experts
+    activation = experts.activation
+    result: Tensor = _mix_experts(
+        hidden_states,
+        top_k_index,
+        top_k_weights,
+        _stored(experts.gate_up),
+        experts.gate_up_bias,
+        _stored(experts.down),
+        experts.down_bias,
+        experts.interleaved,
+        activation.clamped,
+        activation.alpha,
+        activation.limit,
+    )
+    return result
+
+
+def _stored(weight: Tensor | Mxfp4Weight) -> list[Tensor]:
+    return list(weight) if isinstance(weight, Mxfp4Weight) else [weight]
+
+
+def _weight(stored: Sequence[Tensor]) -> Tensor | Mxfp4Weight:
+    return Mxfp4Weight(*stored) if len(stored) == 2 else stored[0]
+
+
+# One opaque operation to torch.compile, which would specialise grouped products to numbers of tokens.
+@torch.library.custom_op("specpipe::mix_experts", mutates_args=())
+def _mix_experts(
+    x: Tensor,
+    expert_ids: Tensor,
+    weights: Tensor,
+    gate_up: Sequence[Tensor],
+    gate_up_bias: Tensor | None,
+    down: Sequence[Tensor],
+    down_bias: Tensor | None,
+    interleaved: bool,
+    clamped: bool,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    experts = Experts(
+        _weight(gate_up), gate_up_bias, _weight(down), down_bias, interleaved, Activation(clamped, alpha, limit)
+    )
+    return mix_experts(x, expert_ids.to(torch.int32), weights.to(torch.float32), experts)
+
+
+@_mix_experts.register_fake
+def _(x: Tensor, *_args: Any) -> Tensor:
+    return torch.empty_like(x)

@@ -1,0 +1,169 @@
+"""Mixtures of experts against fp64: routing, grouping, products in 16 bits and mxfp4, odd shapes, every kind of load."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from specpipe_kernels import Activation, Experts, Mxfp4Weight, mix_experts, route_tokens
+from specpipe_kernels.experts import mix_experts as triton_mix
+from specpipe_kernels.experts import route_tokens as triton_route
+from specpipe_kernels.experts.group_pairs import group_pairs
+from specpipe_kernels.reference.experts import mix_experts as reference_mix
+from specpipe_kernels.reference.experts import route_tokens as reference_route
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+# The interpreter multiplies bf16 tiles wrongly; fp16 takes the same path.
+DTYPE = {"cpu": torch.float16, "cuda": torch.bfloat16}
+TOLERANCE = {"cpu": 2e-3, "cuda": 1e-2}
+SILU, CLAMPED = Activation(False), Activation(True, 1.702, 7.0)
+CODES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+on_each_device = pytest.mark.parametrize("device", DEVICES)
+
+
+class Case(NamedTuple):
+    tokens: int
+    experts: int
+    top_k: int
+    hidden: int
+    inner: int
+    activation: Activation = SILU
+    interleaved: bool = False
+    bias: bool = False
+    mxfp4: bool = False
+
+
+def slow(case: Case) -> object:
+    return pytest.param(case, marks=pytest.mark.slow)
+
+
+CASES = [
+    Case(1, 8, 2, 72, 40),
+    Case(37, 5, 3, 64, 96, CLAMPED, interleaved=True, bias=True),
+    Case(7, 8, 2, 96, 64, CLAMPED, interleaved=True, bias=True, mxfp4=True),
+    slow(Case(130, 4, 1, 40, 72)),
+    slow(Case(300, 3, 2, 64, 64, bias=True)),
+    slow(Case(64, 60, 4, 128, 33)),
+    slow(Case(150, 4, 4, 160, 96, mxfp4=True)),
+]
+
+
+def decode(weight: Mxfp4Weight) -> Tensor:
+    """Returns the values of mxfp4 weights in fp64, one by one: independent of the reference."""
+    signs = [1.0, -1.0]
+    table = torch.tensor([signs[code >> 3] * CODES[code & 7] for code in range(16)], dtype=torch.float64)
+    values = weight.values.cpu().long()
+    out = torch.empty(*values.shape[:2], values.shape[2] * 2, dtype=torch.float64)
+    out[..., 0::2], out[..., 1::2] = table[values & 15], table[values >> 4]
+    return out * torch.exp2(weight.exponents.cpu().double() - 127).repeat_interleave(32, dim=-1)
+
+
+def random_weight(shape: tuple[int, int, int], device: str, generator: torch.Generator, *, mxfp4: bool) -> object:
+    if not mxfp4:
+        return (torch.randn(shape, generator=generator) / shape[2] ** 0.5).to(device, DTYPE[device])
+    values = torch.randint(0, 256, (*shape[:2], shape[2] // 2), generator=generator, dtype=torch.uint8)
+    exponents = torch.randint(119, 125, (*shape[:2], shape[2] // 32), generator=generator, dtype=torch.uint8)
+    return Mxfp4Weight(values.to(device), exponents.to(device))
+
+
+def random_experts(case: Case, device: str) -> Experts:
+    g = torch.Generator().manual_seed(1)
+    shapes = (case.experts, 2 * case.inner, case.hidden), (case.experts, case.hidden, case.inner)
+    weights = [random_weight(shape, device, g, mxfp4=case.mxfp4) for shape in shapes]
+    biases = [
+        torch.randn(shape[:2], generator=g).to(device, DTYPE[device]) if case.bias else None for shape in shapes
+    ]
+    return Experts(weights[0], biases[0], weights[1], biases[1], case.interleaved, case.activation)
+
+
+def full(weight: object) -> Tensor:
+    return decode(weight) if isinstance(weight, Mxfp4Weight) else weight.double().cpu()
+
+
+def oracle(x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+    """Returns what the experts compute, token by token in fp64."""
+    x, ids, weights = x.double().cpu(), ids.cpu(), weights.double().cpu()
+    gate_up, down = full(experts.gate_up), full(experts.down)
+    inner, out = down.shape[2], torch.zeros_like(x)
+    for token in range(x.shape[0]):
+        for expert, factor in zip(ids[token].tolist(), weights[token], strict=True):
+            product = gate_up[expert] @ x[token]
+            if experts.gate_up_bias is not None:
+                product = product + experts.gate_up_bias[expert].double().cpu()
+            gate, up = (product[::2], product[1::2]) if experts.interleaved else (product[:inner], product[inner:])
+            if experts.activation.clamped:
+                limit = experts.activation.limit
+                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + 1
+            result = down[expert] @ (gate * torch.sigmoid(experts.activation.alpha * gate) * up)
+            if experts.down_bias is not None:
+                result = result + experts.down_bias[expert].double().cpu()
+            out[token] += factor * result
+    return out
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    return float((got.double().cpu() - want).norm() / want.norm())
+
+
+def inputs(case: Case, device: str) -> tuple[Tensor, Tensor, Tensor, Experts]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(case.tokens, case.hidden, generator=g).to(device, DTYPE[device])
+    logits = torch.randn(case.tokens, case.experts, generator=g).to(device)
+    ids, weights = route_tokens(logits, case.top_k, normalize=True)
+    return x, ids, weights, random_experts(case, device)
+
+
+@on_each_device
+@pytest.mark.parametrize("case", CASES)
+def test_experts_equal_the_fp64_oracle(device: str, case: Case) -> None:
+    x, ids, weights, experts = inputs(case, device)
+    want = oracle(x, ids, weights, experts)
+    assert error(triton_mix.mix_experts(x, ids, weights, experts), want) < TOLERANCE[device]
+    assert error(reference_mix.mix_experts(x, ids, weights, experts), want) < TOLERANCE[device]
+
+
+@on_each_device
+@pytest.mark.parametrize("load", ["one expert has all", "one expert has none", "last expert alone"])
+def test_any_load_of_experts_is_served(device: str, load: str) -> None:
+    x, ids, weights, experts = inputs(Case(21, 4, 1, 48, 32), device)
+    ids = {"one expert has all": ids * 0, "one expert has none": ids.clamp(max=2), "last expert alone": ids * 0 + 3}[load]
+    assert error(triton_mix.mix_experts(x, ids, weights, experts), oracle(x, ids, weights, experts)) < TOLERANCE[device]
+
+
+@on_each_device
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 4, 4), (3, 160, 6), (700, 7, 2)])
+def test_pairs_are_grouped_by_expert_in_order(device: str, tokens: int, experts: int, top_k: int) -> None:
+    g = torch.Generator().manual_seed(3)
+    ids = torch.stack([torch.randperm(experts, generator=g)[:top_k] for _ in range(tokens)]).int().to(device)
+    tiles = group_pairs(ids, experts, block_m=16)
+    flat = ids.flatten().cpu()
+    assert tiles.pairs.tolist() == torch.argsort(flat, stable=True).tolist()
+    used = [(e, f, r) for e, f, r in zip(*(t.tolist() for t in tiles[1:]), strict=True) if e >= 0]
+    assert [place for _, first, rows in used for place in range(first, first + rows)] == list(range(tokens * top_k))
+    for expert, first, rows in used:
+        assert 1 <= rows <= 16 and (flat[tiles.pairs[first : first + rows].cpu().long()] == expert).all()
+
+
+@on_each_device
+@pytest.mark.parametrize("normalize", [False, True])
+def test_routing_chooses_the_largest_logits(device: str, normalize: bool) -> None:
+    logits = torch.randn(9, 37, generator=torch.Generator().manual_seed(5)).to(device)
+    logits[3] = 1.0  # ties: the lowest experts
+    ids, weights = triton_route.route_tokens(logits, 5, normalize=normalize)
+    probabilities = torch.softmax(logits.double(), dim=-1)
+    want = probabilities.sort(dim=-1, descending=True, stable=True)
+    factors = want.values[:, :5] / (want.values[:, :5].sum(-1, keepdim=True) if normalize else 1)
+    assert torch.equal(ids.long(), want.indices[:, :5]) and ids[3].tolist() == [0, 1, 2, 3, 4]
+    torch.testing.assert_close(weights.double(), factors, rtol=1e-5, atol=0)
+    again = reference_route.route_tokens(logits, 5, normalize=normalize)
+    assert torch.equal(again[0], ids)
+
+
+def test_ids_of_another_shape_are_refused() -> None:
+    x, ids, weights, experts = inputs(Case(4, 4, 2, 48, 32), "cpu")
+    with pytest.raises(ValueError, match=r"expert_ids \[3, 2\] torch.int32, weights \[4, 2\]; expected \[4, k\]"):
+        mix_experts(x, ids[:3], weights, experts)
