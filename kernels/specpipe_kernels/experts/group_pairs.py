@@ -80,5 +80,3 @@ def group_pairs(expert_ids: Tensor, experts: int, block_m: int) -> PairTiles:
         num_warps=4, **launch_options(expert_ids),
     )  # fmt: skip
     return result
-
-

@@ -31,8 +31,8 @@ def _decode_mxfp4(nibbles, scale, TYPE: tl.constexpr):
     scale: [N, BLOCKS, 1] in TYPE. Sign, exponent and mantissa go to their places in the wider format, whose exponent
     is then too small by a constant.
     """
-    SHIFT: tl.constexpr = 6 if TYPE == tl.bfloat16 else 9
-    UNIT: tl.constexpr = 2.0**126 if TYPE == tl.bfloat16 else 2.0**14
+    SHIFT: tl.constexpr = 6 if tl.bfloat16 == TYPE else 9
+    UNIT: tl.constexpr = 2.0**126 if tl.bfloat16 == TYPE else 2.0**14
     bits = ((nibbles & 8) << 12) | ((nibbles & 7) << SHIFT)
     return (bits.to(TYPE, bitcast=True) * tl.full([1], UNIT, TYPE)) * scale
 
@@ -50,7 +50,7 @@ def _load_mxfp4(weight, exponents, row, in_n, step, BLOCK_K: tl.constexpr, K: tl
 
 @triton.jit
 def _add_mxfp4(packed, exponent, x_even, x_odd, acc, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Adds the product of a tile of mxfp4 weights with the even and the odd columns of x, [BLOCK_K / 2, BLOCK_M] each."""
+    """Adds the product of a tile of mxfp4 weights with even and odd columns of x [BLOCK_K / 2, BLOCK_M]."""
     TYPE: tl.constexpr = x_even.dtype
     scale = tl.exp2(exponent.to(tl.float32) - 127.0).to(TYPE)[:, :, None]
     codes = packed.to(tl.int16).reshape(BLOCK_N, BLOCK_K // 32, 16)
@@ -60,9 +60,7 @@ def _add_mxfp4(packed, exponent, x_even, x_odd, acc, BLOCK_N: tl.constexpr, BLOC
 
 
 @triton.jit
-def _multiply_mxfp4(
-    x_rows, weight, exponents, row, in_n, in_m, acc, acc_up, SIZES: tl.constexpr, TILES: tl.constexpr
-):
+def _multiply_mxfp4(x_rows, weight, exponents, row, in_n, in_m, acc, acc_up, SIZES: tl.constexpr, TILES: tl.constexpr):
     """Returns the sums over K of mxfp4 weights, and with a gate those of the up projection.
 
     Bytes of the next step are loaded before those of this one are converted: Triton pipelines only loads that products

@@ -21,7 +21,5 @@ def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts
         x, experts.gate_up, experts.gate_up_bias, tiles, top_k=top_k, tiling=tiling, activation=experts.activation,
         interleaved=experts.interleaved,
     )  # fmt: skip
-    parts = grouped_gemm(
-        gated, experts.down, experts.down_bias, tiles, top_k=top_k, tiling=tiling, pair_weight=weights
-    )
+    parts = grouped_gemm(gated, experts.down, experts.down_bias, tiles, top_k=top_k, tiling=tiling, pair_weight=weights)
     return combine_pairs(parts, top_k)

@@ -7,7 +7,7 @@ family's own code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +25,16 @@ def use_own_experts(model: nn.Module) -> int:
     """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    modules = [module for module in model.modules() if hasattr(module, "is_transposed") and hasattr(module, "has_gate")]
+    modules: list[Any] = [
+        module for module in model.modules() if hasattr(module, "is_transposed") and hasattr(module, "has_gate")
+    ]
     made = [experts_of(module) for module in modules]
     if not modules or None in made:
         return 0
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, _experts_forward)
     for module, experts in zip(modules, made, strict=True):
         module.experts = experts
-        cast(Any, module).config._experts_implementation = EXPERTS_NAME
+        module.config._experts_implementation = EXPERTS_NAME
     return len(modules)
 
 

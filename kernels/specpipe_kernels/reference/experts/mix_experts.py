@@ -33,7 +33,8 @@ def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(experts.num_experts):
         token, choice = torch.where(expert_ids == expert)
-        product = functional.linear(x[token], _weight_of(experts.gate_up, expert, x), _row(experts.gate_up_bias, expert))
+        weight, bias = _weight_of(experts.gate_up, expert, x), _row(experts.gate_up_bias, expert)
+        product = functional.linear(x[token], weight, bias)
         gate, up = (product[:, ::2], product[:, 1::2]) if experts.interleaved else product.chunk(2, dim=-1)
         gated = activate(gate.float(), up.float(), experts.activation).to(x.dtype)
         result = functional.linear(gated, _weight_of(experts.down, expert, x), _row(experts.down_bias, expert))
