@@ -277,12 +277,16 @@ class Activation(NamedTuple):
 
 
 class Mxfp4Weight(NamedTuple):
-    """Weights [E, N, K] of E experts in mxfp4: OCP Microscaling Formats (MX) 1.0. K is a multiple of 32."""
+    """Weights [E, N, K] of E experts in mxfp4 (OCP Microscaling Formats (MX) 1.0), made by `pack_mxfp4`.
 
-    values: Tensor
-    """[E, N, K / 2] uint8: two values of 4 bits (E2M1), that of the lower column in the low nibble."""
+    Of 128 adjacent columns, word j of 32 holds those numbered j, j + 32, j + 64 and j + 96, the first in its lowest
+    bits; K is padded to whole blocks with zeros.
+    """
+
+    words: Tensor
+    """[E, N, 32 * ceil(K / 128)] int16: four values of 4 bits (E2M1)."""
     exponents: Tensor
-    """[E, N, K / 32] uint8: each 32 values are multiplied by 2 to this number minus 127."""
+    """[E, N, ceil(K / 128)] int32: a byte for each 32 columns, which are multiplied by 2 to this byte minus 127."""
 
 
 ExpertWeights = Tensor | Mxfp4Weight
@@ -306,4 +310,4 @@ class Experts(NamedTuple):
     @property
     def num_experts(self) -> int:
         """E."""
-        return (self.down.values if isinstance(self.down, Mxfp4Weight) else self.down).shape[0]
+        return (self.down.words if isinstance(self.down, Mxfp4Weight) else self.down).shape[0]

@@ -12,6 +12,7 @@ from specpipe_kernels import Activation, Experts, Mxfp4Weight, mix_experts, rout
 from specpipe_kernels.experts import mix_experts as triton_mix
 from specpipe_kernels.experts import route_tokens as triton_route
 from specpipe_kernels.experts.group_pairs import group_pairs
+from specpipe_kernels.experts.pack_mxfp4 import pack_mxfp4, unpack_mxfp4
 from specpipe_kernels.reference.experts import mix_experts as reference_mix
 from specpipe_kernels.reference.experts import route_tokens as reference_route
 
@@ -52,40 +53,53 @@ CASES = [
 ]
 
 
-def decode(weight: Mxfp4Weight) -> Tensor:
-    """Returns the values of mxfp4 weights in fp64, one by one: independent of the reference."""
-    signs = [1.0, -1.0]
-    table = torch.tensor([signs[code >> 3] * CODES[code & 7] for code in range(16)], dtype=torch.float64)
-    values = weight.values.cpu().long()
-    out = torch.empty(*values.shape[:2], values.shape[2] * 2, dtype=torch.float64)
-    out[..., 0::2], out[..., 1::2] = table[values & 15], table[values >> 4]
-    return out * torch.exp2(weight.exponents.cpu().double() - 127).repeat_interleave(32, dim=-1)
+class Checkpoint(NamedTuple):
+    """mxfp4 weights as gpt-oss stores them."""
+
+    blocks: Tensor
+    scales: Tensor
 
 
-def random_weight(shape: tuple[int, int, int], device: str, generator: torch.Generator, *, mxfp4: bool) -> object:
+def decode(stored: Checkpoint) -> Tensor:
+    """Returns the values of mxfp4 weights in fp64, independent of the layout in memory."""
+    table = torch.tensor([sign * size for sign in (1.0, -1.0) for size in CODES], dtype=torch.float64)
+    codes = stored.blocks.long()
+    values = torch.stack((table[codes & 15], table[codes >> 4]), dim=-1).flatten(-2)
+    return (values * torch.exp2(stored.scales.double() - 127)[..., None]).flatten(-2)
+
+
+def random_weight(shape: tuple[int, int, int], generator: torch.Generator, *, mxfp4: bool) -> Tensor | Checkpoint:
     if not mxfp4:
-        return (torch.randn(shape, generator=generator) / shape[2] ** 0.5).to(device, DTYPE[device])
-    values = torch.randint(0, 256, (*shape[:2], shape[2] // 2), generator=generator, dtype=torch.uint8)
-    exponents = torch.randint(119, 125, (*shape[:2], shape[2] // 32), generator=generator, dtype=torch.uint8)
-    return Mxfp4Weight(values.to(device), exponents.to(device))
+        return torch.randn(shape, generator=generator) / shape[2] ** 0.5
+    blocks = (*shape[:2], shape[2] // 32)
+    values = torch.randint(0, 256, (*blocks, 16), generator=generator, dtype=torch.uint8)
+    return Checkpoint(values, torch.randint(119, 125, blocks, generator=generator, dtype=torch.uint8))
 
 
-def random_experts(case: Case, device: str) -> Experts:
+def stored(weight: Tensor | Checkpoint, device: str) -> Tensor | Mxfp4Weight:
+    if isinstance(weight, Checkpoint):
+        return Mxfp4Weight(*(part.to(device) for part in pack_mxfp4(*weight)))
+    return weight.to(device, DTYPE[device])
+
+
+def full(weight: Tensor | Checkpoint, device: str) -> Tensor:
+    return decode(weight) if isinstance(weight, Checkpoint) else weight.to(DTYPE[device]).double()
+
+
+def random_experts(case: Case, device: str) -> tuple[Experts, Tensor, Tensor]:
+    """Returns experts and their two weights in fp64."""
     g = torch.Generator().manual_seed(1)
     shapes = (case.experts, 2 * case.inner, case.hidden), (case.experts, case.hidden, case.inner)
-    weights = [random_weight(shape, device, g, mxfp4=case.mxfp4) for shape in shapes]
+    weights = [random_weight(shape, g, mxfp4=case.mxfp4) for shape in shapes]
     biases = [torch.randn(shape[:2], generator=g).to(device, DTYPE[device]) if case.bias else None for shape in shapes]
-    return Experts(weights[0], biases[0], weights[1], biases[1], case.interleaved, case.activation)
+    gate_up, down = (stored(weight, device) for weight in weights)
+    experts = Experts(gate_up, biases[0], down, biases[1], case.interleaved, case.activation)
+    return experts, full(weights[0], device), full(weights[1], device)
 
 
-def full(weight: object) -> Tensor:
-    return decode(weight) if isinstance(weight, Mxfp4Weight) else weight.double().cpu()
-
-
-def oracle(x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
-    """Returns what the experts compute, token by token in fp64."""
+def oracle(x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Returns what experts of these weights compute, token by token in fp64."""
     x, ids, weights = x.double().cpu(), ids.cpu(), weights.double().cpu()
-    gate_up, down = full(experts.gate_up), full(experts.down)
     inner, out = down.shape[2], torch.zeros_like(x)
     for token in range(x.shape[0]):
         for expert, factor in zip(ids[token].tolist(), weights[token], strict=True):
@@ -107,30 +121,40 @@ def error(got: Tensor, want: Tensor) -> float:
     return float((got.double().cpu() - want).norm() / want.norm())
 
 
-def inputs(case: Case, device: str) -> tuple[Tensor, Tensor, Tensor, Experts]:
+class Inputs(NamedTuple):
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    experts: Experts
+    gate_up: Tensor
+    down: Tensor
+
+
+def inputs(case: Case, device: str) -> Inputs:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(case.tokens, case.hidden, generator=g).to(device, DTYPE[device])
     logits = torch.randn(case.tokens, case.experts, generator=g).to(device)
     ids, weights = route_tokens(logits, case.top_k, normalize=True)
-    return x, ids, weights, random_experts(case, device)
+    return Inputs(x, ids, weights, *random_experts(case, device))
 
 
 @on_each_device
 @pytest.mark.parametrize("case", CASES)
 def test_experts_equal_the_fp64_oracle(device: str, case: Case) -> None:
-    x, ids, weights, experts = inputs(case, device)
-    want = oracle(x, ids, weights, experts)
-    assert error(triton_mix.mix_experts(x, ids, weights, experts), want) < TOLERANCE[device]
-    assert error(reference_mix.mix_experts(x, ids, weights, experts), want) < TOLERANCE[device]
+    made = inputs(case, device)
+    want = oracle(*made)
+    assert error(triton_mix.mix_experts(*made[:4]), want) < TOLERANCE[device]
+    assert error(reference_mix.mix_experts(*made[:4]), want) < TOLERANCE[device]
 
 
 @on_each_device
 @pytest.mark.parametrize("load", ["one expert has all", "one expert has none", "last expert alone"])
 def test_any_load_of_experts_is_served(device: str, load: str) -> None:
-    x, ids, weights, experts = inputs(Case(21, 4, 1, 48, 32), device)
-    none, last = ids.clamp(max=2), ids * 0 + 3
-    ids = {"one expert has all": ids * 0, "one expert has none": none, "last expert alone": last}[load]
-    assert error(triton_mix.mix_experts(x, ids, weights, experts), oracle(x, ids, weights, experts)) < TOLERANCE[device]
+    made = inputs(Case(21, 4, 1, 48, 32), device)
+    none, last = made.ids.clamp(max=2), made.ids * 0 + 3
+    ids = {"one expert has all": made.ids * 0, "one expert has none": none, "last expert alone": last}[load]
+    made = made._replace(ids=ids)
+    assert error(triton_mix.mix_experts(*made[:4]), oracle(*made)) < TOLERANCE[device]
 
 
 @on_each_device
@@ -163,6 +187,13 @@ def test_routing_chooses_the_largest_logits(device: str, normalize: bool) -> Non
 
 
 def test_ids_of_another_shape_are_refused() -> None:
-    x, ids, weights, experts = inputs(Case(4, 4, 2, 48, 32), "cpu")
+    x, ids, weights, experts, _, _ = inputs(Case(4, 4, 2, 48, 32), "cpu")
     with pytest.raises(ValueError, match=r"expert_ids \[3, 2\] torch.int32, weights \[4, 2\]; expected \[4, k\]"):
         mix_experts(x, ids[:3], weights, experts)
+
+
+@pytest.mark.parametrize("columns", [32, 96, 128, 288])
+def test_mxfp4_keeps_every_value_of_the_checkpoint(columns: int) -> None:
+    weight = random_weight((3, 5, columns), torch.Generator().manual_seed(2), mxfp4=True)
+    assert isinstance(weight, Checkpoint)
+    assert torch.equal(unpack_mxfp4(pack_mxfp4(*weight), columns, torch.float64), decode(weight))

@@ -6,18 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from specpipe_kernels.experts.pack_mxfp4 import unpack_mxfp4
 from specpipe_kernels.types import Activation, Experts, ExpertWeights, Mxfp4Weight
-
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Absolute values of the codes of E2M1; the highest of the four bits is the sign."""
-
-
-def dequantize_mxfp4(weight: Mxfp4Weight, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Returns the values [E, N, K] of mxfp4 weights."""
-    codes = torch.stack((weight.values & 15, weight.values >> 4), dim=-1).flatten(-2)
-    table = torch.tensor([*E2M1, *(-x for x in E2M1)], dtype=torch.float32, device=codes.device)
-    blocks = table[codes.long()].unflatten(-1, (-1, 32))
-    return torch.ldexp(blocks, weight.exponents.int()[..., None] - 127).flatten(-2).to(dtype)
 
 
 def activate(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
@@ -37,7 +27,7 @@ def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts
         product = functional.linear(x[token], weight, bias)
         gate, up = (product[:, ::2], product[:, 1::2]) if experts.interleaved else product.chunk(2, dim=-1)
         gated = activate(gate.float(), up.float(), experts.activation).to(x.dtype)
-        result = functional.linear(gated, _weight_of(experts.down, expert, x), _row(experts.down_bias, expert))
+        result = functional.linear(gated, _weight_of(experts.down, expert, gated), _row(experts.down_bias, expert))
         out.index_add_(0, token, result.float() * weights[token, choice, None].float())
     return out.to(x.dtype)
 
@@ -45,7 +35,8 @@ def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts
 def _weight_of(weights: ExpertWeights, expert: int, like: Tensor) -> Tensor:
     """Returns the weight [N, K] of one expert in the dtype of `like`."""
     if isinstance(weights, Mxfp4Weight):
-        return dequantize_mxfp4(Mxfp4Weight(*(part[expert] for part in weights)), like.dtype)
+        one = Mxfp4Weight(weights.words[expert : expert + 1], weights.exponents[expert : expert + 1])
+        return unpack_mxfp4(one, like.shape[1], like.dtype)[0]
     return weights[expert]
 
 
