@@ -20,11 +20,13 @@ from specpipe_kernels.operations.token_logprobs import token_logprobs
 from specpipe_kernels.reference.layers.dequantize import dequantize
 from specpipe_kernels.types import (
     METHODS,
+    UNSCALED,
     Activation,
     Bounds,
     Experts,
     ForwardTokens,
     Fp8Rows,
+    KVScales,
     Method,
     Mxfp4Weight,
     Normed,
@@ -44,11 +46,13 @@ from specpipe_kernels.types import (
 
 __all__ = [
     "METHODS",
+    "UNSCALED",
     "Activation",
     "Bounds",
     "Experts",
     "ForwardTokens",
     "Fp8Rows",
+    "KVScales",
     "Method",
     "Mxfp4Weight",
     "Normed",

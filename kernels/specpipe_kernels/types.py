@@ -145,6 +145,23 @@ class PrefixArgs(NamedTuple):
     """[groups + 1] int64: group g has members[cu_members[g]:cu_members[g + 1]]; unused groups are empty."""
 
 
+class KVScales(NamedTuple):
+    """Scales of one layer's pages in 8 bits: a key is its stored entry times the scale of its KV head.
+
+    Stores divide by the scale (they multiply by its reciprocal in fp32) and round to nearest. What lies beyond the
+    largest entry, 448, becomes 448; NaN stays NaN.
+    """
+
+    k: Tensor | None
+    """[Hkv] fp32, above 0. None, as is v, for pages in 16 or 32 bits."""
+    v: Tensor | None
+    """[Hkv] fp32, above 0."""
+
+
+UNSCALED = KVScales(None, None)
+"""Scales of pages in the dtype of the model."""
+
+
 class OpenedRows(NamedTuple):
     """The B batch rows of a round, gathered from their slots at its start."""
 

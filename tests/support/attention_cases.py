@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specpipe_kernels import PrefixArgs, store_kv, write_index
+from specpipe_kernels import UNSCALED, KVScales, PrefixArgs, store_kv, write_index
 
 PAGE = 64
 # fp32: scores sum head_dim products of order 1, in another order on each device.
@@ -36,6 +36,13 @@ class Case:
     page_size: int = PAGE
     groups: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """(shared pages, rows) of each group; every row then has equally many query tokens."""
+    fp8: bool = False
+    """Pages are in 8 bits, with another scale for each head of keys and of values."""
+
+    @property
+    def scales(self) -> KVScales:
+        heads = torch.arange(1.0, self.kv_heads + 1)
+        return KVScales(heads * 0.037, heads.flip(0) * 0.0091) if self.fp8 else UNSCALED
 
 
 @dataclass
@@ -61,6 +68,7 @@ class Inputs:
             "softcap": case.softcap,
             "sinks": None if self.sinks is None else self.sinks.to(device),
             "prefix": None if self.prefix is None else PrefixArgs(*(x.to(device) for x in self.prefix)),
+            "scales": KVScales(*(None if x is None else x.to(device) for x in case.scales)),
         }
         return fn(*(t.to(device) for t in tensors), **(options | changes))
 
@@ -73,8 +81,8 @@ def build(case: Case, *, stale: float = float("nan"), seed: int = 0) -> Inputs:
     width = max(-(-length // case.page_size) for length in lengths) + 1
     order = iter((torch.randperm(len(lengths) * width) + 1).tolist())
     shape = (len(lengths) * width + 1, case.kv_heads, case.page_size)
-    k_pages = torch.full((*shape, case.head_dim), stale, dtype=case.dtype)
-    v_pages = torch.full((*shape, value_dim), stale, dtype=case.dtype)
+    dtype = torch.float8_e4m3fn if case.fp8 else case.dtype
+    k_pages, v_pages = (torch.full((*shape, dim), stale).to(dtype) for dim in (case.head_dim, value_dim))
     tables = torch.zeros(len(lengths), width, dtype=torch.int32)
     keys, values = [], []
     shared = {row: (pages, min(rows)) for pages, rows in case.groups for row in rows if row > min(rows)}
@@ -90,7 +98,10 @@ def build(case: Case, *, stale: float = float("nan"), seed: int = 0) -> Inputs:
                 of_rows[row][: pages * case.page_size] = of_rows[first][: min(length, pages * case.page_size)]
         cu = torch.tensor([0, length], dtype=torch.int32)
         index = write_index(tables[row : row + 1], cu, torch.zeros(1, dtype=torch.int64), length, case.page_size)
-        store_kv(keys[-1], values[-1], k_pages, v_pages, index)
+        store_kv(keys[-1], values[-1], k_pages, v_pages, index, case.scales)
+        if case.fp8:
+            for of_rows, scale in zip((keys, values), case.scales, strict=True):
+                of_rows[row] = dequantised(of_rows[row], scale)
     counts = [count for _, count in case.rows]
     tokens = sum(counts) + case.spare_tokens
     return Inputs(
@@ -106,6 +117,12 @@ def build(case: Case, *, stale: float = float("nan"), seed: int = 0) -> Inputs:
         values=values,
         prefix=_prefix(case) if case.groups else None,
     )
+
+
+def dequantised(entries: Tensor, scale: Tensor) -> Tensor:
+    """Returns entries [N, Hkv, D] as pages with scales [Hkv] hold them, in fp64."""
+    inverse = (1 / scale)[:, None]
+    return (entries.float() * inverse).to(torch.float8_e4m3fn).double() * scale.double()[:, None]
 
 
 def _prefix(case: Case) -> PrefixArgs:

@@ -21,7 +21,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 from specpipe_kernels import (
+    UNSCALED,
     Bounds,
+    KVScales,
     Penalties,
     PrefixArgs,
     Purpose,
@@ -156,11 +158,17 @@ def multiply(dtype: torch.dtype, rows: int) -> None:
     silu_mul.silu_mul(torch.zeros(rows, 2 * inner, dtype=dtype))
     table, pages = torch.zeros(9, dim, dtype=dtype), torch.zeros(2, 4, 64, dim, dtype=dtype)
     positions = torch.zeros(rows, dtype=torch.int64)
-    for norm in (None, torch.zeros(dim, dtype=dtype)):
-        rope_store_kv.rope_store_kv(
-            torch.zeros(rows, 24 * dim, dtype=dtype), table, table, positions, pages, pages, positions,
-            q_heads=16, q_norm=norm, k_norm=norm,
-        )  # fmt: skip
+    for memory, scales in ((pages, UNSCALED), (pages.to(torch.float8_e4m3fn), KVScales(torch.ones(4), torch.ones(4)))):
+        for norm in (None, torch.zeros(dim, dtype=dtype)):
+            rope_store_kv.rope_store_kv(
+                torch.zeros(rows, 24 * dim, dtype=dtype), table, table, positions, memory, memory, positions,
+                q_heads=16, q_norm=norm, k_norm=norm, scales=scales,
+            )  # fmt: skip
+        if x.element_size() == 2:
+            qkv = torch.zeros(24 * dim, hidden, dtype=dtype)
+            linear.linear_rope_store_kv(
+                x, qkv, None, table, table, positions, memory, memory, positions, q_heads=16, scales=scales
+            )
     if x.element_size() == 2:
         qkv = torch.zeros(24 * dim, hidden, dtype=dtype)
         for out, inner_weight, heads in ((weight, glu, qkv), [quantize_fp8(w) for w in (weight, glu, qkv)]):
@@ -180,13 +188,18 @@ def attend(dtype: torch.dtype, head_dim: int, queries: int, rows: int) -> None:
     cu_queries = torch.arange(0, rows * queries + 1, queries, dtype=torch.int32)
     starts = torch.zeros(rows, dtype=torch.int64)
     index = write_index(tables, cu_queries, starts, rows * queries, 64)
-    store_kv(query[:, :2], query[:, :2], pages, pages, index)
     none = torch.zeros(rows, dtype=torch.int64)
     prefix = PrefixArgs(none, none, none[: rows // 2 + 1].clone())
-    for options in ({}, {"window": 24, "softcap": 30.0, "sinks": torch.zeros(8, dtype=dtype)}, {"prefix": prefix}):
-        paged_attention(query, pages, pages, tables, cu_queries, starts, max_queries=queries, scale=0.1, **options)
-        if dtype == torch.bfloat16 and rows == 2:  # Triton's pipeline must keep two pages in flight
-            assert shared["_paged_attention_kernel"] >= 2 * 2 * 64 * head_dim * 2, shared
+    for memory, scales in ((pages, UNSCALED), (pages.to(torch.float8_e4m3fn), KVScales(torch.ones(2), torch.ones(2)))):
+        store_kv(query[:, :2], query[:, :2], memory, memory, index, scales)
+        for options in ({}, {"window": 24, "softcap": 30.0, "sinks": torch.zeros(8, dtype=dtype)}, {"prefix": prefix}):
+            paged_attention(
+                query, memory, memory, tables, cu_queries, starts, max_queries=queries, scale=0.1, scales=scales,
+                **options,
+            )  # fmt: skip
+            if dtype == torch.bfloat16 and rows == 2:  # Triton's pipeline must keep two pages in flight
+                page = 64 * head_dim * memory.element_size()
+                assert shared["_paged_attention_kernel"] >= 2 * 2 * page, shared
 
 
 def main() -> None:

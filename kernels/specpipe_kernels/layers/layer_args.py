@@ -28,6 +28,10 @@ class RopeArgs(NamedTuple):
     """[P, Hkv, S, D]."""
     write_index: Tensor
     """[M] int64: page * S + offset of each token."""
+    k_scale: Tensor | None
+    """[Hkv] fp32, of keys in 8 bits."""
+    v_scale: Tensor | None
+    """[Hkv] fp32, of values in 8 bits."""
 
 
 class NoRope(NamedTuple):
@@ -133,6 +137,10 @@ class PageArgs(NamedTuple):
     """[P, Hkv, S, D of values]."""
     tables: Tensor
     """[R, width] int32: pages of each row."""
+    k_scale: Tensor | None
+    """[Hkv] fp32, of keys in 8 bits."""
+    v_scale: Tensor | None
+    """[Hkv] fp32, of values in 8 bits."""
 
 
 class LogitArgs(NamedTuple):
@@ -196,6 +204,8 @@ class StoreArgs(NamedTuple):
     """[M, Hkv, D]."""
     pages: Tensor
     """[P, Hkv, S, D]."""
+    scale: Tensor | None
+    """[Hkv] fp32, of pages in 8 bits."""
     stride_n: int
     """Elements from one token to the next."""
     stride_h: int

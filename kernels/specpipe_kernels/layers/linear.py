@@ -14,7 +14,7 @@ from specpipe_kernels.layers.silu_mul import silu_mul
 from specpipe_kernels.layers.skinny_gemm import skinny_gemm
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
 from specpipe_kernels.reference.layers.dequantize import dense_weight
-from specpipe_kernels.types import Normed, QuantizedWeight
+from specpipe_kernels.types import UNSCALED, KVScales, Normed, QuantizedWeight
 
 
 def _is_skinny(values: Tensor, limit: int = MAX_ROWS) -> bool:
@@ -84,14 +84,15 @@ def linear_rope_store_kv(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    scales: KVScales = UNSCALED,
 ) -> Tensor:
     """See `specpipe_kernels.linear_rope_store_kv`."""
     values = x.values if isinstance(x, Normed) else x
     if _is_skinny(values) and q_norm is None:
-        rope = RopeArgs(cos, sin, positions, k_pages, v_pages, write_index)
+        rope = RopeArgs(cos, sin, positions, k_pages, v_pages, write_index, *scales)
         q = skinny_gemm(x, weight, ROPE, bias=bias, rope=rope, q_heads=q_heads).out
         return q.view(values.shape[0], q_heads, -1)
     return rope_store_kv(
         linear(x, weight, bias), cos, sin, positions, k_pages, v_pages, write_index, q_heads=q_heads, q_norm=q_norm,
-        k_norm=k_norm, eps=eps,
+        k_norm=k_norm, eps=eps, scales=scales,
     )  # fmt: skip

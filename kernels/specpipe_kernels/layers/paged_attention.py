@@ -23,11 +23,15 @@ from torch import Tensor
 from specpipe_kernels.layers.attention_blocks import (
     STAGE_BYTES,
     add_block,
+    join_sums,
     load_block,
     load_page,
     load_queries,
     merge_part,
+    multiply_keys,
+    prepare_queries,
     scale_logits,
+    zero_sums,
 )
 from specpipe_kernels.layers.layer_args import (
     AttentionSizes,
@@ -42,7 +46,7 @@ from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
-from specpipe_kernels.types import PrefixArgs
+from specpipe_kernels.types import UNSCALED, KVScales, PrefixArgs
 
 NO_PREFIX = PrefixParts(None, None, None, None, None)
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -76,12 +80,12 @@ def _zero_unowned(
 
 
 @triton.jit
-def _masked_logits(s, logits, position, last, kv, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
+def _masked_logits(s, factor, logits, position, last, kv, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
     """Returns base-2 logits [BLOCK_M, BLOCK_N] of products s, -inf where the mask hides the key.
 
     last [BLOCK_M]: the last existing key that each query attends to.
     """
-    s = scale_logits(s, logits, SOFTCAP)
+    s = scale_logits(s, factor, logits, SOFTCAP)
     seen = kv[None, :] <= last[:, None]
     if WINDOW > 0:
         seen &= kv[None, :] > position[:, None] - WINDOW
@@ -197,6 +201,7 @@ def _paged_attention_kernel(
     position = tl.where(valid, start + local, -1)
     v_dim = tl.arange(0, V_PAD)
     q = load_queries(queries, token, head, valid, SIZES)
+    q, q_odd, factor = prepare_queries(q, pages, logits, kv_head, SIZES)
 
     # The visible blocks of keys of this tile; a split processes every SPLITS-th of them.
     length = tl.minimum(start + tl.minimum(count, offset + BLOCK_Q), width * PAGE_SIZE)
@@ -219,16 +224,17 @@ def _paged_attention_kernel(
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_N] if DEFER_SUM else [BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, V_PAD], tl.float32)
+    acc, acc_odd = zero_sums(pages, SIZES, BLOCK_M)
     for block in range(first, end, SPLITS):
         kv, k, v = load_block(pages, line, block, length, SIZES, BLOCK_N)
         # Page numbers are loaded explicitly, two blocks ahead. If they were loaded here, Triton's pipeline would
         # prefetch page numbers and keep a single buffer for keys and values, refilled only after its use.
         line = next_page * KV_HEADS + kv_head
         next_page = load_page(table, block + 2 * SPLITS, width, SIZES, BLOCK_N)
-        s = tl.dot(q, k, input_precision="ieee")
-        s = _masked_logits(s, logits, position, last, kv, WINDOW, SOFTCAP)
-        top, total, acc = add_block(s, v, top, total, acc, DEFER_SUM)
+        s = multiply_keys(q, q_odd, k)
+        s = _masked_logits(s, factor, logits, position, last, kv, WINDOW, SOFTCAP)
+        top, total, acc, acc_odd = add_block(s, v, top, total, acc, acc_odd, q.dtype, DEFER_SUM)
+    acc = join_sums(acc, acc_odd, SIZES)
     if DEFER_SUM:
         total = tl.sum(total, 1)
 
@@ -249,6 +255,8 @@ def _paged_attention_kernel(
     if logits.sinks is not None:
         total, acc = _add_sinks(logits.sinks, head, valid, top, total, acc)
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    if pages.v_scale is not None:
+        acc *= tl.load(pages.v_scale + kv_head)
     out_at = out + (token * Q_HEADS + head)[:, None] * V_DIM + v_dim[None, :]
     tl.store(out_at, acc.to(out.dtype.element_ty), mask=valid[:, None] & (v_dim[None, :] < V_DIM))
 
@@ -287,10 +295,12 @@ def attention_tiling(
     if block_m == 16 and programs > 3 * available:  # more than fit at once with two pages each: smaller stages
         return AttentionTiling(block_m, min(32, page_size), 1, 2, 3)
     # One program per processor; combining the parts of a shared row costs as much as two or three pages. More parts
-    # than pages would have no work.
-    spare = max(1, available // max(1, programs))
+    # than pages would have no work. Pages in 8 bits are half the bytes in flight: four programs per processor (16 rows
+    # of 8,000 tokens: 95 us with one, 69 with four).
+    per_processor = 4 if block_m == 16 and k_pages.element_size() == 1 else 1
+    spare = max(1, available * per_processor // max(1, programs))
     splits = min(8 if width <= 64 else 16, 1 << (spare.bit_length() - 1), power_of_2(width))
-    page_bytes = page_size * itemsize * (power_of_2(k_dim) + power_of_2(v_pages.shape[3]))
+    page_bytes = page_size * k_pages.element_size() * (power_of_2(k_dim) + power_of_2(v_pages.shape[3]))
     stages = max(1, min(3, STAGE_BYTES // page_bytes))
     return AttentionTiling(block_m, page_size, splits, 8 if block_m > 64 else 4, stages)
 
@@ -314,6 +324,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     prefix: PrefixArgs | None = None,
+    scales: KVScales = UNSCALED,
     tiles: AttentionTiling | None = None,
 ) -> Tensor:
     """See `specpipe_kernels.paged_attention`. Page sizes are powers of two, 16 or more; tiles: None for `tiling`'s."""
@@ -330,7 +341,9 @@ def paged_attention(
     block_q = tile_sizes.block_m // (q_heads // kv_heads)
     assert block_q > 0 and page_size % tile_sizes.block_n == 0
     count = _tiles(tokens, rows, max_queries, block_q)
-    k_pad, v_pad = max(16, power_of_2(k_dim)), max(16, power_of_2(v_dim))
+    smallest = 16 if scales.k is None else 32  # a product takes half of the entries in 8 bits
+    k_pad, v_pad = max(smallest, power_of_2(k_dim)), max(smallest, power_of_2(v_dim))
+    assert scales.k is None or (k_dim % 2 == 0 and v_dim % 2 == 0)
     parts = SplitParts(None, None, None, None)
     if tile_sizes.splits > 1:
         shape = (count * kv_heads, tile_sizes.splits, tile_sizes.block_m)
@@ -339,7 +352,7 @@ def paged_attention(
         parts = SplitParts(acc, top, total, arrivals(query, count * kv_heads))
     log2e = math.log2(math.e)
     factors = (scale * log2e, 0.0) if softcap is None else (scale / softcap, softcap * log2e)
-    pages, logits = PageArgs(k_pages, v_pages, block_tables), LogitArgs(sinks, *factors)
+    pages, logits = PageArgs(k_pages, v_pages, block_tables, *scales), LogitArgs(sinks, *factors)
     queries = QueryArgs(query, cu_queries, starts, *query.stride())
     sizes = AttentionSizes(q_heads, kv_heads, k_dim, v_dim, k_pad, v_pad, page_size)
     shared = NO_PREFIX

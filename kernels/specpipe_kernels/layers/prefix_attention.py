@@ -23,10 +23,14 @@ from torch import Tensor
 from specpipe_kernels.layers.attention_blocks import (
     STAGE_BYTES,
     add_block,
+    join_sums,
     load_block,
     load_page,
     load_queries,
+    multiply_keys,
+    prepare_queries,
     scale_logits,
+    zero_sums,
 )
 from specpipe_kernels.layers.layer_args import AttentionSizes, LogitArgs, PageArgs, PrefixParts, QueryArgs
 from specpipe_kernels.runtime.backend import gpu_of, processors
@@ -96,6 +100,7 @@ def _prefix_attention_kernel(
         position = tl.load(queries.starts + member, mask=valid, other=-1).to(tl.int32) + column
         ready = valid & (position >= 0)
         q = load_queries(queries, token, head, ready, SIZES)
+        q, q_odd, factor = prepare_queries(q, pages, logits, kv_head, SIZES)
 
         split_blocks = tl.cdiv(group_pages, splits) * BLOCKS  # equal splits, none with a few pages left over
         begin = split * split_blocks
@@ -108,15 +113,16 @@ def _prefix_attention_kernel(
         next_page = load_page(table, begin + 1, width, SIZES, BLOCK_N)
         top = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
-        acc = tl.zeros([BLOCK_M, V_PAD], tl.float32)
+        acc, acc_odd = zero_sums(pages, SIZES, BLOCK_M)
         for block in range(begin, stop):
             kv, k, v = load_block(pages, line, block, stop * BLOCK_N, SIZES, BLOCK_N)
             line = next_page * KV_HEADS + kv_head
             next_page = load_page(table, block + 2, width, SIZES, BLOCK_N)
-            s = scale_logits(tl.dot(q, k, input_precision="ieee"), logits, SOFTCAP)
+            s = scale_logits(multiply_keys(q, q_odd, k), factor, logits, SOFTCAP)
             if WINDOW > 0:
                 s = tl.where(kv[None, :] > position[:, None] - WINDOW, s, float("-inf"))
-            top, total, acc = add_block(s, v, top, total, acc, False)
+            top, total, acc, acc_odd = add_block(s, v, top, total, acc, acc_odd, q.dtype, False)
+        acc = join_sums(acc, acc_odd, SIZES)
 
         at = (split * num_tokens + token) * SIZES.q_heads + head
         tl.store(parts.top + at, tl.where(ready, top, float("-inf")), mask=valid)

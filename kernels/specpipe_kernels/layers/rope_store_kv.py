@@ -7,8 +7,10 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.layers.layer_args import HeadNorms, HeadSizes, RopeArgs
+from specpipe_kernels.layers.quantized.page_entries import to_page_entries
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
+from specpipe_kernels.types import UNSCALED, KVScales
 
 HEADS = 8  # heads of one token that a program processes
 
@@ -78,6 +80,13 @@ def _rope_store_kernel(
     k_head = head - Q_HEADS
     k_at = rope.k_pages + base + k_head[:, None] * (PAGE_SIZE * D) + lane[None, :]
     k_mask = is_k[:, None] & in_half[None, :]
+    if rope.k_scale is not None:
+        k_scale = tl.load(rope.k_scale + k_head, mask=is_k, other=1.0)[:, None]
+        v_scale = tl.load(rope.v_scale + k_head - KV_HEADS, mask=is_v, other=1.0)[:, None]
+        rotated_low = to_page_entries(rotated_low, k_scale)
+        rotated_high = to_page_entries(rotated_high, k_scale)
+        low_in = to_page_entries(low_in, v_scale)
+        high_in = to_page_entries(high_in, v_scale)
     tl.store(k_at, rotated_low, mask=k_mask)
     tl.store(k_at + HALF, rotated_high, mask=k_mask)
     v_at = rope.v_pages + base + (k_head - KV_HEADS)[:, None] * (PAGE_SIZE * D) + lane[None, :]
@@ -99,6 +108,7 @@ def rope_store_kv(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    scales: KVScales = UNSCALED,
 ) -> Tensor:
     """Rotates and stores a projection qkv [M, (Hq + 2 Hkv) * D]; returns the rotated queries [M, Hq, D].
 
@@ -111,7 +121,7 @@ def rope_store_kv(
     out = qkv.new_empty(tokens, q_heads, dim)
     if tokens:
         _rope_store_kernel[(tokens, cdiv(q_heads + 2 * kv_heads, HEADS))](
-            qkv, RopeArgs(cos, sin, positions, k_pages, v_pages, write_index), HeadNorms(q_norm, k_norm), out,
+            qkv, RopeArgs(cos, sin, positions, k_pages, v_pages, write_index, *scales), HeadNorms(q_norm, k_norm), out,
             cos.shape[0] - 1, eps, qkv.stride(0), SIZES=HeadSizes(q_heads, kv_heads, dim, page_size),
             HALF_PAD=power_of_2(dim // 2), HEADS=HEADS, num_warps=2, **launch_options(qkv),
         )  # fmt: skip

@@ -21,6 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specpipe_kernels.layers.quantized.page_entries import to_page_entries
 from specpipe_kernels.runtime.dependent_launch import let_next_start, wait_for_inputs
 
 PLAIN, GLU, RESIDUAL, ROPE = 0, 1, 2, 3
@@ -48,6 +49,28 @@ def _load_rotations(rope, position, last_position, lane, mask, D: tl.constexpr):
 
 
 @triton.jit
+def _store_in_8_bits(low, high, lane, mask, head, m, q_out, rope, index, HEADS: tl.constexpr):
+    """Stores halves [lanes, M] of a head of every token in q_out, or over their scale in the pages."""
+    D: tl.constexpr = HEADS.dim
+    HALF: tl.constexpr = D // 2
+    low = low.to(q_out.dtype.element_ty)  # of the pages too, as if the projection had been stored
+    high = high.to(q_out.dtype.element_ty)
+    if head < HEADS.q_heads:
+        q_at = q_out + (m[None, :].to(tl.int64) * HEADS.q_heads + head) * D + lane[:, None]
+        tl.store(q_at, low, mask=mask)
+        tl.store(q_at + HALF, high, mask=mask)
+    else:
+        kv_head = (head - HEADS.q_heads) % HEADS.kv_heads
+        is_key = head < HEADS.q_heads + HEADS.kv_heads
+        pages = rope.k_pages if is_key else rope.v_pages
+        scale = tl.load((rope.k_scale if is_key else rope.v_scale) + kv_head)
+        line = index // HEADS.page_size * HEADS.kv_heads + kv_head
+        at = pages + ((line * HEADS.page_size + index % HEADS.page_size) * D)[None, :] + lane[:, None]
+        tl.store(at, to_page_entries(low, scale), mask=mask)
+        tl.store(at + HALF, to_page_entries(high, scale), mask=mask)
+
+
+@triton.jit
 def _store_rotated(low, high, rotations, lane, mask, head, m, q_out, rope, index, HEADS: tl.constexpr):
     """Rotates q and k, and stores the halves low and high [lanes, M] of a head of every token in q_out or the pages."""
     Q_HEADS: tl.constexpr = HEADS.q_heads
@@ -63,14 +86,17 @@ def _store_rotated(low, high, rotations, lane, mask, head, m, q_out, rope, index
         rotated = low * c_low.to(tl.float32) - high * s_low.to(tl.float32)
         high = high * c_high.to(tl.float32) + low * s_high.to(tl.float32)
         low = rotated
-    if head < Q_HEADS:
-        base = q_out + (m[None, :].to(tl.int64) * Q_HEADS + head) * D
+    if rope.k_scale is not None:
+        _store_in_8_bits(low, high, lane, mask, head, m, q_out, rope, index, HEADS)
     else:
-        kv_head = (head - Q_HEADS) % KV_HEADS
-        place = ((index // PAGE_SIZE * KV_HEADS + kv_head) * PAGE_SIZE + index % PAGE_SIZE) * D
-        base = (rope.k_pages if head < Q_HEADS + KV_HEADS else rope.v_pages) + place[None, :]
-    tl.store(base + lane[:, None], low.to(q_out.dtype.element_ty), mask=mask)
-    tl.store(base + lane[:, None] + HALF, high.to(q_out.dtype.element_ty), mask=mask)
+        if head < Q_HEADS:
+            base = q_out + (m[None, :].to(tl.int64) * Q_HEADS + head) * D
+        else:
+            kv_head = (head - Q_HEADS) % KV_HEADS
+            place = ((index // PAGE_SIZE * KV_HEADS + kv_head) * PAGE_SIZE + index % PAGE_SIZE) * D
+            base = (rope.k_pages if head < Q_HEADS + KV_HEADS else rope.v_pages) + place[None, :]
+        tl.store(base + lane[:, None], low.to(q_out.dtype.element_ty), mask=mask)
+        tl.store(base + lane[:, None] + HALF, high.to(q_out.dtype.element_ty), mask=mask)
 
 
 @triton.jit

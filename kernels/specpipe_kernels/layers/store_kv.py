@@ -7,7 +7,9 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.layers.layer_args import StoreArgs, StoreSizes
+from specpipe_kernels.layers.quantized.page_entries import to_page_entries
 from specpipe_kernels.runtime.sizes import power_of_2
+from specpipe_kernels.types import UNSCALED, KVScales
 
 
 @triton.jit
@@ -23,7 +25,11 @@ def _copy_token(tensors, token, slot, SIZES: tl.constexpr):
     x = tl.load(x_at, mask=mask)
     place = (slot // PAGE_SIZE) * (HEADS * PAGE_SIZE * DIM) + (slot % PAGE_SIZE) * DIM
     at = tensors.pages + place + head * (PAGE_SIZE * DIM) + dim
-    tl.store(at, x.to(tensors.pages.dtype.element_ty), mask=mask)
+    if tensors.scale is not None:
+        scale = tl.load(tensors.scale + head, mask=head < HEADS, other=1.0)
+        tl.store(at, to_page_entries(x, scale), mask=mask)
+    else:
+        tl.store(at, x.to(tensors.pages.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -34,7 +40,9 @@ def _store_kv_kernel(keys, values, write_index, K_SIZES: tl.constexpr, V_SIZES: 
     _copy_token(values, token, slot, V_SIZES)
 
 
-def store_kv(key: Tensor, value: Tensor, k_pages: Tensor, v_pages: Tensor, write_index: Tensor) -> None:
+def store_kv(
+    key: Tensor, value: Tensor, k_pages: Tensor, v_pages: Tensor, write_index: Tensor, scales: KVScales = UNSCALED
+) -> None:
     """See `specpipe_kernels.store_kv`."""
     tokens, heads, k_dim = key.shape
     v_dim, page_size = value.shape[2], k_pages.shape[2]
@@ -45,8 +53,8 @@ def store_kv(key: Tensor, value: Tensor, k_pages: Tensor, v_pages: Tensor, write
         return
     heads_pad = power_of_2(heads)
     _store_kv_kernel[(tokens,)](
-        StoreArgs(key, k_pages, *key.stride()),
-        StoreArgs(value, v_pages, *value.stride()),
+        StoreArgs(key, k_pages, scales.k, *key.stride()),
+        StoreArgs(value, v_pages, scales.v, *value.stride()),
         write_index,
         K_SIZES=StoreSizes(heads, k_dim, page_size, heads_pad, power_of_2(k_dim)),
         V_SIZES=StoreSizes(heads, v_dim, page_size, heads_pad, power_of_2(v_dim)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import Normed, QuantizedWeight
+from specpipe_kernels.types import UNSCALED, KVScales, Normed, QuantizedWeight
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -69,6 +69,7 @@ def linear_rope_store_kv(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    scales: KVScales = UNSCALED,
 ) -> Tensor:
     """Projects x [M, H], rotates queries and keys, stores keys and values; returns the queries [M, Hq, D].
 
@@ -80,7 +81,7 @@ def linear_rope_store_kv(
         bias: [(Hq + 2 Hkv) * D].
         cos, sin: [P, D] tables by position, in the half-split layout of transformers.
         positions: [M] int64, index the tables.
-        k_pages, v_pages, write_index: as in `store_kv`.
+        k_pages, v_pages, write_index, scales: as in `store_kv`.
         q_heads: Hq.
         q_norm, k_norm: [D], weights of RMS norms over each head before rotation (Qwen 3).
         eps: of these norms.
@@ -92,6 +93,6 @@ def linear_rope_store_kv(
     function = implementation("layers.linear", values, "linear_rope_store_kv")
     result: Tensor = function(
         x, weight, bias, cos, sin, positions, k_pages, v_pages, write_index,
-        q_heads=q_heads, q_norm=q_norm, k_norm=k_norm, eps=eps,
+        q_heads=q_heads, q_norm=q_norm, k_norm=k_norm, eps=eps, scales=scales,
     )  # fmt: skip
     return result

@@ -3,7 +3,7 @@
 N query tokens of all rows flattened, R rows, Hq query heads, Hkv KV heads (Hq a multiple of it), D head size, W blocks
 in a row's table. Pages are [num_pages, Hkv, page_size, D], contiguous; values may have another D than keys. Page 0 is
 the trash page: padding is written there and no active row reads it, so padding needs no branch. Unused entries of a
-row's table are 0.
+row's table are 0. Pages have the dtype of the model or, with `KVScales`, float8_e4m3fn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import PrefixArgs
+from specpipe_kernels.types import UNSCALED, KVScales, PrefixArgs
 
 
 def write_index(block_tables: Tensor, cu_queries: Tensor, starts: Tensor, num_tokens: int, page_size: int) -> Tensor:
@@ -26,13 +26,15 @@ def write_index(block_tables: Tensor, cu_queries: Tensor, starts: Tensor, num_to
     return result
 
 
-def store_kv(key: Tensor, value: Tensor, k_pages: Tensor, v_pages: Tensor, write_index: Tensor) -> None:
+def store_kv(
+    key: Tensor, value: Tensor, k_pages: Tensor, v_pages: Tensor, write_index: Tensor, scales: KVScales = UNSCALED
+) -> None:
     """Scatters key and value [N, Hkv, D] (any strides) into k_pages and v_pages, in place.
 
     write_index [N] int64 holds page * page_size + offset. Entries may be equal only within the trash page, where an
-    unspecified one of them is kept.
+    unspecified one of them is kept. scales: of pages in 8 bits, which receive rounded entries.
     """
-    implementation("layers.store_kv", key)(key, value, k_pages, v_pages, write_index)
+    implementation("layers.store_kv", key)(key, value, k_pages, v_pages, write_index, scales)
 
 
 def paged_attention(
@@ -49,6 +51,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     prefix: PrefixArgs | None = None,
+    scales: KVScales = UNSCALED,
 ) -> Tensor:
     """Attends each row's queries to its own pages; returns [N, Hq, D of the values], contiguous.
 
@@ -67,6 +70,7 @@ def paged_attention(
         prefix: groups of rows that share their first pages, which are then read once a group instead of once a row; the
             result is the same up to rounding. Elsewhere than on a CPU every row has max_queries tokens. Tokens of a row
             in a group have positions from prefix_pages * page_size - 1 on, or negative ones.
+        scales: of pages in 8 bits, which have even head sizes.
 
     Tokens at negative positions or of no row give zeros. Scores and sums are fp32 or wider.
     """
@@ -83,5 +87,6 @@ def paged_attention(
         softcap=softcap,
         sinks=sinks,
         prefix=prefix,
+        scales=scales,
     )
     return result

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from specpipe_kernels import Normed, dequantize, linear, quantize_fp8
+from specpipe_kernels import UNSCALED, KVScales, Normed, dequantize, linear, quantize_fp8
 from specpipe_kernels.layers import gemm_tiling as gemm_tiling_module
 from specpipe_kernels.layers import linear as triton_linear
 from specpipe_kernels.layers import skinny_gemm as skinny_gemm_module
@@ -277,7 +277,7 @@ def test_rope_epilogue_of_the_skinny_gemm(
         return k, torch.zeros_like(k)
 
     k, v = memory()
-    rope = RopeArgs(cos, sin, positions, k, v, index)
+    rope = RopeArgs(cos, sin, positions, k, v, index, *UNSCALED)
     tiles = GemmTiling(16, 32, splits, 3, 4, False)
     monkeypatch.setattr(skinny_gemm_module, "_PREFETCH_VALUES", 48 if early else 0)
     normed = open_norm(h, by, parts=4)
@@ -289,6 +289,35 @@ def test_rope_epilogue_of_the_skinny_gemm(
     )
     for got, want in ((q.view_as(want_q), want_q), (k, want_k), (v, want_v)):
         assert error(got, want.double()) < 2 * TOLERANCE[device]
+
+
+@on_each_device
+@pytest.mark.parametrize(
+    ("rows", "normed"), [(9, False), (9, True), pytest.param(MAX_ROWS + 1, False, marks=pytest.mark.slow)]
+)
+def test_keys_and_values_are_stored_in_8_bits_by_every_path(device: str, rows: int, normed: bool) -> None:
+    """The skinny product's epilogue, and the kernel behind other products; each head has scales of its own."""
+    hidden, dim, q_heads, kv_heads, page_size = 48, 24, 3, 2, 64
+    x, weight, cos, sin, q_norm, k_norm = tensors(
+        device, (rows, hidden), ((q_heads + 2 * kv_heads) * dim, hidden), (99, dim), (99, dim), (dim,), (dim,)
+    )
+    scales = KVScales(*(torch.tensor(s, device=device) for s in ((0.02, 0.5), (0.9, 0.07))))
+    index = torch.arange(70, 70 + rows, device=device)
+    options: dict[str, Any] = {"q_heads": q_heads, "eps": EPS}
+    options |= {"q_norm": q_norm, "k_norm": k_norm} if normed else {}
+
+    def run(function: Any, dtype: torch.dtype, **more: Any) -> tuple[Tensor, ...]:
+        k, v = (torch.zeros(3, kv_heads, page_size, dim, device=device).to(dtype) for _ in range(2))
+        q = function(x, weight, None, cos, sin, index, k, v, index, **options, **more)
+        return q, k, v
+
+    q, *stored = run(triton_linear.linear_rope_store_kv, torch.float8_e4m3fn, scales=scales)
+    same_q, *in_16_bits = run(triton_linear.linear_rope_store_kv, x.dtype)
+    assert torch.equal(q, same_q), "the scales of pages do not concern queries"
+    for pages, full, scale in zip(stored, in_16_bits, scales, strict=True):
+        assert scale is not None
+        want = (full.float() * scale.reciprocal()[:, None, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+        torch.testing.assert_close(pages.float(), want.float(), rtol=0, atol=0)
 
 
 @on_each_device

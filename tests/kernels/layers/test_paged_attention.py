@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,6 +39,12 @@ CASES = {
     ),
     "mixed, values of another size": Case(rows=MIXED, head_dim=24, value_dim=16),
     "a row fed its last two tokens": Case(rows=((-1, 2), (0, 2), (5, 2)), sinks=True),
+    "8 bits, verify": Case(rows=VERIFY, fp8=True),
+    "8 bits, head 80, fp16": Case(rows=VERIFY, q_heads=7, kv_heads=1, head_dim=80, dtype=torch.float16, fp8=True),
+    "8 bits, all features": Case(
+        rows=VERIFY, q_heads=6, kv_heads=3, head_dim=20, window=70, softcap=3.0, sinks=True, spare_tokens=3, fp8=True
+    ),
+    "8 bits, values of another size": Case(rows=MIXED, head_dim=24, value_dim=16, fp8=True),
     "no query at all": Case(rows=((4, 0), (0, 0)), spare_tokens=2),
 }
 
@@ -134,6 +141,25 @@ def test_nan_among_visible_keys_reaches_the_output(kernel: Callable[..., Tensor]
     assert torch.isfinite(out[:2]).all() and torch.isnan(out[2:]).all()
 
 
+@pytest.mark.parametrize("size", [2e37, 1e-30])
+def test_queries_of_any_size_attend_to_pages_in_8_bits(size: float) -> None:
+    """Products are in fp16 there, which ends at 65,504."""
+    case = Case(rows=VERIFY, dtype=torch.bfloat16, fp8=True)
+    inputs = build(case)
+    inputs.query *= size
+    out = inputs.call(triton_kernel, case, scale=0.3 / size)
+    inputs.query /= size
+    check(out, inputs, case)
+
+
+def test_nan_in_pages_of_8_bits_reaches_the_output(kernel: Callable[..., Tensor]) -> None:
+    case = Case(rows=((5, 2), (9, 2)), fp8=True)
+    inputs = build(case)
+    inputs.v_pages[inputs.block_tables[1, 0], :, 3] = torch.tensor(torch.nan).to(torch.float8_e4m3fn)
+    out = inputs.call(kernel, case)
+    assert torch.isfinite(out[:2]).all() and torch.isnan(out[2:]).all()
+
+
 def test_long_ragged_prefill_uses_tiles_and_groups() -> None:
     case = Case(rows=((0, 700), (650, 1), (0, 3), (100, 333)), q_heads=2, kv_heads=1)
     inputs = build(case)
@@ -169,6 +195,12 @@ GPU_CASES = CASES | {
         rows=MIXED, q_heads=8, kv_heads=4, head_dim=256, dtype=torch.bfloat16, window=64, softcap=50.0, spare_tokens=5
     ),
     "gpt-oss": Case(rows=MIXED, q_heads=64, kv_heads=8, head_dim=64, dtype=torch.bfloat16, window=128, sinks=True),
+    "Llama 8B, mixed, 8 bits": replace(LLAMA_8B, fp8=True),
+    "Llama 8B, decode, 8 bits": replace(LLAMA_8B, rows=DECODE, fp8=True),
+    "Llama 8B, one long row, 8 bits": replace(LLAMA_8B, rows=((3000, 4),), fp8=True),
+    "Llama 1B, verify, 8 bits": replace(LLAMA_8B, rows=VERIFY, head_dim=64, fp8=True),
+    "head 96, 8 bits": replace(LLAMA_8B, head_dim=96, fp8=True),
+    "gpt-oss, 8 bits": replace(LLAMA_8B, q_heads=64, head_dim=64, window=128, sinks=True, fp8=True),
     "fp32, head 256": Case(rows=MIXED, q_heads=4, kv_heads=1, head_dim=256),
 }
 

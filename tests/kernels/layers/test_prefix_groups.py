@@ -39,6 +39,10 @@ CASES = {
     ),
     "fp16": Case(rows=fed(2), groups=GROUPS, dtype=torch.float16),
     "pages of 16": Case(rows=fed(2), groups=((4, (0, 1, 3)), (7, (2, 4))), page_size=16),
+    "8 bits, window over shared pages": Case(rows=fed(4), groups=GROUPS, window=75, fp8=True),
+    "8 bits, all features": Case(
+        rows=fed(2), groups=GROUPS, q_heads=6, kv_heads=3, head_dim=24, value_dim=16, softcap=3.0, sinks=True, fp8=True
+    ),
     "a member that is not ready": Case(rows=((70, 2), (-1, 2), (-2, 2), (100, 2)), groups=((1, (2, 0, 3)),)),
 }
 
@@ -113,6 +117,7 @@ SHAPE_8B = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": torch.bfloat
 MANY = tuple((1000 + 3 * row, 1) for row in range(40))
 GPU_CASES = CASES | {
     "8B, one group": Case(rows=MANY, groups=((15, tuple(range(40))),), **SHAPE_8B),
+    "8B, one group, 8 bits": Case(rows=MANY, groups=((15, tuple(range(40))),), fp8=True, **SHAPE_8B),
     "8B, groups of all sizes": Case(
         rows=fed(4, MANY),
         groups=((15, (3, 1)), (1, tuple(range(4, 30))), (9, (0, 2, 30)), (4, (31, 39, 32, 33))),

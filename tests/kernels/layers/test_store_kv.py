@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specpipe_kernels import KVScales
 from specpipe_kernels.layers.store_kv import store_kv as triton_store
 from specpipe_kernels.layers.write_index import write_index as triton_index
 from specpipe_kernels.reference.layers.store_kv import store_kv as reference_store
@@ -79,6 +80,35 @@ def test_stores_every_token_and_touches_nothing_else(
         torch.testing.assert_close(pages[1:], want[1:], rtol=0, atol=0, equal_nan=True)
         # Two tokens race for one place in the trash page: each number comes from one of them.
         assert (pages[0, :, 3] == padding).any(dim=0).all()
+
+
+@both_store
+@on_each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_8_bits_are_rounded_by_the_scale_of_each_head(
+    store_kv: Callable[..., None], device: str, dtype: torch.dtype
+) -> None:
+    """Entries over 448 scales saturate, NaN stays NaN (not in the interpreter), small ones become subnormals."""
+    heads, dim, page = 3, 20, 16
+    scales = KVScales(*(torch.tensor(x, device=device) for x in ((0.3, 2.0, 0.011), (0.01, 0.5, 7.0))))
+    entries = [
+        strided(4, heads, dim, dtype, device) * 10 ** torch.arange(-2, 2, device=device)[:, None, None] for _ in "kv"
+    ]
+    entries = [x.to(dtype) for x in entries]
+    interpreted = store_kv is triton_store and device == "cpu"
+    entries[0][1, 2, 3], entries[1][2, 0, 4], entries[1][0, 1, 5] = 1.0 if interpreted else torch.nan, 1e6, -1e6
+    pages = [torch.zeros(3, heads, page, dim, device=device).to(torch.float8_e4m3fn) for _ in "kv"]
+    index = torch.tensor([16, 17, 47, 33], device=device)
+    store_kv(entries[0], entries[1], pages[0], pages[1], index, scales)
+    for given, scale, stored in zip(entries, scales, pages, strict=True):
+        assert scale is not None
+        exact = given.double().cpu() / scale.double().cpu()[:, None]
+        got = stored.cpu().float().double()[index.cpu() // page, :, index.cpu() % page]
+        finite = exact.clamp(-448, 448)
+        unit = 2.0 ** (finite.abs().clamp(min=2**-6).log2().floor() - 3)  # of the last place
+        assert torch.equal(got.isnan(), exact.isnan())
+        assert ((got - finite).abs() <= unit * 0.5001)[~exact.isnan()].all()
+        assert int((stored.cpu().float() != 0).sum()) == int((got != 0).sum()), "nothing else is written"
 
 
 @both_store

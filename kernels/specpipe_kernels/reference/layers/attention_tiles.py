@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
+"""[256] value of every byte."""
 TILE = 64  # query tokens per tile; decoding rows have fewer and take one tile each
 
 
@@ -73,10 +75,20 @@ def gather_pages(pages: Tensor, blocks: Tensor, bits: Tensor) -> Tensor:
     Stale memory may hold NaN, which no mask removes: adding to NaN and multiplying it by 0 leaves NaN. The bits are
     cleared by an integer AND, which is vectorised where masked_fill is not (4 MB: 0.04 against 0.44 ms).
     """
-    found = pages.view(-1, pages.shape[2] * pages.shape[3]).index_select(0, blocks.flatten())
+    found = pages.view(bits.dtype).view(-1, pages.shape[2] * pages.shape[3]).index_select(0, blocks.flatten())
     found = found.view(*blocks.shape[:2], -1, pages.shape[3])
-    found.view(bits.dtype).bitwise_and_(bits[:, None, :, None])
-    return found
+    return found.bitwise_and_(bits[:, None, :, None]).view(pages.dtype)
+
+
+def dequantized(entries: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Returns entries [..., Hkv, S, D] of pages in the given dtype, times the scale [Hkv] of their head, if any."""
+    if scale is None:
+        return entries.to(dtype)
+    if entries.device.type == "cpu":  # torch's own conversion takes five times as long there
+        values = _E4M3.index_select(0, entries.reshape(-1).view(torch.uint8).int()).view(entries.shape)
+    else:
+        values = entries.to(torch.float32)
+    return values.to(dtype) * scale.to(dtype)[:, None, None]
 
 
 def attention_mask(kv: Tensor, position: Tensor, window: int | None, like: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch.nn import functional
 from specpipe_kernels.reference.layers.dequantize import dense_weight
 from specpipe_kernels.reference.layers.rms_norm import rms_norm
 from specpipe_kernels.reference.layers.rope_store_kv import rope_store_kv
-from specpipe_kernels.types import Normed, QuantizedWeight
+from specpipe_kernels.types import UNSCALED, KVScales, Normed, QuantizedWeight
 
 
 def _rows(x: Tensor | Normed) -> Tensor:
@@ -55,9 +55,11 @@ def linear_rope_store_kv(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    scales: KVScales = UNSCALED,
 ) -> Tensor:
     """See `specpipe_kernels.linear_rope_store_kv`."""
     qkv = linear(x, weight, bias)
     return rope_store_kv(
-        qkv, cos, sin, positions, k_pages, v_pages, write_index, q_heads=q_heads, q_norm=q_norm, k_norm=k_norm, eps=eps
-    )
+        qkv, cos, sin, positions, k_pages, v_pages, write_index, q_heads=q_heads, q_norm=q_norm, k_norm=k_norm,
+        eps=eps, scales=scales,
+    )  # fmt: skip

@@ -9,14 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specpipe_kernels.reference.layers.attention_tiles import attention_mask, gather_pages, make_tiles, pack, unpack
+from specpipe_kernels.reference.layers.attention_tiles import (
+    attention_mask,
+    dequantized,
+    gather_pages,
+    make_tiles,
+    pack,
+    unpack,
+)
 from specpipe_kernels.reference.layers.prefix_groups import attend_groups, groups_of_tiles, own_keys
 from specpipe_kernels.reference.layers.softmax_parts import SoftmaxPart, attend_part, finish_softmax, merge_parts
-from specpipe_kernels.types import PrefixArgs
+from specpipe_kernels.types import UNSCALED, KVScales, PrefixArgs
 
 # Elements that a group of tiles gathers at most: 2 MB in fp32 stay in cache, 8 MB took 1.4 times as long.
 GROUP_ELEMENTS = 1 << 19
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # the integer type as wide as a float
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # the integer type as wide as a float
 
 
 def paged_attention(
@@ -33,6 +40,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     prefix: PrefixArgs | None = None,
+    scales: KVScales = UNSCALED,
 ) -> Tensor:
     """See `specpipe_kernels.paged_attention`. Shared pages are read once a group on a CPU, elsewhere once a row."""
     kv_heads, page_size = k_pages.shape[1:3]
@@ -44,7 +52,7 @@ def paged_attention(
     if prefix is not None and query.device.type == "cpu":
         prefix = groups_of_tiles(prefix, tiles)
         shared = attend_groups(
-            q, k_pages, v_pages, tables, positions, prefix, scale=scale, window=window, softcap=softcap
+            q, k_pages, v_pages, tables, positions, prefix, scale=scale, window=window, softcap=softcap, scales=scales
         )
         tables, length, positions = own_keys(prefix, tables, length, positions, page_size)
     blocks = tables.to(torch.int64)[:, None] * kv_heads + torch.arange(kv_heads, device=query.device)[:, None]
@@ -54,7 +62,10 @@ def paged_attention(
     for begin in range(0, out.shape[0], group):
         part = slice(begin, begin + group)
         bits = (kv < length[part, None]).to(_BITS[k_pages.element_size()]).neg()
-        k, v = (gather_pages(pages, blocks[part], bits).to(q.dtype) for pages in (k_pages, v_pages))
+        k, v = (
+            dequantized(gather_pages(pages, blocks[part], bits), scale, q.dtype)
+            for pages, scale in zip((k_pages, v_pages), scales, strict=True)
+        )
         mask = attention_mask(kv, positions[part], window, q)
         mask = mask.expand(-1, -1, q.shape[2] // positions.shape[1], -1, -1).reshape(k.shape[0], 1, q.shape[2], -1)
         if softcap is None and sinks is None and shared is None:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specpipe_kernels.reference.layers.attention_tiles import Tiles, attention_mask
+from specpipe_kernels.reference.layers.attention_tiles import Tiles, attention_mask, dequantized
 from specpipe_kernels.reference.layers.softmax_parts import SoftmaxPart, attend_part
-from specpipe_kernels.types import PrefixArgs
+from specpipe_kernels.types import KVScales, PrefixArgs
 
 
 class OwnKeys(NamedTuple):
@@ -64,6 +64,7 @@ def attend_groups(
     scale: float,
     window: int | None,
     softcap: float | None,
+    scales: KVScales,
 ) -> SoftmaxPart:
     """Attends q [R, Hkv, E, D] to the shared pages of each row's group; rows in no group have an `lse` of -inf.
 
@@ -81,8 +82,8 @@ def attend_groups(
         group, first = prefix.members[begin:end], members[begin]
         lines = (block_tables[first, : counts[first]].to(torch.int64) * kv_heads + heads).flatten()
         k, v = (
-            x.view(-1, x.shape[2] * x.shape[3]).index_select(0, lines).view(1, kv_heads, -1, x.shape[3]).to(q.dtype)
-            for x in (k_pages, v_pages)
+            dequantized(_gather_lines(pages, lines, kv_heads), scale, q.dtype)
+            for pages, scale in zip((k_pages, v_pages), scales, strict=True)
         )
         mask = None
         if window is not None:
@@ -97,3 +98,9 @@ def attend_groups(
         for all_rows, of_group in zip(result, part, strict=True):
             all_rows[group] = of_group
     return result
+
+
+def _gather_lines(pages: Tensor, lines: Tensor, kv_heads: int) -> Tensor:
+    """Returns keys or values [1, Hkv, tokens, D] of lines [Hkv * pages], page * Hkv + head, head by head."""
+    found = pages.view(-1, pages.shape[2] * pages.shape[3]).index_select(0, lines)
+    return found.view(1, kv_heads, -1, pages.shape[3])

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specpipe_kernels.reference.layers.rms_norm import rms_norm
 from specpipe_kernels.reference.layers.store_kv import store_kv
+from specpipe_kernels.types import UNSCALED, KVScales
 
 
 def rope_store_kv(
@@ -22,6 +23,7 @@ def rope_store_kv(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    scales: KVScales = UNSCALED,
 ) -> Tensor:
     """Rotates and stores a projection qkv [M, (Hq + 2 Hkv) * D]; returns the rotated queries [M, Hq, D].
 
@@ -33,7 +35,7 @@ def rope_store_kv(
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
     at = positions.clamp(0, cos.shape[0] - 1)
     c, s = cos[at][:, None].to(torch.float32), sin[at][:, None].to(torch.float32)
-    store_kv(_rotate(k, c, s), v, k_pages, v_pages, write_index)
+    store_kv(_rotate(k, c, s), v, k_pages, v_pages, write_index, scales)
     return _rotate(q, c, s).contiguous()
 
 
