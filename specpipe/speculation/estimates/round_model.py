@@ -58,8 +58,7 @@ n-gram look-ups, which are cheap."""
 
 def work_by_term(work: RoundWork) -> Array:
     """Returns [terms, ...] with the shape of the features."""
-    shape = np.broadcast_shapes(*(np.shape(amount) for amount in work[1:]))
-    out = np.empty((len(TERMS), *shape))
+    out = np.empty((len(TERMS), *np.shape(work.rows)))
     for i, term in enumerate(TERMS.values()):
         out[i] = term(work)
     return out

@@ -20,8 +20,8 @@ FIRST_INTERVAL, MAX_INTERVAL = 16, 4096
 """Rounds until a proposer that is due is tried, and between two trials at most."""
 DUE = 4.0
 """Growth of a worker's rounds since a proposer was last timed, from which it is due whatever the estimates say."""
-TRIAL_ROUNDS, TRIAL_ROWS = 2, 2
-"""Rounds of a trial that needs catching up, which is paid once, and rows of mean length that catch up for it."""
+TRIAL_ROUNDS = 2
+"""Rounds of a trial that needs catching up, which is paid once."""
 
 
 class DraftRates(NamedTuple):
@@ -101,5 +101,5 @@ def _trials(choice: DraftRates, best: DraftRates, now_k: int, inputs: PolicyInpu
 
 
 def _trial_tokens(inputs: PolicyInputs) -> int:
-    """Returns the tokens that the draft model catches up for a trial: enough for a few rows."""
-    return min(inputs.prefill_budget, math.ceil(TRIAL_ROWS * inputs.behind))
+    """Returns the tokens that the draft model catches up for a trial: the square root of the rows, of mean length."""
+    return min(inputs.prefill_budget, math.ceil(inputs.running**0.5 * inputs.behind))

@@ -132,7 +132,7 @@ def test_other_side_is_tried_again_whatever_the_estimates_say(known: Acceptance,
 
 def test_trial_limits_catch_up_while_the_draft_is_off() -> None:
     off = inputs(acceptance(0.0, weight=20.0), queue_depth=8, behind=400.0, prefill_budget=8192)
-    for behind, limit in ((400.0, 800), (5000.0, 8192)):
+    for behind, limit in ((400.0, 1132), (5000.0, 8192)):
         explore = trial(POLICY.plan(replace(off, behind=behind)))
         assert explore.catch_up == limit
         assert [explore.catch_up_at(i) for i in range(explore.every - explore.rounds, explore.every)] == [
