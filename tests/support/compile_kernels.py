@@ -43,6 +43,7 @@ from specpipe_kernels import (
     write_index,
 )
 from specpipe_kernels.layers import linear, rms_norm, rope_store_kv, silu_mul
+from specpipe_kernels.reference.layers.quantize_rows import quantize_rows
 from specpipe_kernels.rounds.commit_rows import commit_rows
 from specpipe_kernels.rounds.feed_rows import feed_rows
 from specpipe_kernels.rounds.open_rows import open_rows
@@ -171,10 +172,12 @@ def multiply(dtype: torch.dtype, rows: int) -> None:
             )
     if x.element_size() == 2:
         qkv = torch.zeros(24 * dim, hidden, dtype=dtype)
-        for out, inner_weight, heads in ((weight, glu, qkv), [quantize_fp8(w) for w in (weight, glu, qkv)]):
-            _, normed = linear.linear_residual(x, out, x, by, 1e-5)
+        for fp8 in (False, True):
+            out, inner_weight, heads = (quantize_fp8(w) if fp8 else w for w in (weight, glu, qkv))
+            rows_in = quantize_rows(x, dim) if fp8 else x
+            _, normed = linear.linear_residual(rows_in, out, x, by, 1e-5, fp8=fp8)
             linear.linear(normed, out, by)
-            linear.linear_glu(normed, inner_weight)
+            linear.linear_glu(normed, inner_weight, fp8=fp8)
             for bias in (None, torch.zeros(24 * dim, dtype=dtype)):
                 linear.linear_rope_store_kv(
                     normed, heads, bias, table, table, positions, pages, pages, positions, q_heads=16

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
 from specpipe_kernels.runtime.sizes import power_of_2
 
-MAX_ROWS, MAX_GLU_ROWS, MAX_FP8_ROWS = 64, 128, 32
+MAX_ROWS, MAX_GLU_ROWS = 64, 128
 LARGE = 1 << 15
 """Smallest number of outputs of a plain product that counts as the LM head: up to MAX_GLU_ROWS rows, own tile sizes."""
 
@@ -35,9 +35,11 @@ def gemm_tiling(
 ) -> GemmTiling:
     """Returns the tile sizes of a product x [rows, k] times weight [n, k].
 
-    For ROPE, n and block_n count the rows of the lower halves of all heads. itemsize: bytes of an element of x.
-    processors: streaming multiprocessors of the GPU.
+    For ROPE, n and block_n count the rows of the lower halves of all heads. itemsize: bytes of an element of x and the
+    weight. processors: streaming multiprocessors of the GPU.
     """
+    if itemsize == 1:
+        return _fp8_tiling(rows, n, k, epilogue=epilogue, head_dim=head_dim)
     wide, large = rows > 32, epilogue == PLAIN and n >= LARGE
     block_n, block_k, stages, warps = 64, 128, 4, 4
     # K is split until there are `programs` programs, as long as each keeps `steps` steps: enough bytes in flight.
@@ -61,9 +63,30 @@ def gemm_tiling(
     elif epilogue == PLAIN and not wide and not large:
         block_n, block_k = 32, 256
     block_k = block_k * 2 // itemsize
+    splits = _splits(n, k, block_n, block_k, epilogue, programs, steps)
+    if epilogue == RESIDUAL and -(-n // block_n) * splits > processors:
+        stages = min(stages, 3)  # two programs share the shared memory of a multiprocessor
+    return GemmTiling(block_n, block_k, splits, stages, warps, wide and (large or epilogue == GLU))
+
+
+def _fp8_tiling(rows: int, n: int, k: int, *, epilogue: int, head_dim: int) -> GemmTiling:
+    """Returns the tile sizes of a product in 8 bits.
+
+    Tiles of RESIDUAL and GLU have as many outputs as the next product has columns a step: they share a scale.
+    """
+    block_n, stages, warps, programs = 128, 6, 4, 96
+    if epilogue == ROPE:
+        block_n, programs = min(64, max(16, power_of_2(head_dim // 2))), 64
+    elif epilogue == GLU:
+        stages, warps = 3, 8
+    if rows > 32 and epilogue != GLU:
+        stages, warps = 5, 8
+    return GemmTiling(block_n, 128, _splits(n, k, block_n, 128, epilogue, programs, 4), stages, warps, False)
+
+
+def _splits(n: int, k: int, block_n: int, block_k: int, epilogue: int, programs: int, steps: int) -> int:
+    """Returns the programs that share K: enough for `programs`, as long as each keeps `steps` steps."""
     splits, tiles = 1, -(-n // block_n)
     while epilogue != GLU and tiles * splits < programs and splits < 8 and k // (2 * splits) >= steps * block_k:
         splits *= 2
-    if epilogue == RESIDUAL and tiles * splits > processors:
-        stages = min(stages, 3)  # two programs share the shared memory of a multiprocessor
-    return GemmTiling(block_n, block_k, splits, stages, warps, wide and (large or epilogue == GLU))
+    return splits

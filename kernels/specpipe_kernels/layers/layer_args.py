@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import triton.language as tl
 from torch import Tensor
 
 
@@ -68,7 +69,9 @@ class GemmInputs(NamedTuple):
     squares: Tensor | None
     """[PARTS, M] fp32: sums of squares of a pending norm of x."""
     weight_scale: Tensor | None
-    """[N] fp32: scales of a weight in 8 bits."""
+    """fp32 scales of a weight in 8 bits: [N], or by block of it."""
+    x_scale: Tensor | None
+    """[G, M] fp32: scales of x in 8 bits, one for each group of columns and row."""
     bias: Tensor | None
     """[N]."""
     residual: Tensor | None
@@ -84,6 +87,8 @@ class GemmOutputs(NamedTuple):
     """[M, N]; of ROPE the rotated queries [M, Hq * D]; of GLU [M, N / 2]."""
     scaled: Tensor | None
     """[M, N]: out * norm_weight."""
+    scale: Tensor | None
+    """[tiles, M] fp32: scales of a result in 8 bits, `scaled` or of GLU `out`, for the columns of each tile."""
     squares: Tensor | None
     """[tiles, M] fp32: sums of squares over the columns of each tile."""
 
@@ -109,6 +114,18 @@ class GemmSizes(NamedTuple):
     """Parts of the sums of squares of x; 0 without a pending norm."""
     parts_pad: int
     """Smallest power of 2 not below `parts`, at least 1."""
+    step: int
+    """Columns of a step over K; at most BLOCK_K."""
+    dtype: tl.dtype
+    """16-bit dtype of the activations."""
+    eight_bits: bool
+    """x and the weight are in 8 bits."""
+    x_group: int
+    """Columns that share a scale of x; 0 with one scale a row."""
+    scale_rows: int
+    """Rows of the weight that share a scale."""
+    scale_columns: int
+    """Columns of the weight that share a scale; 0 with one scale for each row."""
 
 
 class QueryArgs(NamedTuple):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specpipe_kernels.layers.quantize_fp8 import fp8_scale, to_fp8
 from specpipe_kernels.layers.quantized.page_entries import to_page_entries
 from specpipe_kernels.runtime.dependent_launch import let_next_start, wait_for_inputs
 
@@ -138,6 +139,71 @@ def _load_outputs(source, n, in_n, PAIR: tl.constexpr):
 
 
 @triton.jit
+def _load_rows(x, first_k, k_lanes, m, rows, stride_x, SIZES: tl.constexpr, TILES: tl.constexpr):
+    """Returns the columns of a step of x, transposed: [BLOCK_K, BLOCK_M]."""
+    if TILES.by_descriptor:
+        x_rows = x.load([0, first_k])
+        x_tile = x_rows.T
+    else:
+        k = first_k + k_lanes
+        in_k = (k < SIZES.k) & (k_lanes < SIZES.step)
+        at = x + m[None, :].to(tl.int64) * stride_x + k[:, None]
+        x_tile = tl.load(at, mask=(m[None, :] < rows) & in_k[:, None], other=0.0)
+    return x_tile
+
+
+@triton.jit
+def _load_weight(
+    weight, tile, first_k, k_lanes, tile_n, in_tile, SIZES: tl.constexpr, TILES: tl.constexpr, GLU: tl.constexpr
+):
+    """Returns the columns of a step of the weight [TILE_N, BLOCK_K], and with GLU those of the up projection."""
+    N: tl.constexpr = SIZES.n
+    K: tl.constexpr = SIZES.k
+    if TILES.by_descriptor:
+        w_tile = weight.load([tile * TILES.block_n, first_k])
+        w_high = w_tile
+        if GLU:
+            w_high = weight.load([tile * TILES.block_n + N, first_k])
+    else:
+        k = first_k + k_lanes
+        in_k = (k < K) & (k_lanes < SIZES.step)
+        at = weight + tile_n.to(tl.int64)[:, None] * K + k[None, :]
+        mask = in_tile[:, None] & in_k[None, :]
+        w_tile = tl.load(at, mask=mask, other=0.0)
+        w_high = w_tile
+        if GLU:
+            w_high = tl.load(at + N * K, mask=mask, other=0.0)
+    return w_tile, w_high
+
+
+@triton.jit
+def _row_scales(inputs, first_k, m, rows, SIZES: tl.constexpr):
+    """Returns the scales of x [BLOCK_M] for a step; 1 where a row has one scale."""
+    BLOCK_M: tl.constexpr = SIZES.block_m
+    if SIZES.x_group > 0:
+        at = inputs.x_scale + first_k // SIZES.x_group * rows + m
+        scale = tl.load(at, mask=(m < rows) & (first_k < SIZES.k), other=0.0)
+    else:
+        scale = tl.full([BLOCK_M], 1.0, tl.float32)
+    return scale
+
+
+@triton.jit
+def _weight_scales(inputs, first_k, tile_n, in_tile, SIZES: tl.constexpr, GLU: tl.constexpr):
+    """Returns the scales of the weight [TILE_N, 1] for a step, and with GLU of the up projection; 1 with channels."""
+    scale, scale_high = 1.0, 1.0
+    if SIZES.scale_columns > 0:
+        ROW: tl.constexpr = (SIZES.k + SIZES.scale_columns - 1) // SIZES.scale_columns
+        at = inputs.weight_scale + first_k // SIZES.scale_columns
+        mask = in_tile & (first_k < SIZES.k)
+        scale = tl.load(at + tile_n // SIZES.scale_rows * ROW, mask=mask, other=0.0)[:, None]
+        if GLU:
+            high = at + (tile_n + SIZES.n) // SIZES.scale_rows * ROW
+            scale_high = tl.load(high, mask=mask, other=0.0)[:, None]
+    return scale, scale_high
+
+
+@triton.jit
 def _multiply(
     x, weight, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile,
     SIZES: tl.constexpr, TILES: tl.constexpr, TILE_N: tl.constexpr, GLU: tl.constexpr,
@@ -146,35 +212,56 @@ def _multiply(
 
     first: first entry of K. k_lanes [BLOCK_K] and first come from the kernel, ahead of its loads.
     """
-    N: tl.constexpr = SIZES.n
-    K: tl.constexpr = SIZES.k
     BLOCK_M: tl.constexpr = SIZES.block_m
     BLOCK_N: tl.constexpr = TILES.block_n
-    BLOCK_K: tl.constexpr = TILES.block_k
-    BY_DESCRIPTOR: tl.constexpr = TILES.by_descriptor
     acc = tl.zeros([TILE_N, BLOCK_M], tl.float32)
     acc_high = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for step in tl.range(0, steps, num_stages=TILES.stages):
-        first_k = first + step * BLOCK_K
-        if BY_DESCRIPTOR:
-            # The loads are adjacent, so that Triton makes them arrive at one barrier.
-            x_rows = x.load([0, first_k])
-            w_tile = weight.load([tile * BLOCK_N, first_k])
-            if GLU:
-                w_high = weight.load([tile * BLOCK_N + N, first_k])
-            x_tile = x_rows.T
-        else:
-            k = first_k + k_lanes
-            w_mask = in_tile[:, None] & (k[None, :] < K)
-            x_at = x + m[None, :].to(tl.int64) * stride_x + k[:, None]
-            x_tile = tl.load(x_at, mask=(m[None, :] < rows) & (k[:, None] < K), other=0.0)
-            w_at = weight + tile_n.to(tl.int64)[:, None] * K + k[None, :]
-            w_tile = tl.load(w_at, mask=w_mask, other=0.0)
-            if GLU:
-                w_high = tl.load(w_at + N * K, mask=w_mask, other=0.0)
-        acc = tl.dot(w_tile.to(x_tile.dtype), x_tile, acc, input_precision="ieee")
+        first_k = first + step * SIZES.step
+        # With descriptors, the loads are adjacent, so that Triton makes them arrive at one barrier.
+        x_tile = _load_rows(x, first_k, k_lanes, m, rows, stride_x, SIZES, TILES)
+        w_tile, w_high = _load_weight(weight, tile, first_k, k_lanes, tile_n, in_tile, SIZES, TILES, GLU)
+        acc = tl.dot(w_tile, x_tile, acc, input_precision="ieee")
         if GLU:
-            acc_high = tl.dot(w_high.to(x_tile.dtype), x_tile, acc_high, input_precision="ieee")
+            acc_high = tl.dot(w_high, x_tile, acc_high, input_precision="ieee")
+    return acc, acc_high
+
+
+@triton.jit
+def _multiply_fp8(
+    x, weight, inputs, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile,
+    SIZES: tl.constexpr, TILES: tl.constexpr, TILE_N: tl.constexpr, GLU: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Waits for x and returns the same as `_multiply`, of operands in 8 bits; arguments as there.
+
+    Triton's pipeline loads the weight of the first steps ahead of the loop, and so before the wait. Rows and scales of
+    the next step are loaded into registers, which the pipeline leaves where they are.
+
+    In 8 bits the matrix unit keeps fewer than 24 bits of its sums: those of a step are added in fp32 outside of it.
+    """
+    BLOCK_M: tl.constexpr = SIZES.block_m
+    BLOCK_N: tl.constexpr = TILES.block_n
+    BLOCK_K: tl.constexpr = TILES.block_k
+    acc = tl.zeros([TILE_N, BLOCK_M], tl.float32)
+    acc_high = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    x_tile = tl.zeros([BLOCK_K, BLOCK_M], tl.float8e4nv)
+    x_scale = tl.zeros([BLOCK_M], tl.float32)
+    w_scale, w_scale_high = _weight_scales(inputs, first, tile_n, in_tile, SIZES, GLU)
+    for step in range(0, steps):
+        first_k = first + step * SIZES.step
+        w_tile, w_high = _load_weight(weight, tile, first_k, k_lanes, tile_n, in_tile, SIZES, TILES, GLU)
+        if step == 0:
+            wait_for_inputs(PDL)
+            x_tile = _load_rows(x, first, k_lanes, m, rows, stride_x, SIZES, TILES)
+            x_scale = _row_scales(inputs, first, m, rows, SIZES)
+        next_k = first_k + SIZES.step
+        next_x = _load_rows(x, next_k, k_lanes, m, rows, stride_x, SIZES, TILES)
+        next_scale = _row_scales(inputs, next_k, m, rows, SIZES)
+        next_w_scale, next_w_scale_high = _weight_scales(inputs, next_k, tile_n, in_tile, SIZES, GLU)
+        acc += tl.dot(w_tile, x_tile, out_dtype=tl.float32) * x_scale[None, :] * w_scale
+        if GLU:
+            acc_high += tl.dot(w_high, x_tile, out_dtype=tl.float32) * x_scale[None, :] * w_scale_high
+        x_tile, x_scale, w_scale, w_scale_high = next_x, next_scale, next_w_scale, next_w_scale_high
     return acc, acc_high
 
 
@@ -209,14 +296,27 @@ def _add_splits(acc, acc_high, parts, tile, entry, OTHER: tl.constexpr, PART: tl
 
 
 @triton.jit
+def _store_fp8(value, out, scales, tile, m, rows, n, mask, in_m, N: tl.constexpr):
+    """Rounds [BLOCK_N, BLOCK_M] to 8 bits, with a scale for each token; stores both."""
+    value = tl.where(mask, value, 0.0)
+    scale = fp8_scale(tl.max(tl.abs(value), 0))
+    tl.store(out + m[None, :].to(tl.int64) * N + n[:, None], to_fp8(value, scale[None, :]), mask=mask)
+    tl.store(scales + tile * rows + m, scale, mask=in_m)
+
+
+@triton.jit
 def _store_result(acc, outputs, norm_scale, tile, m, rows, n, mask, in_m, N: tl.constexpr):
     """Stores results [BLOCK_N, BLOCK_M] of the outputs n; with a pending norm also scaled values and squares."""
     value = acc.to(outputs.out.dtype.element_ty)
     tl.store(outputs.out + m[None, :].to(tl.int64) * N + n[:, None], value, mask=mask)
     if outputs.scaled is not None:
         h = tl.where(mask, value.to(tl.float32), 0.0)
-        scaled = (h * norm_scale.to(tl.float32)[:, None]).to(outputs.out.dtype.element_ty)
-        tl.store(outputs.scaled + m[None, :].to(tl.int64) * N + n[:, None], scaled, mask=mask)
+        scaled = h * norm_scale.to(tl.float32)[:, None]
+        if outputs.scale is not None:
+            _store_fp8(scaled, outputs.scaled, outputs.scale, tile, m, rows, n, mask, in_m, N)
+        else:
+            at = outputs.scaled + m[None, :].to(tl.int64) * N + n[:, None]
+            tl.store(at, scaled.to(outputs.out.dtype.element_ty), mask=mask)
         tl.store(outputs.squares + tile * rows + m, tl.sum(h * h, 0), mask=in_m)
 
 
@@ -242,12 +342,13 @@ def _skinny_gemm_kernel(
     in_m = m < rows
     mask = in_n[:, None] & in_m[None, :]
     k_lanes = tl.arange(0, TILES.block_k)
-    steps = tl.cdiv(tl.cdiv(SIZES.k, TILES.block_k), SPLITS)
-    first = split * steps * TILES.block_k
+    steps = tl.cdiv(tl.cdiv(SIZES.k, SIZES.step), SPLITS)
+    first = split * steps * SIZES.step
+    CHANNELS: tl.constexpr = inputs.weight_scale is not None and SIZES.scale_columns == 0
     # Loaded before the wait: memory that the previous launch does not write.
     if inputs.bias is not None:
         bias_low, bias_high = _load_outputs(inputs.bias, n, in_n, PAIR)
-    if inputs.weight_scale is not None:
+    if CHANNELS:
         scale_low, scale_high = _load_outputs(inputs.weight_scale, n, in_n, PAIR)
     norm_scale = 1.0
     if inputs.norm_weight is not None:
@@ -258,17 +359,23 @@ def _skinny_gemm_kernel(
         rotated_mask = mask & (head < HEADS.q_heads + HEADS.kv_heads)
         if PREFETCH:
             rotations = _load_rotations(rope, position, last_position, lane, rotated_mask, D)
-    wait_for_inputs(PDL)
+    if SIZES.eight_bits:
+        acc, acc_high = _multiply_fp8(
+            x, weight, inputs, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N,
+            GLU, PDL,
+        )  # fmt: skip
+    else:
+        wait_for_inputs(PDL)
     if EPILOGUE == 2:
         residual_at = inputs.residual + m[None, :].to(tl.int64) * stride_residual + n[:, None]
         if PREFETCH:
             residual_tile = tl.load(residual_at, mask=mask, other=0.0)
     if PREFETCH and PARTS > 0:
         sums = _load_squares(inputs.squares, m, rows, PARTS, SIZES.parts_pad)
-
-    acc, acc_high = _multiply(
-        x, weight, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N, GLU
-    )
+    if not SIZES.eight_bits:
+        acc, acc_high = _multiply(
+            x, weight, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N, GLU
+        )
     let_next_start(PDL)
     if SPLITS > 1:
         PART: tl.constexpr = BLOCK_N * BLOCK_M * (2 if PAIR > 0 else 1)
@@ -281,7 +388,7 @@ def _skinny_gemm_kernel(
 
     if ROPE:
         acc, acc_high = acc.reshape(2, BLOCK_N, BLOCK_M).permute(1, 2, 0).split()
-    if inputs.weight_scale is not None:
+    if CHANNELS:
         acc *= scale_low[:, None]
         if PAIR > 0:
             acc_high *= scale_high[:, None]
@@ -289,6 +396,10 @@ def _skinny_gemm_kernel(
         if not PREFETCH:
             sums = _load_squares(inputs.squares, m, rows, PARTS, SIZES.parts_pad)
         scale = tl.rsqrt(tl.sum(sums, 0) / SIZES.k + eps)
+        acc *= scale[None, :]
+        acc_high *= scale[None, :]
+    if inputs.x_scale is not None and SIZES.x_group == 0:
+        scale = tl.load(inputs.x_scale + m, mask=in_m, other=0.0)
         acc *= scale[None, :]
         acc_high *= scale[None, :]
     if inputs.bias is not None:
@@ -301,7 +412,13 @@ def _skinny_gemm_kernel(
         _store_rotated(acc, acc_high, rotations, lane, mask, head, m, outputs.out, rope, index, HEADS)
         return
     if GLU:
+        if outputs.scale is not None:  # rounded first, as if the projections had been stored
+            acc = acc.to(SIZES.dtype).to(tl.float32)
+            acc_high = acc_high.to(SIZES.dtype).to(tl.float32)
         acc = acc / (1.0 + tl.exp(-acc)) * acc_high
+        if outputs.scale is not None:
+            _store_fp8(acc, outputs.out, outputs.scale, tile, m, rows, n, mask, in_m, SIZES.n)
+            return
     if EPILOGUE == 2:
         if not PREFETCH:
             residual_tile = tl.load(residual_at, mask=mask, other=0.0)

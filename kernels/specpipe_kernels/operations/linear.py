@@ -2,15 +2,20 @@
 
 M rows (tokens of all requests), H hidden size, I intermediate size, N outputs, D head size. Products of at most
 `layers.gemm_tiling.MAX_ROWS` rows (skinny GEMMs) read their weights once at memory speed. Larger ones use the vendor's
-library and fuse the element-wise work around the product. Weights may be in 8 bits (`quantize_fp8`).
+library and fuse the element-wise work around the product.
+
+A weight in 8 bits is multiplied by rows in 8 bits (`Fp8Rows`), which the operation before it returns with `fp8`: the
+values do not depend on the number of rows. Rows in 16 bits are multiplied by the dequantised weight.
 """
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import UNSCALED, KVScales, Normed, QuantizedWeight
+from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, Normed, QuantizedWeight
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -20,42 +25,67 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def linear(
-    x: Tensor | Normed, weight: Tensor | QuantizedWeight, bias: Tensor | None = None, *, out: Tensor | None = None
+    x: Tensor | Normed | Fp8Rows,
+    weight: Tensor | QuantizedWeight,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Returns x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in x's dtype, sums in fp32.
 
     out: [M, N] contiguous, receives the result. Raises ValueError if its shape, dtype or layout does not fit.
     """
-    values = x.values if isinstance(x, Normed) else x
+    values = x if isinstance(x, Tensor) else x.values
+    dtype = x.dtype if isinstance(x, Fp8Rows) else values.dtype
     shape = (values.shape[0], weight.shape[0])
-    if out is not None and (out.shape != shape or out.dtype != values.dtype or not out.is_contiguous()):
-        raise ValueError(f"out {list(out.shape)} {out.dtype}; expected {list(shape)} {values.dtype}, contiguous")
+    if out is not None and (out.shape != shape or out.dtype != dtype or not out.is_contiguous()):
+        raise ValueError(f"out {list(out.shape)} {out.dtype}; expected {list(shape)} {dtype}, contiguous")
     result: Tensor = implementation("layers.linear", values)(x, weight, bias, out)
     return result
 
 
-def linear_glu(x: Tensor | Normed, weight: Tensor | QuantizedWeight) -> Tensor:
-    """Returns SiLU(x @ gate.T) * (x @ up.T) [M, I] for weight [2 I, H] = gate above up (arXiv 2002.05202)."""
-    values = x.values if isinstance(x, Normed) else x
-    result: Tensor = implementation("layers.linear", values, "linear_glu")(x, weight)
+@overload
+def linear_glu(
+    x: Tensor | Normed | Fp8Rows, weight: Tensor | QuantizedWeight, *, fp8: Literal[False] = False
+) -> Tensor: ...
+
+
+@overload
+def linear_glu(x: Tensor | Normed | Fp8Rows, weight: Tensor | QuantizedWeight, *, fp8: bool) -> Tensor | Fp8Rows: ...
+
+
+def linear_glu(
+    x: Tensor | Normed | Fp8Rows, weight: Tensor | QuantizedWeight, *, fp8: bool = False
+) -> Tensor | Fp8Rows:
+    """Returns SiLU(x @ gate.T) * (x @ up.T) [M, I] for weight [2 I, H] = gate above up (arXiv 2002.05202).
+
+    fp8: the result is in 8 bits.
+    """
+    values = x if isinstance(x, Tensor) else x.values
+    result: Tensor | Fp8Rows = implementation("layers.linear", values, "linear_glu")(x, weight, fp8=fp8)
     return result
 
 
 def linear_residual(
-    x: Tensor, weight: Tensor | QuantizedWeight, residual: Tensor, norm_weight: Tensor | None, eps: float
-) -> tuple[Tensor, Normed]:
+    x: Tensor | Fp8Rows,
+    weight: Tensor | QuantizedWeight,
+    residual: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+    *,
+    fp8: bool = False,
+) -> tuple[Tensor, Normed | Fp8Rows]:
     """Returns h = residual [M, N] + x [M, K] times weight [N, K] transposed, and the RMS norm of h.
 
-    norm_weight [N]: weight of that norm; without it the second result is undefined.
+    norm_weight [N]: weight of that norm; without it the second result is undefined. fp8: the norm is in 8 bits.
     """
-    result: tuple[Tensor, Normed] = implementation("layers.linear", x, "linear_residual")(
-        x, weight, residual, norm_weight, eps
-    )
+    function = implementation("layers.linear", residual, "linear_residual")
+    result: tuple[Tensor, Normed | Fp8Rows] = function(x, weight, residual, norm_weight, eps, fp8=fp8)
     return result
 
 
 def linear_rope_store_kv(
-    x: Tensor | Normed,
+    x: Tensor | Normed | Fp8Rows,
     weight: Tensor | QuantizedWeight,
     bias: Tensor | None,
     cos: Tensor,
@@ -89,7 +119,7 @@ def linear_rope_store_kv(
     The tables, positions and write_index may be read while the previous launch of the stream still runs: that launch
     must not write them.
     """
-    values = x.values if isinstance(x, Normed) else x
+    values = x if isinstance(x, Tensor) else x.values
     function = implementation("layers.linear", values, "linear_rope_store_kv")
     result: Tensor = function(
         x, weight, bias, cos, sin, positions, k_pages, v_pages, write_index,

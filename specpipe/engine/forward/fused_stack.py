@@ -19,6 +19,7 @@ from specpipe.engine.forward.attention_batch import AttentionBatch, AttentionSpe
 from specpipe.engine.forward.kv_pages import pages_of
 from specpipe.engine.forward.merged_projections import concatenate_biases, concatenate_weights, weight_of
 from specpipe_kernels import (
+    Fp8Rows,
     Normed,
     QuantizedWeight,
     linear,
@@ -130,7 +131,7 @@ class FusedStack:
         out: [n, V] contiguous, written in place of a new tensor.
         """
         h: Tensor = self._embed(tokens)
-        normed = Normed(rms_norm(h, self._layers[0].input_norm, self._eps), None, self._eps)
+        normed: Normed | Fp8Rows = Normed(rms_norm(h, self._layers[0].input_norm, self._eps), None, self._eps)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [None]
         for layer, next_norm in zip(self._layers, next_norms, strict=True):
             query = self._store_kv(layer, normed, positions, batch)
@@ -142,7 +143,7 @@ class FusedStack:
         hidden = rms_norm(h, self._norm, self._eps)
         return linear(hidden[-keep:] if isinstance(keep, int) else hidden[keep], self._head, out=out)
 
-    def _store_kv(self, layer: _Layer, normed: Normed, positions: Tensor, batch: AttentionBatch) -> Tensor:
+    def _store_kv(self, layer: _Layer, normed: Normed | Fp8Rows, positions: Tensor, batch: AttentionBatch) -> Tensor:
         """Stores the layer's keys and values and returns its queries [N, Hq, D]. normed: [N, H]."""
         pages = pages_of(layer.attention)
         return linear_rope_store_kv(

@@ -6,42 +6,63 @@ from torch import Tensor
 from torch.nn import functional
 
 from specpipe_kernels.reference.layers.dequantize import dense_weight
+from specpipe_kernels.reference.layers.quantize_rows import dequantize_rows, quantize_rows
 from specpipe_kernels.reference.layers.rms_norm import rms_norm
 from specpipe_kernels.reference.layers.rope_store_kv import rope_store_kv
-from specpipe_kernels.types import UNSCALED, KVScales, Normed, QuantizedWeight
+from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, Normed, QuantizedWeight
 
 
-def _rows(x: Tensor | Normed) -> Tensor:
-    if isinstance(x, Normed):
-        assert x.squares is None, "the reference never leaves a norm pending"
-        return x.values
-    return x
+def _rows(x: Tensor | Normed | Fp8Rows) -> Tensor:
+    """Returns rows [M, K]; those in 8 bits in their 16-bit dtype, which represents them exactly without a norm."""
+    if isinstance(x, Tensor):
+        return x
+    assert x.squares is None, "the reference never leaves a norm pending"
+    return dequantize_rows(x, x.dtype) if isinstance(x, Fp8Rows) else x.values
 
 
 def linear(
-    x: Tensor | Normed, weight: Tensor | QuantizedWeight, bias: Tensor | None = None, out: Tensor | None = None
+    x: Tensor | Normed | Fp8Rows,
+    weight: Tensor | QuantizedWeight,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """See `specpipe_kernels.linear`."""
-    product = functional.linear(_rows(x), dense_weight(weight, _rows(x).dtype), bias)
+    rows = _rows(x)
+    product = functional.linear(rows, dense_weight(weight, rows.dtype), bias)
     return product if out is None else out.copy_(product)
 
 
-def linear_glu(x: Tensor | Normed, weight: Tensor | QuantizedWeight) -> Tensor:
+def linear_glu(
+    x: Tensor | Normed | Fp8Rows, weight: Tensor | QuantizedWeight, *, fp8: bool = False
+) -> Tensor | Fp8Rows:
     """See `specpipe_kernels.linear_glu`."""
-    gate, up = functional.linear(_rows(x), dense_weight(weight, _rows(x).dtype)).chunk(2, dim=-1)
+    product = linear(x, weight)
+    if fp8:
+        gate, up = product.float().chunk(2, dim=-1)
+        return quantize_rows(functional.silu(gate) * up, gate.shape[1])._replace(dtype=product.dtype)
+    gate, up = product.chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 
 def linear_residual(
-    x: Tensor, weight: Tensor | QuantizedWeight, residual: Tensor, norm_weight: Tensor | None, eps: float
-) -> tuple[Tensor, Normed]:
+    x: Tensor | Fp8Rows,
+    weight: Tensor | QuantizedWeight,
+    residual: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+    *,
+    fp8: bool = False,
+) -> tuple[Tensor, Normed | Fp8Rows]:
     """See `specpipe_kernels.linear_residual`."""
-    h = residual + functional.linear(x, dense_weight(weight, x.dtype))
-    return h, Normed(h if norm_weight is None else rms_norm(h, norm_weight, eps), None, eps)
+    h = residual + linear(x, weight)
+    if norm_weight is None:
+        return h, Normed(h, None, eps)
+    normed = rms_norm(h, norm_weight, eps, fp8=fp8)
+    return h, Normed(normed, None, eps) if isinstance(normed, Tensor) else normed
 
 
 def linear_rope_store_kv(
-    x: Tensor | Normed,
+    x: Tensor | Normed | Fp8Rows,
     weight: Tensor | QuantizedWeight,
     bias: Tensor | None,
     cos: Tensor,
