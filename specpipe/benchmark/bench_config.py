@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specpipe.core import ProposerName
+from specpipe.core import KVDtypeChoice, ProposerName
 
 MIXED_ROWS = 768
 """Rows of the mixed job."""
@@ -62,6 +62,8 @@ class EngineBench:
     dtype: str = "bfloat16"
     draft_fp8: bool = False
     """True stores the draft's weights in 8 bits."""
+    kv_dtype: KVDtypeChoice = "auto"
+    """Number format of KV pages."""
     batches: tuple[int, ...] = (1, 16, 64, 256)
     ks: tuple[int, ...] = (0, 1, 2, 3)
     rates: tuple[float, ...] = (0.8718, 0.5663, 0.3188)

@@ -42,6 +42,7 @@ def build_synthetic_engine(bench: EngineBench) -> Engine:
         synthetic_rates=bench.rates[: max(bench.ks)] if max(bench.ks) else (1.0,),
         prefill_budget=bench.prefill_budget,
         share_prefixes=bench.share_prefixes,
+        kv_dtype=bench.kv_dtype,
     )
     with _kernels_ahead(bench, config, dtype) if device.type == "cuda" else nullcontext():
         models = [random_model(shape, device, dtype, seed=seed) for seed, (shape, _) in enumerate(bench.models)]
@@ -60,7 +61,13 @@ def _runner(model: Any, config: EngineConfig, *, fp8: bool) -> ModelRunner:
     if fp8:
         quantize_linears(model)
     length = config.pages_per_row * config.page_size
-    return ModelRunner(model, vocab_size=model.config.vocab_size, context_length=length, page_size=config.page_size)
+    return ModelRunner(
+        model,
+        vocab_size=model.config.vocab_size,
+        context_length=length,
+        page_size=config.page_size,
+        kv_dtype=config.kv_dtype,
+    )
 
 
 def random_requests(lengths: Sequence[tuple[int, int]], vocab_size: int, *seed: int) -> list[Request]:

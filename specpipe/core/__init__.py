@@ -30,6 +30,7 @@ Runs:
 - *run*: a job's output folder, filled over one or more *starts*. An *epoch* numbers the starts.
 - *identity*: the settings that make the outputs; a run resumes only where they are equal. *Tuning*: the others.
 - `EngineConfig`: sizes and methods of an engine. `resolve_device` and `resolve_dtype` replace "auto".
+- `KVScaleTable`: scales of KV pages in 8 bits, the same in all workers and starts.
 - `specpipe.core.defaults`: defaults and limits that several packages use, each in one place.
 
 All classes are frozen, keyword-only, slotted dataclasses. This package imports neither torch nor Ray nor NumPy, so that
@@ -54,6 +55,7 @@ from specpipe.core.defaults import (
 from specpipe.core.dtypes import DTYPE_BYTES, resolve_device, resolve_dtype
 from specpipe.core.engine_config import EngineConfig
 from specpipe.core.evidence import CostPoint, Evidence, Profile
+from specpipe.core.kv_scales import KVScaleTable, LayerScales, ModelScales
 from specpipe.core.literals import (
     PHASES,
     AppliesTo,
@@ -62,6 +64,7 @@ from specpipe.core.literals import (
     DtypeChoice,
     DtypeName,
     FinishReason,
+    KVDtypeChoice,
     Method,
     Phase,
     ProposerChoice,
@@ -100,8 +103,12 @@ __all__ = [
     "Evidence",
     "Exploration",
     "FinishReason",
+    "KVDtypeChoice",
+    "KVScaleTable",
+    "LayerScales",
     "Logprobs",
     "Method",
+    "ModelScales",
     "Phase",
     "Profile",
     "ProposerChoice",

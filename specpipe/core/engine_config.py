@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specpipe.core.defaults import PREFILL_BUDGET
-from specpipe.core.literals import Method, ProposerChoice
+from specpipe.core.literals import KVDtypeChoice, Method, ProposerChoice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
     """Sizes and methods of an engine, beside its models.
 
-    All fields are tuning, except `method` and `synthetic_rates`, which make the outputs.
+    All fields are tuning, except `method`, `synthetic_rates` and `kv_dtype`, which make the outputs.
     """
 
     slots: int = 16
@@ -34,6 +34,8 @@ class EngineConfig:
     """Prompt tokens of one prefill step, at most."""
     page_size: int = 64
     """Tokens of one KV page."""
+    kv_dtype: KVDtypeChoice = "auto"
+    """Number format of KV pages of both models."""
     share_prefixes: bool = True
     """Rows whose prompts begin with the same pages share their KV."""
 

@@ -14,6 +14,8 @@ DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 """dtype as a job file names it; `resolve_dtype` replaces "auto"."""
 QuantizeChoice = Literal["none", "fp8"]
 """Number format that the weights of linear layers are rounded to at load; "none" keeps the checkpoint's."""
+KVDtypeChoice = Literal["auto", "fp8"]
+"""Number format of KV pages; "auto" is that of the activations."""
 FinishReason = Literal["stop", "length", "scored", "error"]
 """Why a row ended: a stop token or string, a length limit, given texts that were scored, or an error."""
 Method = Literal["standard", "block", "invariant", "synthetic"]

@@ -9,12 +9,22 @@ from typing import Any
 
 import torch
 
-from specpipe.core import DeviceName, DtypeName, EngineConfig, ProposerName, QuantizeChoice, SamplingParams
+from specpipe.core import (
+    DeviceName,
+    DtypeName,
+    EngineConfig,
+    KVScaleTable,
+    ProposerName,
+    QuantizeChoice,
+    SamplingParams,
+)
 from specpipe.engine.compile_ahead import EngineCompileAhead
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.attention_interface import register
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.kv_memory import sized_engine
+from specpipe.engine.kv_scales import fix_kv_scales
+from specpipe.engine.loading.linear_modules import check_fp8
 from specpipe.engine.loading.load_weights import load_outline, load_weights
 from specpipe.engine.state.text_decoder import TextDecoder, TokenizerDecoder
 from specpipe.models.loader import load_config
@@ -46,6 +56,10 @@ class EngineSpec:
     trust_remote_code: bool = False
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """Sampling parameters of most rows."""
+    kv_scales: KVScaleTable = field(default_factory=dict)
+    """Scales of KV pages in 8 bits of earlier starts."""
+    kv_prompts: tuple[tuple[int, ...], ...] = ()
+    """Prompts (token ids) on which scales are measured that are neither given nor in the checkpoint."""
     choices: tuple[tuple[ProposerName, int], ...] = ()
     """Proposers and K of expected rounds: on a GPU their kernels are compiled while the weights are loaded."""
 
@@ -78,6 +92,7 @@ def build_engine(spec: EngineSpec) -> Engine:
             _make_runner(load_weights(source, spec.device, dtype, **spec.loading(source)), config)
             for source in spec.sources
         ]
+    fix_kv_scales(runners, spec.sources, spec.kv_scales, spec.kv_prompts)
     return sized_engine(runners, config, decoder, eos_ids)
 
 
@@ -102,6 +117,8 @@ def _compile_ahead(
 
 def _checked_config(spec: EngineSpec) -> EngineConfig:
     """Returns the configuration with max_model_len and a CPU's page size. Raises ModelError for unsupported models."""
+    if spec.config.kv_dtype == "fp8":
+        check_fp8(torch.device(spec.device), "model.kv_dtype is fp8", "leave kv_dtype out")
     configs = [load_config(source, trust_remote_code=spec.trust_remote_code) for source in spec.sources]
     max_model_len = spec.config.max_model_len or min(context_length(c) for c in configs)
     for source, config in zip(spec.sources, configs, strict=True):
@@ -117,4 +134,5 @@ def _make_runner(model: Any, config: EngineConfig) -> ModelRunner:
         vocab_size=model.config.vocab_size,
         context_length=context_length(model.config),
         page_size=config.page_size,
+        kv_dtype=config.kv_dtype,
     )

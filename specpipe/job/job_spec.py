@@ -89,6 +89,7 @@ class JobSpec(JobSection):
             ngram_min=speculation.ngram_min,
             prefill_budget=workers.prefill_budget,
             share_prefixes=workers.share_prefixes,
+            kv_dtype=self.model.kv_dtype,
         )
 
     def identity(self) -> dict[str, object]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from specpipe.core import DeviceChoice, DtypeChoice, QuantizeChoice
+from specpipe.core import DeviceChoice, DtypeChoice, KVDtypeChoice, QuantizeChoice
 from specpipe.job.field_types import Int, Keywords, Text, Tuning
 from specpipe.job.job_section import JobSection
 
@@ -27,6 +27,9 @@ class ModelSection(JobSection):
     8.9."""
     quantize_draft: Tuning[QuantizeChoice] = "none"
     """The same for the draft; outputs stay exact."""
+    kv_dtype: KVDtypeChoice = "auto"
+    """`fp8` stores keys and values in 8 bits: twice the rows in the same memory (docs/quantisation.md); a GPU needs
+    compute capability 8.9."""
     max_model_len: Annotated[Int, Field(ge=2)] | None = None
     """Maximum prompt + output, in tokens; by default the target's context length. Longer prompts become error rows.
     Outputs that reach it end with `finish_reason: length`."""

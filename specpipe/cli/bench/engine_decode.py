@@ -12,6 +12,7 @@ import click
 from specpipe.benchmark.bench_config import MIXED_LENGTHS, MIXED_ROWS, PROFILED_ROUNDS, EngineBench
 from specpipe.cli.bench.engine_options import integer_option, model_options, read_model_options
 from specpipe.cli.options import json_option
+from specpipe.core import KVDtypeChoice
 from specpipe.errors import JobError
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def decode(
     target: str,
     draft: str,
     draft_dtype: str,
+    kv_dtype: KVDtypeChoice,
     device: str,
     batches: tuple[int, ...],
     ks: tuple[int, ...],
@@ -88,7 +90,7 @@ def decode(
       specpipe bench engine decode --device cpu --target small --draft small --batch 4
     """
     began = time.perf_counter()
-    models = read_model_options(target, draft, draft_dtype, device)
+    models = read_model_options(target, draft, draft_dtype, kv_dtype, device)
     from specpipe.benchmark.decode_throughput import measure_all, measure_mixed_job
     from specpipe.benchmark.start_up_time import measure_start_up
 

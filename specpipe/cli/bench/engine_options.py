@@ -9,7 +9,7 @@ import click
 
 from specpipe.benchmark.bench_config import EngineBench
 from specpipe.cli.options import Command
-from specpipe.core import DeviceName, DtypeName, resolve_dtype
+from specpipe.core import DeviceName, DtypeName, KVDtypeChoice, resolve_dtype
 from specpipe.errors import MachineError
 
 _DEFAULTS = EngineBench()
@@ -21,6 +21,7 @@ class ModelOptions(NamedTuple):
     target: str
     draft: str
     draft_fp8: bool
+    kv_dtype: KVDtypeChoice
     device: DeviceName
 
     @property
@@ -36,12 +37,13 @@ class ModelOptions(NamedTuple):
             device=self.device,
             dtype=self.dtype,
             draft_fp8=self.draft_fp8,
+            kv_dtype=self.kv_dtype,
             **parameters,
         )
 
 
 def model_options(command: Command) -> Command:
-    """Adds --target, --draft, --draft-dtype and --device; read them with `read_model_options`."""
+    """Adds --target, --draft, --draft-dtype, --kv-dtype and --device; read them with `read_model_options`."""
     for option in (
         click.option(
             "--device",
@@ -58,6 +60,13 @@ def model_options(command: Command) -> Command:
             help="Number format of the draft's weights; auto is that of the target.",
         ),
         click.option(
+            "--kv-dtype",
+            type=click.Choice(["auto", "fp8"]),
+            default="auto",
+            show_default=True,
+            help="Number format of KV pages; auto is that of the activations.",
+        ),
+        click.option(
             "--draft", metavar="SHAPE", default=_DEFAULTS.draft, show_default=True, help="Shape of the draft model."
         ),
         click.option(
@@ -68,7 +77,7 @@ def model_options(command: Command) -> Command:
     return command
 
 
-def read_model_options(target: str, draft: str, draft_dtype: str, device: str) -> ModelOptions:
+def read_model_options(target: str, draft: str, draft_dtype: str, kv_dtype: KVDtypeChoice, device: str) -> ModelOptions:
     """Returns the options of `model_options` with the device resolved.
 
     Raises MachineError where the GPU is missing that --device, or the default shape, is for.
@@ -82,7 +91,7 @@ def read_model_options(target: str, draft: str, draft_dtype: str, device: str) -
             "doctor` for the reason. On a CPU: --device cpu --target small --draft small"
         )
     on_gpu = has_gpu and device != "cpu"
-    return ModelOptions(target, draft, draft_dtype == "fp8", "cuda" if on_gpu else "cpu")
+    return ModelOptions(target, draft, draft_dtype == "fp8", kv_dtype, "cuda" if on_gpu else "cpu")
 
 
 def integer_option(

@@ -10,6 +10,7 @@ import click
 from specpipe.benchmark.bench_config import ACCEPTANCE, EngineBench, PolicyComparison
 from specpipe.cli.bench.engine_options import integer_option, model_options, read_model_options
 from specpipe.cli.options import json_option
+from specpipe.core import KVDtypeChoice
 from specpipe.errors import JobError
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def policy(
     target: str,
     draft: str,
     draft_dtype: str,
+    kv_dtype: KVDtypeChoice,
     device: str,
     policy_name: str,
     ks: tuple[int, ...],
@@ -78,7 +80,7 @@ def policy(
     \b
       specpipe bench engine policy --slots 16 --rows 64 --shard-rows 16 --acceptance middle --k 2
     """
-    models = read_model_options(target, draft, draft_dtype, device)
+    models = read_model_options(target, draft, draft_dtype, kv_dtype, device)
     from specpipe.benchmark.policy_comparison import compare_policy, extended_rates
     from specpipe.benchmark.synthetic_engine import build_synthetic_engine
 

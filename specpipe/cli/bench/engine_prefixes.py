@@ -12,6 +12,7 @@ import click
 from specpipe.benchmark.bench_config import SHARED_WORKS, EngineBench
 from specpipe.cli.bench.engine_options import integer_option, model_options, read_model_options
 from specpipe.cli.options import json_option
+from specpipe.core import KVDtypeChoice
 
 if TYPE_CHECKING:
     from specpipe.benchmark.shared_work import SharedWorkResult
@@ -52,6 +53,7 @@ def prefixes(
     target: str,
     draft: str,
     draft_dtype: str,
+    kv_dtype: KVDtypeChoice,
     device: str,
     works: tuple[str, ...],
     ks: tuple[int, ...],
@@ -68,7 +70,7 @@ def prefixes(
     \b
       specpipe bench engine prefixes --work few-shot --k 0 --k 1 --policy goodput
     """
-    models = read_model_options(target, draft, draft_dtype, device)
+    models = read_model_options(target, draft, draft_dtype, kv_dtype, device)
     from specpipe.benchmark.shared_work import SharedWorkJobs
     from specpipe.benchmark.synthetic_engine import build_synthetic_engine
 

@@ -160,14 +160,17 @@ class FusedStack:
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=self._eps,
+            scales=pages.scales,
         )
 
     @staticmethod
     def _attend(layer: _Layer, query: Tensor, batch: AttentionBatch) -> Tensor:
         """query [N, Hq, D] → attention output [N, Hq * D]."""
+        pages = pages_of(layer.attention)
         out = paged_attention(
             query,
-            *pages_of(layer.attention),
+            pages.k,
+            pages.v,
             batch.block_tables,
             batch.cu_queries,
             batch.starts,
@@ -175,5 +178,6 @@ class FusedStack:
             scale=layer.scale,
             window=layer.window,
             prefix=batch.prefix,
+            scales=pages.scales,
         )
         return out.view(out.shape[0], -1)

@@ -33,7 +33,7 @@ def attend(call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor
     query [1, Hq, N, D]; key and value [1, Hkv, N, D].
     """
     pages, spec, batch = pages_of(call.module), call.spec, call.batch
-    store_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), pages.k, pages.v, batch.write_index)
+    store_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), pages.k, pages.v, batch.write_index, pages.scales)
     out = paged_attention(
         query[0].transpose(0, 1),
         pages.k,
@@ -47,6 +47,7 @@ def attend(call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor
         softcap=spec.softcap,
         sinks=spec.sinks,
         prefix=batch.prefix,
+        scales=pages.scales,
     )
     return out.unsqueeze(0)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from specpipe.engine.forward.attention_batch import AttentionSpec
+from specpipe_kernels import UNSCALED, KVScales
 
 
 class KVPages(NamedTuple):
@@ -23,16 +24,19 @@ class KVPages(NamedTuple):
     """[pages, Hkv, page_size, D] keys."""
     v: Tensor
     """[pages, Hkv, page_size, D] values."""
+    scales: KVScales = UNSCALED
+    """Of pages in 8 bits."""
 
 
 def attach_pages(module: nn.Module, pages: KVPages) -> None:
     """Makes the pages the KV memory of an attention module."""
-    module.k_pages, module.v_pages = pages
+    module.k_pages, module.v_pages = pages.k, pages.v
+    cast(Any, module).kv_scales = pages.scales
 
 
 def pages_of(module: nn.Module) -> KVPages:
     """Returns the KV memory that was attached to an attention module."""
-    return KVPages(cast(Tensor, module.k_pages), cast(Tensor, module.v_pages))
+    return KVPages(cast(Tensor, module.k_pages), cast(Tensor, module.v_pages), cast(KVScales, module.kv_scales))
 
 
 def page_bytes(layers: Iterable[AttentionSpec], page_size: int, dtype: torch.dtype) -> int:
@@ -47,8 +51,11 @@ def allocate_pages(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    scales: Mapping[nn.Module, KVScales],
 ) -> list[Tensor]:
     """Allocates the pages of every attention module and attaches them. Zeroed: a masked NaN would poison P·V.
+
+    dtype: of the pages. scales: of pages in 8 bits, else empty.
 
     Returns the memory behind them, one tensor [n, num_pages, Hkv, page_size, D] for the n keys and values that have the
     same Hkv and D: most models have one tensor alone.
@@ -61,7 +68,7 @@ def allocate_pages(
     free = {shape: iter(pages) for shape, pages in memory.items()}
     for module, spec in attention.items():
         k, v = (next(free[spec.heads, dim]) for dim in (spec.key_dim, spec.value_dim))
-        attach_pages(module, KVPages(k, v))
+        attach_pages(module, KVPages(k, v, scales.get(module, UNSCALED)))
     return list(memory.values())
 
 
@@ -71,4 +78,6 @@ def copy_pages(memory: Iterable[Tensor], source: Tensor, target: Tensor) -> None
     source, target [n] int64; no page is in both, and none twice in target.
     """
     for pages in memory:
+        if pages.itemsize == 1:
+            pages = pages.view(torch.uint8)
         pages.index_copy_(1, target, pages.index_select(1, source))

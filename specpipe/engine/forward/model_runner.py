@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from specpipe.core import KVDtypeChoice, LayerScales, ModelScales
 from specpipe.engine.forward.attention_batch import AttentionBatch, AttentionSpec
 from specpipe.engine.forward.attention_interface import probe_attention
 from specpipe.engine.forward.compiled_layers import STANCE, compile_layers
 from specpipe.engine.forward.experts_interface import use_own_experts
 from specpipe.engine.forward.fused_stack import FusedStack, can_fuse
-from specpipe.engine.forward.kv_pages import allocate_pages, copy_pages, page_bytes
-from specpipe_kernels import PrefixArgs, write_index
+from specpipe.engine.forward.kv_pages import allocate_pages, copy_pages, page_bytes, pages_of
+from specpipe_kernels import KVScales, PrefixArgs, write_index
 
 
 class ModelRunner:
@@ -33,6 +35,7 @@ class ModelRunner:
         page_size: int,
         fused: bool | None = None,
         compiler: str | None = None,
+        kv_dtype: KVDtypeChoice = "auto",
     ) -> None:
         """Probes the model's attention and fuses or compiles its layers. page_size in tokens.
 
@@ -40,6 +43,7 @@ class ModelRunner:
         CPU.
         compiler: torch.compile's backend for decoder layers that are not fused; by default "inductor" on a GPU and ""
         (no compilation) elsewhere.
+        kv_dtype: number format of KV pages. In 8 bits all scales are 1 until `set_kv_scales`.
         """
         self.model = model
         self.vocab_size = vocab_size
@@ -49,6 +53,7 @@ class ModelRunner:
         self.device, self.dtype = parameter.device, parameter.dtype
         self._attention: dict[nn.Module, AttentionSpec] = probe_attention(model, self.device)
         self._pages: list[Tensor] = []
+        self._scales: dict[nn.Module, KVScales] = {}
         if fused is None:
             fused = self.device.type != "cpu"
         if fused:
@@ -60,6 +65,9 @@ class ModelRunner:
         self.compiled = False
         if backend and not self.fused:
             self.compiled = compile_layers(model, self._attention, self._probe_logits, backend=backend)
+        if kv_dtype == "fp8":  # not before: rounding to 8 bits would hide or exaggerate what compilation changes
+            ones = (torch.ones(2, spec.heads, device=self.device) for spec in self._attention.values())
+            self._scales = {module: KVScales(*one) for module, one in zip(self._attention, ones, strict=True)}
 
     @property
     def fused(self) -> bool:
@@ -74,7 +82,30 @@ class ModelRunner:
     @property
     def page_bytes(self) -> int:
         """Bytes of one KV page over all layers."""
-        return page_bytes(self._attention.values(), self.page_size, self.dtype)
+        return page_bytes(self._attention.values(), self.page_size, self.kv_dtype)
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """dtype of KV pages."""
+        return torch.float8_e4m3fn if self._scales else self.dtype
+
+    @property
+    def kv_scales(self) -> ModelScales:
+        """Scales of KV pages in 8 bits, by layer; empty for other pages."""
+        return tuple(
+            LayerScales(*(tuple(x.tolist()) for x in scales if x is not None)) for scales in self._scales.values()
+        )
+
+    def attention_heads(self) -> list[tuple[nn.Module, int]]:
+        """Returns the attention modules in the order of `kv_scales`, each with its number of KV heads."""
+        return [(module, spec.heads) for module, spec in self._attention.items()]
+
+    def set_kv_scales(self, scales: ModelScales) -> None:
+        """Replaces the scales of KV pages in 8 bits. Pages that were written before lose their meaning."""
+        for own, given in zip(self._scales.values(), scales, strict=True):
+            for tensor, values in zip(own, given, strict=True):
+                assert tensor is not None
+                tensor.copy_(torch.tensor(values))
 
     @property
     def weight_bytes(self) -> int:
@@ -84,7 +115,26 @@ class ModelRunner:
 
     def allocate_pages(self, num_pages: int) -> None:
         """Allocates KV memory in place of the present one. num_pages counts the trash page."""
-        self._pages = allocate_pages(self._attention, num_pages, self.page_size, self.dtype, self.device)
+        self._pages = allocate_pages(
+            self._attention, num_pages, self.page_size, self.kv_dtype, self.device, self._scales
+        )
+
+    def largest_kv(self, prompts: Iterable[Sequence[int]]) -> list[LayerScales]:
+        """Returns the largest absolute key and value of each layer and KV head over prompts of at least one token.
+
+        Pages have the model's dtype meanwhile; call `allocate_pages` afterwards.
+        """
+        scales, self._scales = self._scales, {}
+        largest = {module: torch.zeros(2, spec.heads, device=self.device) for module, spec in self._attention.items()}
+        for prompt in prompts:
+            self.allocate_pages(-(-len(prompt) // self.page_size) + 1)
+            self._feed_alone(torch.tensor(prompt, device=self.device), 0, len(prompt), keep=None)
+            for module, found in largest.items():
+                pages = pages_of(module)
+                amax = torch.stack([x.abs().amax((0, 2, 3)).float() for x in (pages.k, pages.v)])
+                torch.maximum(found, amax, out=found)
+        self._scales, self._pages = scales, []
+        return [LayerScales(*(tuple(x.tolist()) for x in found)) for found in largest.values()]
 
     def copy_pages(self, source: Tensor, target: Tensor) -> None:
         """Copies KV pages source[i] to target[i], [n] int64 each, in all layers. No page is in both."""
@@ -144,18 +194,19 @@ class ModelRunner:
         """Returns logits [n, V] of a forward over n - 1 tokens and one over the next token, on new pages."""
         self.allocate_pages(2)
         n = min(self.page_size, self.context_length)
-        tokens = torch.arange(n, device=self.device)
-        parts = []
-        for start, stop in ((0, n - 1), (n - 1, n)):
-            parts.append(
-                self.forward(
-                    tokens[start:stop] % self.vocab_size,
-                    tokens[start:stop],
-                    block_tables=torch.ones(1, 1, dtype=torch.int32, device=self.device),
-                    cu_queries=torch.tensor([0, stop - start], dtype=torch.int32, device=self.device),
-                    starts=tokens[start : start + 1],
-                    max_queries=stop - start,
-                    keep=0,
-                )
-            )
-        return torch.cat(parts)
+        tokens = torch.arange(n, device=self.device) % self.vocab_size
+        return torch.cat([self._feed_alone(tokens, *span, keep=0) for span in ((0, n - 1), (n - 1, n))])
+
+    def _feed_alone(self, tokens: Tensor, start: int, stop: int, *, keep: int | None) -> Tensor:
+        """Returns logits [n, V] of a forward over tokens[start:stop] of one row, whose pages are 1, 2, …"""
+        pages = -(-stop // self.page_size)
+        positions = torch.arange(start, stop, device=self.device)
+        return self.forward(
+            tokens[start:stop],
+            positions,
+            block_tables=torch.arange(1, pages + 1, dtype=torch.int32, device=self.device)[None],
+            cu_queries=torch.tensor([0, stop - start], dtype=torch.int32, device=self.device),
+            starts=positions[:1],
+            max_queries=stop - start,
+            keep=keep,
+        )

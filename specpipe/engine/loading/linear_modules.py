@@ -17,14 +17,14 @@ from specpipe.models.quantization.planned_weights import FP8_CAPABILITY
 from specpipe_kernels import QuantizedWeight, dequantize, quantize_fp8
 
 
-def check_fp8(device: torch.device, name: str) -> None:
-    """Raises MachineError for a GPU without 8-bit floating point. name: that of the model."""
+def check_fp8(device: torch.device, given: str, remedy: str) -> None:
+    """Raises MachineError for a GPU without 8-bit floating point. given, remedy: parts of the message."""
     if device.type != "cuda" or (found := torch.cuda.get_device_capability(device)) >= FP8_CAPABILITY:
         return
     major, minor = FP8_CAPABILITY
     raise MachineError(
-        f"model {name} has weights in fp8, and {torch.cuda.get_device_name(device)} has compute capability "
-        f"{found[0]}.{found[1]}; expected {major}.{minor} or newer: use a checkpoint in 16 bits without model.quantize"
+        f"{given}, and {torch.cuda.get_device_name(device)} has compute capability "
+        f"{found[0]}.{found[1]}; expected {major}.{minor} or newer: {remedy}"
     )
 
 

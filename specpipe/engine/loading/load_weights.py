@@ -60,7 +60,8 @@ def load_weights(
     checkpoint = inspect_checkpoint(source)
     check_quantize(checkpoint, source, quantize)
     if quantize == "fp8" or any(layer.layout.bits == 8 for layer in checkpoint.layers.values()):
-        check_fp8(device, source.name)
+        remedy = "use a checkpoint in 16 bits without model.quantize"
+        check_fp8(device, f"model {source.name} has weights in fp8", remedy)
     if quantize == "none" and not checkpoint.layers:
         return load_model(source, device, dtype, attn_implementation, trust_remote_code=trust_remote_code)
     config = load_config(source, trust_remote_code=trust_remote_code)

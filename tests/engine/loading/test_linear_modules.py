@@ -52,5 +52,5 @@ def test_a_gpu_without_fp8_raises_machine_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
     with pytest.raises(MachineError, match=r"A100 has compute capability 8\.0; expected 8\.9 or newer"):
-        check_fp8(torch.device("cuda"), "big")
-    check_fp8(torch.device("cpu"), "big")
+        check_fp8(torch.device("cuda"), "model.kv_dtype is fp8", "leave it out")
+    check_fp8(torch.device("cpu"), "model.kv_dtype is fp8", "leave it out")
