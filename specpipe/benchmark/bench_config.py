@@ -53,6 +53,29 @@ SHARED_WORKS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreWork:
+    """A multiple-choice evaluation. Lengths are in tokens."""
+
+    questions: int = 1000
+    choices: int = 4
+    """Choices of each question, which are scored."""
+    shared_tokens: int = 700
+    """Tokens with which all prompts begin."""
+    question_tokens: int = 80
+    choice_tokens: int = 10
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a prompt and one choice."""
+        return self.shared_tokens + self.question_tokens + self.choice_tokens
+
+    @property
+    def distinct_tokens(self) -> int:
+        """Tokens that have to be computed."""
+        return self.shared_tokens + self.questions * (self.question_tokens + self.choices * self.choice_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineBench:
     """Models, batch sizes and K of one measurement. Lengths are in tokens."""
 

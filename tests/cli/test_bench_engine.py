@@ -71,6 +71,16 @@ def test_prefixes_reports_how_much_of_the_prompts_is_reused(small_shared_works: 
     assert "78.0% of 828 prompt tokens reused" in text
 
 
+def test_scores_computes_choices_and_common_pages_once() -> None:
+    work = "--questions 5 --choices 3 --shared-tokens 70 --question-tokens 9 --choice-tokens 4 --slots 6"
+    (result,) = json_lines(f"scores {SMALL} {work}")
+    assert result["requests"] == 15 and result["prompt_tokens"] == 15 * 83
+    assert result["distinct_tokens"] == 70 + 5 * (9 + 3 * 4)
+    rest = 70 % 16  # tokens of the page in which questions leave their common beginning: computed by each of them
+    assert result["prefill_tokens"] <= result["distinct_tokens"] + 4 * rest
+    assert result["ratio"] > 0 and result["requests_per_s"] > 0
+
+
 def test_prefixes_runs_jobs_under_a_policy_too(small_shared_works: None) -> None:
     plain, tuned = json_lines(f"prefixes {SMALL} --slots 4 --work few-shot --policy goodput")
     assert [(m["policy"], m["k"]) for m in (plain, tuned)] == [("fixed", 0), ("goodput", None)]

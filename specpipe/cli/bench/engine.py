@@ -7,6 +7,7 @@ import click
 from specpipe.cli.bench.engine_decode import decode
 from specpipe.cli.bench.engine_policy import policy
 from specpipe.cli.bench.engine_prefixes import prefixes
+from specpipe.cli.bench.engine_scores import scores
 from specpipe.cli.bench.engine_start_up import start_up
 from specpipe.cli.bench.engine_transformers import transformers
 
@@ -15,7 +16,8 @@ from specpipe.cli.bench.engine_transformers import transformers
 def engine() -> None:
     """Measure one engine, without Ray, datasets and output files.
 
-    decode, policy, prefixes and start-up use models of a given shape with random weights and synthetic acceptance.
+    decode, policy, prefixes, scores and start-up use models of a given shape with random weights and synthetic
+    acceptance.
 
     \b
       specpipe bench engine decode --batch 1 --batch 64 --k 0 --k 2
@@ -28,5 +30,6 @@ def engine() -> None:
 engine.add_command(decode)
 engine.add_command(policy)
 engine.add_command(prefixes)
+engine.add_command(scores)
 engine.add_command(start_up)
 engine.add_command(transformers)
