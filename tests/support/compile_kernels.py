@@ -195,7 +195,8 @@ def attend(dtype: torch.dtype, head_dim: int, queries: int, rows: int) -> None:
     prefix = PrefixArgs(none, none, none[: rows // 2 + 1].clone())
     for memory, scales in ((pages, UNSCALED), (pages.to(torch.float8_e4m3fn), KVScales(torch.ones(2), torch.ones(2)))):
         store_kv(query[:, :2], query[:, :2], memory, memory, index, scales)
-        for options in ({}, {"window": 24, "softcap": 30.0, "sinks": torch.zeros(8, dtype=dtype)}, {"prefix": prefix}):
+        odd = {"window": 24, "softcap": 30.0, "sinks": torch.zeros(8, dtype=dtype)}
+        for options in ({}, odd, {"prefix": prefix, "fp8": True}):
             paged_attention(
                 query, memory, memory, tables, cu_queries, starts, max_queries=queries, scale=0.1, scales=scales,
                 **options,

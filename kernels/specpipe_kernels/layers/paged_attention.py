@@ -33,6 +33,7 @@ from specpipe_kernels.layers.attention_blocks import (
     scale_logits,
     zero_sums,
 )
+from specpipe_kernels.layers.gemm_tiling import MAX_ROWS
 from specpipe_kernels.layers.layer_args import (
     AttentionSizes,
     LogitArgs,
@@ -42,11 +43,13 @@ from specpipe_kernels.layers.layer_args import (
     SplitParts,
 )
 from specpipe_kernels.layers.prefix_attention import attend_prefixes
+from specpipe_kernels.layers.quantize_fp8 import fp8_scale, to_fp8
+from specpipe_kernels.reference.layers.quantize_rows import quantize_rows
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
-from specpipe_kernels.types import UNSCALED, KVScales, PrefixArgs
+from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, PrefixArgs
 
 _SHORT_QUERIES = 512
 """Tokens of a row up to which prefills load half a page at a time. Measured on an H200: 85 rows of 96 tokens behind
@@ -71,7 +74,7 @@ def _find_row(cu_queries, tile, rows, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def _zero_unowned(
-    out, tile, tiles, head, first, num_tokens,
+    out, out_scale, tile, tiles, head, first, num_tokens,
     Q_HEADS: tl.constexpr, G: tl.constexpr, V_DIM: tl.constexpr, V_PAD: tl.constexpr,
 ):  # fmt: skip
     """Stores zeros for the tokens at the end that belong to no row; usually there are none."""
@@ -80,6 +83,8 @@ def _zero_unowned(
         for g in range(G):
             entry = tl.zeros([V_PAD], tl.int64) + token * Q_HEADS + head * G + g
             tl.store(out + entry * V_DIM + dim, tl.zeros([V_PAD], out.dtype.element_ty), mask=dim < V_DIM)
+            if out_scale is not None:
+                tl.store(out_scale + (head * G + g) * num_tokens + token, 1.0)
 
 
 @triton.jit
@@ -150,7 +155,7 @@ def _merge_prefix(prefix, pages, token, num_tokens, head, valid, top, total, acc
 
 @triton.jit(do_not_specialize=["num_tokens", "rows", "width", "tiles", "stride_table"])
 def _paged_attention_kernel(
-    pages, prefix, out, parts, logits, num_tokens, rows, width, tiles, queries, stride_table,
+    pages, prefix, out, out_scale, parts, logits, num_tokens, rows, width, tiles, queries, stride_table,
     SIZES: tl.constexpr, TILES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ROW_TILES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -188,7 +193,7 @@ def _paged_attention_kernel(
         page = load_page(table, split, width, SIZES, BLOCK_N)
         next_page = load_page(table, split + SPLITS, width, SIZES, BLOCK_N)
     if split == 0:
-        _zero_unowned(out, tile, tiles, kv_head, end_of_rows, num_tokens, Q_HEADS, G, V_DIM, V_PAD)
+        _zero_unowned(out, out_scale, tile, tiles, kv_head, end_of_rows, num_tokens, Q_HEADS, G, V_DIM, V_PAD)
     offset = 0
     if not ROW_TILES:
         offset = (tile - (row_first // BLOCK_Q + row)) * BLOCK_Q
@@ -261,7 +266,14 @@ def _paged_attention_kernel(
     if pages.v_scale is not None:
         acc *= tl.load(pages.v_scale + kv_head)
     out_at = out + (token * Q_HEADS + head)[:, None] * V_DIM + v_dim[None, :]
-    tl.store(out_at, acc.to(out.dtype.element_ty), mask=valid[:, None] & (v_dim[None, :] < V_DIM))
+    mask = valid[:, None] & (v_dim[None, :] < V_DIM)
+    if out_scale is not None:
+        acc = tl.where(mask, acc, 0.0).to(queries.query.dtype.element_ty).to(tl.float32)  # as if it had been stored
+        scale = fp8_scale(tl.max(tl.abs(acc), 1))
+        tl.store(out_at, to_fp8(acc, scale[:, None]), mask=mask)
+        tl.store(out_scale + head * num_tokens + token, scale, mask=valid)
+    else:
+        tl.store(out_at, acc.to(out.dtype.element_ty), mask=mask)
 
 
 class AttentionTiling(NamedTuple):
@@ -329,8 +341,9 @@ def paged_attention(
     sinks: Tensor | None = None,
     prefix: PrefixArgs | None = None,
     scales: KVScales = UNSCALED,
+    fp8: bool = False,
     tiles: AttentionTiling | None = None,
-) -> Tensor:
+) -> Tensor | Fp8Rows:
     """See `specpipe_kernels.paged_attention`. Page sizes are powers of two, 16 or more; tiles: None for `tiling`'s."""
     tokens, q_heads, k_dim = query.shape
     _, kv_heads, page_size, v_dim = v_pages.shape
@@ -338,9 +351,11 @@ def paged_attention(
     assert k_pages.is_contiguous() and v_pages.is_contiguous() and k_pages.shape[1:] == (kv_heads, page_size, k_dim)
     assert block_tables.stride(1) == 1 and cu_queries.is_contiguous() and starts.is_contiguous()
     assert q_heads % kv_heads == 0 and page_size >= 16 and page_size & (page_size - 1) == 0
-    out = query.new_empty(tokens, q_heads, v_dim)
+    by_head = fp8 and tokens <= MAX_ROWS  # products of more rows need one scale a row
+    out = query.new_empty(tokens, q_heads, v_dim, dtype=torch.float8_e4m3fn if by_head else query.dtype)
+    out_scale = query.new_empty(q_heads, tokens, dtype=torch.float32) if by_head else None
     if tokens == 0:
-        return out
+        return _result(out, out_scale, query.dtype, fp8=fp8)
     tile_sizes = tiles or attention_tiling(query, k_pages, v_pages, rows, width, max_queries)
     block_q = tile_sizes.block_m // (q_heads // kv_heads)
     assert block_q > 0 and page_size % tile_sizes.block_n == 0
@@ -351,8 +366,8 @@ def paged_attention(
     parts = SplitParts(None, None, None, None)
     if tile_sizes.splits > 1:
         shape = (count * kv_heads, tile_sizes.splits, tile_sizes.block_m)
-        acc = out.new_empty(*shape, v_pad, dtype=torch.float32)
-        top, total = (out.new_empty(shape, dtype=torch.float32) for _ in range(2))
+        acc = query.new_empty(*shape, v_pad, dtype=torch.float32)
+        top, total = (query.new_empty(shape, dtype=torch.float32) for _ in range(2))
         parts = SplitParts(acc, top, total, arrivals(query, count * kv_heads))
     log2e = math.log2(math.e)
     factors = (scale * log2e, 0.0) if softcap is None else (scale / softcap, softcap * log2e)
@@ -363,9 +378,17 @@ def paged_attention(
     if prefix is not None:
         shared = attend_prefixes(queries, pages, prefix, logits, sizes, window=window or 0, softcap=softcap is not None)
     _paged_attention_kernel[(count * kv_heads, tile_sizes.splits)](
-        pages, shared, out, parts, logits, tokens, rows, width, count, queries, block_tables.stride(0),
+        pages, shared, out, out_scale, parts, logits, tokens, rows, width, count, queries, block_tables.stride(0),
         SIZES=sizes, TILES=tile_sizes, WINDOW=window or 0, SOFTCAP=softcap is not None,
         ROW_TILES=max_queries <= block_q,
         num_warps=tile_sizes.warps, num_stages=tile_sizes.stages, **launch_options(query),
     )  # fmt: skip
-    return out
+    return _result(out, out_scale, query.dtype, fp8=fp8)
+
+
+def _result(out: Tensor, scale: Tensor | None, dtype: torch.dtype, *, fp8: bool) -> Tensor | Fp8Rows:
+    """Returns out [N, Hq, D of the values], or with fp8 rows of it. scale [Hq, N]: of values in 8 bits."""
+    if not fp8:
+        return out
+    values = out.flatten(1)
+    return quantize_rows(values, values.shape[1]) if scale is None else Fp8Rows(values, scale, out.shape[2], dtype)

@@ -8,10 +8,12 @@ row's table are 0. Pages have the dtype of the model or, with `KVScales`, float8
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import UNSCALED, KVScales, PrefixArgs
+from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, PrefixArgs
 
 
 def write_index(block_tables: Tensor, cu_queries: Tensor, starts: Tensor, num_tokens: int, page_size: int) -> Tensor:
@@ -37,6 +39,7 @@ def store_kv(
     implementation("layers.store_kv", key)(key, value, k_pages, v_pages, write_index, scales)
 
 
+@overload
 def paged_attention(
     query: Tensor,
     k_pages: Tensor,
@@ -52,7 +55,47 @@ def paged_attention(
     sinks: Tensor | None = None,
     prefix: PrefixArgs | None = None,
     scales: KVScales = UNSCALED,
-) -> Tensor:
+    fp8: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def paged_attention(
+    query: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_tables: Tensor,
+    cu_queries: Tensor,
+    starts: Tensor,
+    *,
+    max_queries: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    prefix: PrefixArgs | None = None,
+    scales: KVScales = UNSCALED,
+    fp8: bool,
+) -> Tensor | Fp8Rows: ...
+
+
+def paged_attention(
+    query: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_tables: Tensor,
+    cu_queries: Tensor,
+    starts: Tensor,
+    *,
+    max_queries: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    prefix: PrefixArgs | None = None,
+    scales: KVScales = UNSCALED,
+    fp8: bool = False,
+) -> Tensor | Fp8Rows:
     """Attends each row's queries to its own pages; returns [N, Hq, D of the values], contiguous.
 
     Args:
@@ -71,10 +114,11 @@ def paged_attention(
             result is the same up to rounding. Elsewhere than on a CPU every row has max_queries tokens. Tokens of a row
             in a group have positions from prefix_pages * page_size - 1 on, or negative ones.
         scales: of pages in 8 bits, which have even head sizes.
+        fp8: return rows [N, Hq * D of the values] in 8 bits.
 
     Tokens at negative positions or of no row give zeros. Scores and sums are fp32 or wider.
     """
-    result: Tensor = implementation("layers.paged_attention", query)(
+    result: Tensor | Fp8Rows = implementation("layers.paged_attention", query)(
         query,
         k_pages,
         v_pages,
@@ -88,5 +132,6 @@ def paged_attention(
         sinks=sinks,
         prefix=prefix,
         scales=scales,
+        fp8=fp8,
     )
     return result

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specpipe_kernels.layers import paged_attention as triton_module
 from specpipe_kernels.reference.layers.paged_attention import paged_attention as reference
+from specpipe_kernels.reference.layers.quantize_rows import quantize_rows
 from specpipe_kernels.runtime.backend import VARIABLE
 
 triton_kernel = triton_module.paged_attention
@@ -78,6 +79,31 @@ def test_any_tiling_gives_the_same(block_n: int, splits: int, window: int | None
     inputs.block_tables = inputs.block_tables[:, :-1].contiguous()
     tiles = triton_module.AttentionTiling(block_m=16, block_n=block_n, splits=splits, warps=4, stages=3)
     check(inputs.call(triton_kernel, case, tiles=tiles), inputs, case)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.float32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (((0, 2), (190, 2), (-1, 2), (60, 2)), {"groups": ((2, (1,)),)}),
+        (
+            ((0, 5), (190, 1), (60, 0)),
+            {"head_dim": 24, "value_dim": 20, "window": 40, "sinks": True, "spare_tokens": 3},
+        ),
+        pytest.param(((0, 60), (70, 9)), {}, marks=pytest.mark.slow),  # more rows than a skinny product takes
+    ],
+)
+def test_results_in_8_bits_are_the_rounded_ones(
+    kernel: Callable[..., Any], rows: Any, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    case = Case(rows=rows, dtype=dtype, **options)
+    inputs = build(case)
+    full = inputs.call(kernel, case).flatten(1)
+    got = inputs.call(kernel, case, fp8=True)
+    assert got.dtype == dtype
+    want = quantize_rows(full, got.group)
+    assert torch.equal(got.scale, want.scale) and torch.equal(got.values.float(), want.values.float())
+    assert got.group in ((case.value_dim or case.head_dim), full.shape[1])
 
 
 def test_strides_of_a_fused_projection_are_honoured(kernel: Callable[..., Tensor]) -> None:

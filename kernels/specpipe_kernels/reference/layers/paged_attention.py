@@ -18,8 +18,9 @@ from specpipe_kernels.reference.layers.attention_tiles import (
     unpack,
 )
 from specpipe_kernels.reference.layers.prefix_groups import attend_groups, groups_of_tiles, own_keys
+from specpipe_kernels.reference.layers.quantize_rows import quantize_rows
 from specpipe_kernels.reference.layers.softmax_parts import SoftmaxPart, attend_part, finish_softmax, merge_parts
-from specpipe_kernels.types import UNSCALED, KVScales, PrefixArgs
+from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, PrefixArgs
 
 # Elements that a group of tiles gathers at most: 2 MB in fp32 stay in cache, 8 MB took 1.4 times as long.
 GROUP_ELEMENTS = 1 << 19
@@ -41,7 +42,8 @@ def paged_attention(
     sinks: Tensor | None = None,
     prefix: PrefixArgs | None = None,
     scales: KVScales = UNSCALED,
-) -> Tensor:
+    fp8: bool = False,
+) -> Tensor | Fp8Rows:
     """See `specpipe_kernels.paged_attention`. Shared pages are read once a group on a CPU, elsewhere once a row."""
     kv_heads, page_size = k_pages.shape[1:3]
     tiles = make_tiles(cu_queries, starts, query.shape[0], max_queries)
@@ -75,4 +77,5 @@ def paged_attention(
             if shared is not None:
                 sums = merge_parts(sums, SoftmaxPart(*(x[part] for x in shared)))
             out[part] = finish_softmax(sums, sinks)
-    return unpack(out, tiles, query)
+    result = unpack(out, tiles, query)
+    return quantize_rows(result.flatten(1), result.shape[2]) if fp8 else result
