@@ -306,7 +306,21 @@ class Mxfp4Weight(NamedTuple):
     """[E, N, ceil(K / 128)] int32: a byte for each 32 columns, which are multiplied by 2 to this byte minus 127."""
 
 
-ExpertWeights = Tensor | Mxfp4Weight
+class Fp8ExpertWeight(NamedTuple):
+    """Weights [E, N, K] of E experts in 8 bits: entry [e, n, k] is values[e, n, k] * scale[e, n // rows, k // columns].
+
+    Products round activations to 8 bits too, with scales that are powers of two.
+    """
+
+    values: Tensor
+    """[E, N, K] float8_e4m3fn."""
+    scale: Tensor
+    """fp32 [E, ceil(N / rows), ceil(K / columns)]."""
+    block: tuple[int, int]
+    """Rows and columns that share a scale: (1, K) by output channel, or (128, 128)."""
+
+
+ExpertWeights = Tensor | Mxfp4Weight | Fp8ExpertWeight
 
 
 class Experts(NamedTuple):
@@ -327,4 +341,4 @@ class Experts(NamedTuple):
     @property
     def num_experts(self) -> int:
         """E."""
-        return (self.down.words if isinstance(self.down, Mxfp4Weight) else self.down).shape[0]
+        return (self.down if isinstance(self.down, Tensor) else self.down[0]).shape[0]

@@ -28,11 +28,28 @@ class GroupedInputs(NamedTuple):
     """Inputs of a grouped product beside x and the weights; None where there is none."""
 
     exponents: Tensor | None
-    """[E, N, K / 32] uint8: of mxfp4 weights."""
+    """[E, N, ceil(K / 128)] int32: of mxfp4 weights."""
+    weight_scale: Tensor | None
+    """[E, N / rows, K / columns] fp32: of weights in 8 bits."""
+    x_scale: Tensor | None
+    """[K / group, rows of x] fp32: of x in 8 bits."""
     bias: Tensor | None
     """[E, N]."""
     pair_weight: Tensor | None
     """[P] fp32: factor of each pair's result."""
+    out_scale: Tensor | None
+    """[N / BLOCK_N, P] fp32: receives the scales of activations in 8 bits."""
+
+
+class Fp8Blocks(NamedTuple):
+    """Entries that share a scale; compile-time constants, 0 where nothing is in 8 bits."""
+
+    rows: int
+    """Rows of the weight."""
+    columns: int
+    """Columns of the weight."""
+    group: int
+    """Columns of x."""
 
 
 class GroupedSizes(NamedTuple):

@@ -1,7 +1,8 @@
 """Products of tokens with the weights of their experts, for all experts in one launch.
 
 A program multiplies one tile of pairs (a token and one of its experts, grouped by expert) with BLOCK_N rows of that
-expert's weight. Weights are in 16 or 32 bits, or in mxfp4, which is converted in registers.
+expert's weight. Weights are in 16 or 32 bits, in mxfp4, which is
+converted in registers, or in 8 bits, which are multiplied with activations in 8 bits.
 
 The gated product reads the rows of its tokens from x and writes activations in the order of the sorted pairs; the
 second product reads them in that order and writes weighted results in the order of the pairs.
@@ -14,11 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specpipe_kernels.experts.expert_args import GroupedInputs, GroupedSizes, GroupedTiling, PairTiles
+from specpipe_kernels.experts.expert_args import Fp8Blocks, GroupedInputs, GroupedSizes, GroupedTiling, PairTiles
 from specpipe_kernels.experts.mxfp4_tile import mxfp4_quarter
+from specpipe_kernels.layers.quantize_fp8 import fp8_scale, to_fp8
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
-from specpipe_kernels.runtime.sizes import cdiv
-from specpipe_kernels.types import Activation, ExpertWeights, Mxfp4Weight
+from specpipe_kernels.runtime.sizes import cdiv, power_of_2
+from specpipe_kernels.types import Activation, ExpertWeights, Fp8ExpertWeight, Fp8Rows, Mxfp4Weight
 
 
 @triton.jit
@@ -70,6 +72,40 @@ def _multiply(x_rows, weight, row, in_n, in_m, acc, acc_up, SIZES: tl.constexpr,
 
 
 @triton.jit
+def _multiply_fp8(
+    x_rows, x_scale, x_place, pairs, weight, weight_scale, expert, row, in_n, in_m, acc, acc_up,
+    SIZES: tl.constexpr, TILES: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Returns the sums over K of 8-bit weights and activations, and with a gate those of the up projection.
+
+    A step is not wider than the columns that share a scale, of the weight and of x.
+    """
+    K: tl.constexpr = SIZES.k
+    GATED: tl.constexpr = SIZES.up_offset > 0
+    SCALE_ROWS: tl.constexpr = (SIZES.n * (2 if GATED else 1) + FP8.rows - 1) // FP8.rows
+    SCALE_COLUMNS: tl.constexpr = (K + FP8.columns - 1) // FP8.columns
+    in_expert = row - expert * (SIZES.n * (2 if GATED else 1))
+    scale_at = weight_scale + expert * (SCALE_ROWS * SCALE_COLUMNS)
+    for step in tl.range(0, tl.cdiv(K, TILES.block_k), num_stages=TILES.stages):
+        first = step * TILES.block_k
+        k = first + tl.arange(0, TILES.block_k)
+        x_tile = tl.load(x_rows + k[:, None], mask=in_m[None, :] & (k[:, None] < K), other=0.0)
+        factor = tl.load(x_scale + first // FP8.group * pairs + x_place, mask=in_m, other=0.0)
+        w_mask = in_n[:, None] & (k[None, :] < K)
+        w_at = weight + row[:, None] * K + k[None, :]
+        w_tile = tl.load(w_at, mask=w_mask, other=0.0)
+        column = first // FP8.columns
+        scale = tl.load(scale_at + in_expert // FP8.rows * SCALE_COLUMNS + column, mask=in_n, other=0.0)
+        acc += tl.dot(w_tile, x_tile) * (scale[:, None] * factor[None, :])
+        if GATED:
+            w_up = tl.load(w_at + SIZES.up_offset * K, mask=w_mask, other=0.0)
+            up_row = (in_expert + SIZES.up_offset) // FP8.rows
+            scale_up = tl.load(scale_at + up_row * SCALE_COLUMNS + column, mask=in_n, other=0.0)
+            acc_up += tl.dot(w_up, x_tile) * (scale_up[:, None] * factor[None, :])
+    return acc, acc_up
+
+
+@triton.jit
 def _activate(gate, up, ACTIVATION: tl.constexpr):
     """Returns the gated activation of fp32 values."""
     if ACTIVATION.clamped:
@@ -78,11 +114,11 @@ def _activate(gate, up, ACTIVATION: tl.constexpr):
     return gate / (1.0 + tl.exp(-ACTIVATION.alpha * gate)) * up
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _grouped_gemm_kernel(
-    x, weight, inputs, tiles, out, stride_x,
-    SIZES: tl.constexpr, TILES: tl.constexpr, ACTIVATION: tl.constexpr, MXFP4: tl.constexpr, ASM: tl.constexpr,
-    PDL: tl.constexpr,
+    x, weight, inputs, tiles, out, pairs, stride_x,
+    SIZES: tl.constexpr, TILES: tl.constexpr, ACTIVATION: tl.constexpr, FP8: tl.constexpr, MXFP4: tl.constexpr,
+    ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     N: tl.constexpr = SIZES.n
     BLOCK_M: tl.constexpr = TILES.block_m
@@ -109,6 +145,11 @@ def _grouped_gemm_kernel(
         acc, acc_up = _multiply_mxfp4(
             x_rows, weight, inputs.exponents, row, in_n, in_m, acc, acc_up, SIZES, TILES, x.dtype.element_ty, ASM
         )
+    elif FP8.rows > 0:
+        acc, acc_up = _multiply_fp8(
+            x_rows, inputs.x_scale, source, pairs // SIZES.top_k if GATED else pairs, weight, inputs.weight_scale,
+            expert, row, in_n, in_m, acc, acc_up, SIZES, TILES, FP8
+        )  # fmt: skip
     else:
         acc, acc_up = _multiply(x_rows, weight, row, in_n, in_m, acc, acc_up, SIZES, TILES)
     let_next_start(PDL)
@@ -123,26 +164,31 @@ def _grouped_gemm_kernel(
     else:
         acc *= tl.load(inputs.pair_weight + pair, mask=in_m, other=0.0)[None, :]
         target = pair
-    tl.store(out + target.to(tl.int64)[None, :] * N + n[:, None], acc.to(out.dtype.element_ty), mask=mask)
+    if FP8.rows > 0 and GATED:
+        acc = tl.where(mask, acc, 0.0)
+        scale = fp8_scale(tl.max(tl.abs(acc), 0))
+        tl.store(inputs.out_scale + tl.program_id(1) * pairs + place, scale, mask=in_m)
+        result = to_fp8(acc, scale[None, :])
+    else:
+        result = acc.to(out.dtype.element_ty)
+    tl.store(out + target.to(tl.int64)[None, :] * N + n[:, None], result, mask=mask)
 
 
-def grouped_tiling(pairs: int, experts: int, n: int, *, itemsize: int) -> GroupedTiling:
+def grouped_tiling(pairs: int, experts: int, *, itemsize: int) -> GroupedTiling:
     """Returns the tile sizes of a grouped product with `pairs` pairs.
 
     itemsize: bytes of an element of x.
     """
     rows = cdiv(pairs, experts)
     if rows <= 16:
-        return GroupedTiling(16, 64, 256 // itemsize, 4, 4)
+        return GroupedTiling(16, 64, max(64, 256 // itemsize), 4, 4)
     if rows <= 32:
-        return GroupedTiling(32, 64, 256 // itemsize, 4, 4)
-    if rows <= 64:
-        return GroupedTiling(64, 128, 128 // itemsize, 4, 8)
-    return GroupedTiling(128, 128, 128 // itemsize, 4, 8)
+        return GroupedTiling(32, 64, max(64, 256 // itemsize), 4, 4)
+    return GroupedTiling(64 if rows <= 64 else 128, 128, max(64, 128 // itemsize), 4, 8)
 
 
 def grouped_gemm(
-    x: Tensor,
+    x: Tensor | Fp8Rows,
     weight: ExpertWeights,
     bias: Tensor | None,
     tiles: PairTiles,
@@ -152,26 +198,38 @@ def grouped_gemm(
     activation: Activation | None = None,
     interleaved: bool = False,
     pair_weight: Tensor | None = None,
-) -> Tensor:
+) -> Tensor | Fp8Rows:
     """Multiplies the rows of all pairs with their experts' weights [E, N, K]; bias [E, N].
 
-    With an activation: x [M, K]; returns activations [P, N / 2] in the order of `tiles.pairs`. interleaved: gate and up
-    alternate in the rows of the weight; else all gates come first.
+    With an activation: x [M, K]; returns activations [P, N / 2] in the order of `tiles.pairs`, in 8 bits with a scale
+    for each tile of block_n columns if x is. interleaved: gate and up alternate in the rows of the weight; else all
+    gates come first.
     Without: x [P, K] in that order; returns results [P, N] times pair_weight [P], in the order of the pairs.
     """
-    mxfp4 = isinstance(weight, Mxfp4Weight)
-    values, exponents = (weight.words, weight.exponents) if isinstance(weight, Mxfp4Weight) else (weight, None)
-    rows, k = values.shape[1], x.shape[1]
-    n = rows // 2 if activation else rows
-    assert values.is_contiguous() and x.stride(1) == 1 and (mxfp4 or values.shape[2] == k)
-    assert not mxfp4 or (values.shape[2] == 32 * cdiv(k, 128) and x.element_size() == 2)
-    out = torch.empty(tiles.pairs.shape[0], n, dtype=x.dtype, device=x.device)
+    values, exponents, scale = weight, None, None
+    if isinstance(weight, Mxfp4Weight):
+        values, exponents = weight
+    elif isinstance(weight, Fp8ExpertWeight):
+        values, scale = weight.values, weight.scale
+    assert isinstance(values, Tensor) and values.is_contiguous() and isinstance(x, Fp8Rows) == (scale is not None)
+    rows, x_scale, dtype = (x.values, x.scale, x.dtype) if isinstance(x, Fp8Rows) else (x, None, x.dtype)
+    fp8 = Fp8Blocks(0, 0, 0)
+    if isinstance(x, Fp8Rows) and isinstance(weight, Fp8ExpertWeight):
+        fp8 = Fp8Blocks(*weight.block, x.group)
+        tiling = tiling._replace(block_k=min(tiling.block_k, *(power_of_2(n) for n in (x.group, weight.block[1]))))
+    pairs, k = tiles.pairs.shape[0], rows.shape[1]
+    n = values.shape[1] // 2 if activation else values.shape[1]
+    assert rows.stride(1) == 1 and values.shape[2] == (k if exponents is None else 32 * cdiv(k, 128))
+    eight_bits = fp8.rows > 0 and activation is not None
+    out = torch.empty(pairs, n, dtype=torch.float8_e4m3fn if eight_bits else dtype, device=rows.device)
+    blocks = cdiv(n, tiling.block_n)
+    out_scale = torch.empty(blocks, pairs, dtype=torch.float32, device=rows.device) if eight_bits else None
     up_offset = 0 if activation is None else 1 if interleaved else n
-    _grouped_gemm_kernel[(tiles.expert.shape[0], cdiv(n, tiling.block_n))](
-        x, values, GroupedInputs(exponents, bias, pair_weight), tiles, out, x.stride(0),
-        SIZES=GroupedSizes(n, k, top_k, 2 if interleaved and activation else 1, up_offset), TILES=tiling,
-        ACTIVATION=activation or Activation(False), MXFP4=mxfp4,
-        ASM=x.dtype == torch.bfloat16 and not x.is_cpu, num_warps=tiling.warps, num_stages=tiling.stages,
-        **launch_options(x),
+    _grouped_gemm_kernel[(tiles.expert.shape[0], blocks)](
+        rows, values, GroupedInputs(exponents, scale, x_scale, bias, pair_weight, out_scale), tiles, out, pairs,
+        rows.stride(0), SIZES=GroupedSizes(n, k, top_k, 2 if interleaved and activation else 1, up_offset),
+        TILES=tiling, ACTIVATION=activation or Activation(False), FP8=fp8, MXFP4=exponents is not None,
+        ASM=dtype == torch.bfloat16 and not rows.is_cpu, num_warps=tiling.warps, num_stages=tiling.stages,
+        **launch_options(rows),
     )  # fmt: skip
-    return out
+    return out if out_scale is None else Fp8Rows(out, out_scale, tiling.block_n, dtype)

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specpipe_kernels import Activation, Experts, Mxfp4Weight, mix_experts
+from specpipe_kernels import Activation, Experts, ExpertWeights, Fp8ExpertWeight, Mxfp4Weight, mix_experts
 
 EXPERTS_NAME = "specpipe"
+FP8_BLOCK = 128
+"""Rows and columns of a block of 8-bit weights."""
 _SILU = ("SiLU", "SiLUActivation")
 
 
@@ -88,12 +90,25 @@ def _experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, to
     return result
 
 
-def _stored(weight: Tensor | Mxfp4Weight) -> list[Tensor]:
-    return list(weight) if isinstance(weight, Mxfp4Weight) else [weight]
+def _stored(weight: ExpertWeights) -> list[Tensor]:
+    """Returns the tensors of expert weights; an operation of torch takes no other types."""
+    return [weight] if isinstance(weight, Tensor) else [part for part in weight if isinstance(part, Tensor)]
 
 
-def _weight(stored: Sequence[Tensor]) -> Tensor | Mxfp4Weight:
-    return Mxfp4Weight(*stored) if len(stored) == 2 else stored[0]
+def _weight(stored: Sequence[Tensor]) -> ExpertWeights:
+    """Returns the weights of which these are the tensors."""
+    if len(stored) == 1:
+        return stored[0]
+    if stored[0].dtype == torch.int16:
+        return Mxfp4Weight(*stored)
+    values, scale = stored
+    return Fp8ExpertWeight(values, scale, scale_block(values, scale))
+
+
+def scale_block(values: Tensor, scale: Tensor) -> tuple[int, int]:
+    """Returns the rows and columns that share a scale: (1, K) or (128, 128). values [E, N, K]."""
+    by_channel = scale.shape[1:] == (values.shape[1], 1)
+    return (1, values.shape[2]) if by_channel else (FP8_BLOCK, FP8_BLOCK)
 
 
 # One opaque operation to torch.compile, which would specialise grouped products to numbers of tokens.

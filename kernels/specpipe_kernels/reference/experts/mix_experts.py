@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from specpipe_kernels.experts.pack_mxfp4 import unpack_mxfp4
-from specpipe_kernels.types import Activation, Experts, ExpertWeights, Mxfp4Weight
+from specpipe_kernels.reference.layers.dequantize import dequantize
+from specpipe_kernels.types import Activation, Experts, ExpertWeights, Fp8ExpertWeight, Mxfp4Weight, QuantizedWeight
 
 
 def activate(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
@@ -37,6 +38,10 @@ def _weight_of(weights: ExpertWeights, expert: int, like: Tensor) -> Tensor:
     if isinstance(weights, Mxfp4Weight):
         one = Mxfp4Weight(weights.words[expert : expert + 1], weights.exponents[expert : expert + 1])
         return unpack_mxfp4(one, like.shape[1], like.dtype)[0]
+    if isinstance(weights, Fp8ExpertWeight):
+        return dequantize(
+            QuantizedWeight(weights.values[expert], weights.scale[expert], None, weights.block), like.dtype
+        )
     return weights[expert]
 
 
