@@ -155,6 +155,10 @@ def _time(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     count = len([worker for worker in summary["workers"].values() if worker["shards"]])
     if devices:
         rows.append(("workers", f"{count} on {devices}"))
-    weights = next((worker["weights"] for worker in summary["workers"].values() if "weights" in worker), {})
+    weights: Mapping[str, str] = next(
+        (worker["weights"] for worker in summary["workers"].values() if "weights" in worker), {}
+    )
     rows += [(f"{role} weights", text) for role, text in weights.items()]
+    if any(str(worker.get("kv_dtype")).startswith("float8") for worker in summary["workers"].values()):
+        rows.append(("KV pages", "8 bits"))
     return rows

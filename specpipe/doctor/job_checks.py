@@ -170,14 +170,15 @@ def _is_plain(row: Row, job: JobSpec) -> bool:
 
 
 def _fp8_support(plan: RunPlan) -> Iterator[Diagnosis]:
-    """Yields a problem for weights in fp8 on a GPU that cannot multiply them."""
-    eight = [role for role, weights in plan.weights.items() if weights.format.startswith("FP8")]
+    """Yields a problem for weights or KV pages in fp8 on a GPU that cannot compute with them."""
+    eight = [f"weights of the {role}" for role, weights in plan.weights.items() if weights.format.startswith("FP8")]
+    eight += ["KV pages (model.kv_dtype)"] if plan.kv_dtype == "fp8" else []
     for gpu in hardware.gpus() if eight and plan.device == "cuda" else ():
         if gpu.capability < FP8_CAPABILITY:
             capability = ".".join(map(str, gpu.capability))
-            found = f"weights of the {eight[0]} are in fp8, and {gpu.name} has compute capability {capability}"
-            remedy = "use a checkpoint in 16 bits without model.quantize, or a GPU with compute capability 8.9"
-            yield Diagnosis(name="weights", status="problem", found=found, remedy=remedy)
+            found = f"{eight[0]} are in fp8, and {gpu.name} has compute capability {capability}"
+            remedy = "use 16 bits (no model.quantize, no model.kv_dtype), or a GPU with compute capability 8.9"
+            yield Diagnosis(name="fp8", status="problem", found=found, remedy=remedy)
 
 
 def _plan(job: JobSpec) -> Iterator[Diagnosis]:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from specpipe.core import Evidence, Profile, Shard, ShardReport, SpeculationPlan
+from specpipe.core import Evidence, KVScaleTable, Profile, Shard, ShardReport, SpeculationPlan
 from specpipe.speculation.estimates.observer import Priors
 from specpipe.telemetry.timeline_interval import TimelineInterval
 
@@ -27,6 +27,8 @@ class ShardOrder:
     """Estimates of the whole run, used until the worker has enough of its own."""
     failed_only: bool = False
     """Run again only the rows of the published part that have an error, and replace the part."""
+    kv_scales: KVScaleTable = field(default_factory=dict)
+    """The run's scales of KV pages in 8 bits; empty without such pages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +36,10 @@ class WorkerInfo:
     """The answer of a worker that is ready for shards."""
 
     facts: Mapping[str, Any]
-    """device, dtype, host, pid, model_load_s, weights (number format and size by role), warm_up_s."""
+    """device, dtype, kv_dtype, host, pid, model_load_s, weights (number format and size by role), warm_up_s."""
     profile: Profile = field(default_factory=Profile)
+    kv_scales: KVScaleTable = field(default_factory=dict)
+    """Scales of its KV pages in 8 bits: those of the run or, in a run without, its own."""
 
     @property
     def hardware(self) -> str:

@@ -44,7 +44,7 @@ def job_cost_cache(prepared: PreparedJob) -> CostCache | None:
         {
             "target": prepared.target.revision,
             "draft": prepared.draft.revision if prepared.draft is not None else None,
-            "quantize": [job.model.quantize, job.model.quantize_draft],
+            "quantize": [job.model.quantize, job.model.quantize_draft, job.model.kv_dtype],
             "method": job.speculation.method,
         }
     )

@@ -41,10 +41,14 @@ def _facts(source: RunSource) -> Iterable[tuple[str, str]]:
 
 
 def _weights(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Yields number format and size of each model, which are the same on all workers."""
-    found = next((worker["weights"] for worker in summary["workers"].values() if "weights" in worker), {})
+    """Yields number formats and sizes of models and KV pages, which are the same on all workers."""
+    found: Mapping[str, str] = next(
+        (worker["weights"] for worker in summary["workers"].values() if "weights" in worker), {}
+    )
     for role, text in found.items():
         yield f"{role.capitalize()} weights", str(text)
+    if kv := next((str(worker["kv_dtype"]) for worker in summary["workers"].values() if "kv_dtype" in worker), ""):
+        yield "KV pages", kv
 
 
 def _model(job: Mapping[str, Any], role: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from specpipe.core import (
     Completion,
     EngineConfig,
+    KVDtypeChoice,
     Method,
     ProposerChoice,
     ProposerName,
@@ -76,6 +77,7 @@ def make_engine(
     synthetic_rates: tuple[float, ...] = (),
     decoder: TextDecoder | None = None,
     share_prefixes: bool = True,
+    kv_dtype: KVDtypeChoice = "auto",
 ) -> Engine:
     config = EngineConfig(
         slots=slots,
@@ -87,11 +89,12 @@ def make_engine(
         prefill_budget=prefill_budget,
         synthetic_rates=synthetic_rates,
         share_prefixes=share_prefixes,
+        kv_dtype=kv_dtype,
     )
 
     def runner(model: torch.nn.Module) -> ModelRunner:
         vocab_size = model.config.vocab_size
-        return ModelRunner(model, vocab_size=vocab_size, context_length=256, page_size=page_size)
+        return ModelRunner(model, vocab_size=vocab_size, context_length=256, page_size=page_size, kv_dtype=kv_dtype)
 
     return Engine(
         runner(target),

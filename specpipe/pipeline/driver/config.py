@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from specpipe.core import BACKUP_S, SHARDS_IN_FLIGHT, ShardReport
+from specpipe.core import BACKUP_S, SHARDS_IN_FLIGHT, KVScaleTable, ShardReport
 from specpipe.job import JobSpec
 from specpipe.job.workers_section import WorkersSection
 from specpipe.pipeline.driver.progress import Progress
@@ -61,3 +61,5 @@ class Observers:
     """Receives the report of every published shard, once. The driver does not keep it."""
     samples: Callable[[Sequence[TimelineInterval]], None] = lambda samples: None
     """Receives the timeline intervals of workers."""
+    kv_scales: Callable[[KVScaleTable], None] = lambda scales: None
+    """Receives the run's scales of KV pages when a worker adds some, before a shard is dispatched to it."""

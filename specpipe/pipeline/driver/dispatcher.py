@@ -103,6 +103,7 @@ class Dispatcher:
             attempt=task.attempt,
             priors=self._estimates.priors(member.name),
             failed_only=task.failed_rows is not None,
+            kv_scales=self._fleet.kv_scales,
         )
         return Dispatched(member, task, member.handle.run_shard(order))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from specpipe.core import Shard, ShardReport
+from specpipe.core import KVScaleTable, Shard, ShardReport
 from specpipe.errors import ModelError, SpecpipeError
 from specpipe.pipeline.driver.config import DriverConfig, DriverResult, Observers
 from specpipe.pipeline.driver.dispatcher import Dispatched, Dispatcher
@@ -41,11 +41,13 @@ class Driver:
         earlier: EarlierProgress | None = None,
         observers: Observers | None = None,
         estimates: RunEstimates | None = None,
+        kv_scales: KVScaleTable | None = None,
         events: EventQueue | None = None,
     ) -> None:
         """`shards`: those to run, in order. `failed_rows`: for shards of which only the failed rows run again, the
         number of these rows by shard. `earlier`: what was published before. `estimates`: acceptance and costs, updated
-        from reports; new ones by default. `events`: queue and clock; those of a run by default."""
+        from reports; new ones by default. `kv_scales`: those of the run's earlier starts. `events`: queue and clock;
+        those of a run by default."""
         self._config = config
         self._observers = observers or Observers()
         self._estimates = estimates or RunEstimates(slots=config.settings.slots, proposers=())
@@ -53,6 +55,7 @@ class Driver:
         self._events = events or EventQueue()
         now = self._now = self._events.now
         self._fleet = Fleet(pool, now)
+        self._fleet.add_kv_scales(kv_scales or {})
         self._progress = ProgressTracker(earlier or EarlierProgress(), self._tasks, self._fleet, now)
         self._dispatcher = Dispatcher(self._tasks, self._fleet, policy, self._estimates, config, now)
         self._draining = False
@@ -116,6 +119,8 @@ class Driver:
             self._start_failed(member, error)
             return
         self._fleet.add_ready(member, info)
+        if self._fleet.add_kv_scales(info.kv_scales):
+            self._observers.kv_scales(self._fleet.kv_scales)
         self._estimates.admit(member.name, info.hardware, info.profile)
         self._dispatcher.mark_available(member)
 

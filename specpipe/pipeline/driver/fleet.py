@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from specpipe.core import KVScaleTable
 from specpipe.pipeline.driver.tasks import Task
 from specpipe.pipeline.messages import Pool, WorkerHandle, WorkerInfo, WorkerStatus
 
@@ -66,6 +67,8 @@ class Fleet:
         """Members that accept shards, in the order in which their status was last requested."""
         self.infos: dict[str, WorkerInfo] = {}
         """Every worker that was ever ready, by name."""
+        self.kv_scales: KVScaleTable = {}
+        """The run's scales of KV pages in 8 bits. The first worker that has scales of a model decides."""
         self.in_flight = 0
         """Number of shards that workers hold."""
 
@@ -76,6 +79,11 @@ class Fleet:
         member = Member(self._pool.spawn(name), index)
         self.members[name] = member
         return member
+
+    def add_kv_scales(self, scales: KVScaleTable) -> bool:
+        """Adds scales of models that have none yet; returns True if there are any."""
+        known, self.kv_scales = self.kv_scales, {**scales, **self.kv_scales}
+        return len(self.kv_scales) > len(known)
 
     def add_ready(self, member: Member, info: WorkerInfo) -> None:
         """Marks a worker as ready for shards."""

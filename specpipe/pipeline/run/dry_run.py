@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specpipe.core import DTYPE_BYTES, DeviceName, DtypeName, EngineConfig, SamplingParams, resolve_dtype
+from specpipe.core import DTYPE_BYTES, DeviceName, DtypeName, EngineConfig, KVDtypeChoice, SamplingParams, resolve_dtype
 from specpipe.data import shared_share
 from specpipe.errors import ModelError
 from specpipe.job import JobSpec
@@ -59,6 +59,8 @@ class RunPlan:
     max_model_len: int
     weights: Mapping[Role, PlannedWeights]
     """Number format and bytes of each model on a worker's device."""
+    kv_dtype: KVDtypeChoice
+    """Number format of KV pages."""
     kv_bytes: int
     """Bytes of a worker's KV pages with every slot at max_model_len; a worker allocates less where memory is short."""
     output: str
@@ -134,8 +136,8 @@ def _weights(prepared: PreparedJob, dtype: DtypeName, device: DeviceName) -> dic
     return found
 
 
-def _memory(prepared: PreparedJob, dtype: DtypeName) -> dict[str, int]:
-    """Returns max_model_len and kv_bytes of RunPlan."""
+def _memory(prepared: PreparedJob, dtype: DtypeName) -> dict[str, Any]:
+    """Returns max_model_len, kv_dtype and kv_bytes of RunPlan."""
     job = prepared.job
     sources = [prepared.target, *([prepared.draft] if prepared.draft else [])]
     configs = [json.loads((Path(source.path) / "config.json").read_text(encoding="utf-8")) for source in sources]
@@ -143,9 +145,11 @@ def _memory(prepared: PreparedJob, dtype: DtypeName) -> dict[str, int]:
     max_model_len = job.model.max_model_len or min((length for length in lengths if length), default=2048)
     engine: EngineConfig = job.engine_config(max_model_len)
     tokens = engine.slots * engine.pages_per_row * engine.page_size
+    value_bytes = 1 if engine.kv_dtype == "fp8" else DTYPE_BYTES[dtype]
     return {
         "max_model_len": max_model_len,
-        "kv_bytes": sum(tokens * _kv_values_per_token(config) * DTYPE_BYTES[dtype] for config in configs),
+        "kv_dtype": engine.kv_dtype,
+        "kv_bytes": sum(tokens * _kv_values_per_token(config) * value_bytes for config in configs),
     }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from specpipe.core import Shard
+from specpipe.core import KVScaleTable, Shard
 from specpipe.errors import EXIT_INTERRUPTED, JobError, OutputError
 from specpipe.job import JobSpec
 from specpipe.pipeline.cluster.backend import Backend, RayBackend
@@ -190,6 +190,7 @@ class Run:
             device=placement.device,
             threads=placement.threads,
             timeline_interval_s=max(1, placement.workers // _TIMELINE_WORKERS),
+            kv_scales=manifest.kv_scales,
         )
 
     def _current_manifest(self, placement: Placement) -> Manifest:
@@ -230,8 +231,16 @@ class Run:
                 progress=show,
                 published=lambda report: self._published.add(report.telemetry),
                 samples=self._timeline_file.add,
+                kv_scales=self._keep_kv_scales,
             ),
+            kv_scales=manifest.kv_scales,
         )
+
+    def _keep_kv_scales(self, scales: KVScaleTable) -> None:
+        """Publishes the manifest with the run's scales, so that resumed runs compute with the same ones."""
+        assert self._manifest is not None, "workers run"
+        self._manifest = replace(self._manifest, kv_scales=scales)
+        self._folder.publish(MANIFEST, self._manifest.to_json().encode())
 
     def _remaining(self, manifest: Manifest) -> list[Shard]:
         """Returns the shards that are not published, and those with rows to run again."""

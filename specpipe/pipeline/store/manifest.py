@@ -6,10 +6,10 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from specpipe.core import Shard
+from specpipe.core import KVScaleTable, LayerScales, Shard
 from specpipe.data.columns import OUTPUT_COLUMNS
 from specpipe.errors import OutputError
 from specpipe.pipeline.store.folder import MANIFEST, RunFolder
@@ -35,6 +35,8 @@ class Manifest:
     created_at: str
     columns: tuple[str, ...] = OUTPUT_COLUMNS
     """Columns of every part, without the kept input columns. A version with other columns cannot resume the run."""
+    kv_scales: KVScaleTable = field(default_factory=dict)
+    """Scales of KV pages in 8 bits, as the first worker had them."""
 
     @property
     def run_id(self) -> str:
@@ -59,6 +61,7 @@ class Manifest:
             "identity": self.identity,
             "tuning": self.tuning,
             **_pack(self.shards),
+            **({"kv_scales": _pack_scales(self.kv_scales)} if self.kv_scales else {}),
         }
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
@@ -77,6 +80,22 @@ def _pack(shards: tuple[Shard, ...]) -> dict[str, Any]:
         "shard_columns": columns,
         "shards": rows,
         **({"continued_shards": continued} if continued else {}),
+    }
+
+
+def _pack_scales(table: KVScaleTable) -> dict[str, list[str]]:
+    """Returns scales by model as one line per layer: those of keys, a slash, those of values."""
+    return {
+        model: [" / ".join(" ".join(map(repr, side)) for side in layer) for layer in layers]
+        for model, layers in table.items()
+    }
+
+
+def _unpack_scales(content: Mapping[str, list[str]]) -> KVScaleTable:
+    """Returns the scales that `_pack_scales` wrote."""
+    return {
+        model: tuple(LayerScales(*(tuple(map(float, side.split())) for side in layer.split("/"))) for layer in layers)
+        for model, layers in content.items()
     }
 
 
@@ -131,6 +150,7 @@ def read_manifest(folder: RunFolder) -> Manifest | None:
             synthetic=content["synthetic"],
             created_at=content["created_at"],
             columns=tuple(content.get("columns", OUTPUT_COLUMNS)),
+            kv_scales=_unpack_scales(content.get("kv_scales", {})),
         )
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise OutputError(

@@ -13,14 +13,15 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from specpipe.core import Profile, ProposerName, resolve_dtype
+from specpipe.core import Profile, ProposerName, Request, Shard, resolve_dtype
+from specpipe.data import read_rows
 from specpipe.data.requests.request_builder import EncoderProtocol, RequestBuilder
 from specpipe.errors import MachineError, ModelError
 from specpipe.job import JobSpec
 from specpipe.models.quantization.planned_weights import PlannedWeights
 from specpipe.models.source import ModelSource, Role
 from specpipe.pipeline.failures import is_out_of_memory
-from specpipe.pipeline.prepare import find_model
+from specpipe.pipeline.prepare import PreparedJob, find_model
 from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 
@@ -38,6 +39,7 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
     import torch
 
     from specpipe.engine.build import PREPARE_S, EngineSpec, build_engine
+    from specpipe.engine.kv_scales import MEASURED_PROMPTS, kv_scale_table
     from specpipe.models.tokenizer import PromptEncoder, load_tokenizer
 
     began = time.perf_counter()
@@ -71,6 +73,8 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
             config=job.engine_config(model.max_model_len or 0),
             trust_remote_code=trust,
             sampling=sampling,
+            kv_scales=config.kv_scales,
+            kv_prompts=_first_prompts(prepared, encoder, MEASURED_PROMPTS) if model.kv_dtype == "fp8" else (),
             choices=choices,
         )
     )
@@ -82,6 +86,7 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
     facts = {
         "device": name,
         "dtype": dtype,
+        "kv_dtype": str(engine.target.kv_dtype).removeprefix("torch."),
         "model_load_s": time.perf_counter() - began,
         "weights": {
             role: PlannedWeights(prepared.formats.get(role, dtype), runner.weight_bytes).describe()
@@ -90,7 +95,25 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
         },
     }
     profile = _profile(engine, job) if job.speculation.policy == "goodput" else Profile()
-    return WorkerParts(engine=engine, builder=builder, facts=facts, profile=profile)
+    loaded = [runner for runner in runners.values() if runner is not None]
+    kv_scales = kv_scale_table(loaded, [source for source in (target, draft) if source is not None])
+    return WorkerParts(engine=engine, builder=builder, facts=facts, profile=profile, kv_scales=kv_scales)
+
+
+def _first_prompts(prepared: PreparedJob, encoder: EncoderProtocol, count: int) -> tuple[tuple[int, ...], ...]:
+    """Returns the prompts (token ids) of the dataset's first rows, without rows that no request can be made of."""
+    job = prepared.job
+    builder = make_builder(job, encoder, max_model_len=job.model.max_model_len or 1 << 30, vocab_size=1 << 30)
+    prompts: list[tuple[int, ...]] = []
+    for file in prepared.files:
+        shard = Shard(index=0, file=file.path, start=0, stop=file.rows, first_row=0)
+        for row in read_rows(file, 0, min(file.rows, count - len(prompts)), builder.columns):
+            request = builder.build(row, shard)
+            if isinstance(request, Request):
+                prompts.append(request.prompt_token_ids)
+        if len(prompts) >= count:
+            break
+    return tuple(prompts)
 
 
 def _import_libraries() -> None:

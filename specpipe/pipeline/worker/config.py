@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specpipe.core import DeviceName, Profile
+from specpipe.core import DeviceName, KVScaleTable, Profile
 from specpipe.data import RequestBuilder
 from specpipe.job import JobSpec
 from specpipe.pipeline.prepare import PreparedJob
@@ -22,9 +22,11 @@ class WorkerParts:
     engine: EngineProtocol
     builder: RequestBuilder
     facts: Mapping[str, Any]
-    """device, dtype, model_load_s, weights."""
+    """device, dtype, kv_dtype, model_load_s, weights."""
     profile: Profile = field(default_factory=Profile)
     """Round times measured before the first row; empty for policies that use none, or where measuring failed."""
+    kv_scales: KVScaleTable = field(default_factory=dict)
+    """Scales of the engine's KV pages in 8 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,8 @@ class WorkerConfig:
     threads: int
     """CPU threads of torch."""
     timeline_interval_s: int = 1
+    kv_scales: KVScaleTable = field(default_factory=dict)
+    """Scales of KV pages in 8 bits that the run has; others are measured."""
     build_parts: Callable[[WorkerConfig], WorkerParts] | None = None
     """Builds the worker's parts; None for `build.build_parts`."""
 

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpipe.core import Completion, Evidence, Profile, Request, SpeculationPlan
+from specpipe.core import Completion, Evidence, KVScaleTable, Profile, Request, SpeculationPlan
 from specpipe.data import RequestBuilder
 from specpipe.errors import SpecpipeError
 from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
@@ -57,6 +57,7 @@ class EngineHost:
                 reason = str(error)
             else:
                 self.builder, self.facts, self.profile = parts.builder, parts.facts, parts.profile
+                self._config = dataclasses.replace(self._config, kv_scales=parts.kv_scales)
                 return EngineLoop(parts.engine, self._sampler, job_tuner(self._config.job))
             self._halve(reason)
             _free_memory()
@@ -98,6 +99,26 @@ class EngineHost:
             with self._lock:
                 self._finished_rows += len(completions)
             return completions, meter
+
+    @property
+    def kv_scales(self) -> KVScaleTable:
+        """Scales of the engine's KV pages in 8 bits."""
+        return self._config.kv_scales
+
+    def use_kv_scales(self, scales: KVScaleTable) -> None:
+        """Builds the engine again if it has other scales of KV pages. Only before the first shard do they differ.
+
+        GPUs of different kinds may measure different scales.
+        """
+        with self._lock:
+            if self._loop is None or all(scales.get(model) == own for model, own in self.kv_scales.items()):
+                return
+            log.info("the run has other scales of KV pages than this worker measured: its engine is built again")
+            self._loop.close()
+            self._loop = None
+            _free_memory()
+            self._config = dataclasses.replace(self._config, kv_scales=scales)
+            self._loop = self._build()
 
     def _rebuild(self, loop: EngineLoop, reason: str) -> None:
         """Replaces `loop` by one of a smaller engine. Each of its shards calls this; the first call does the work."""

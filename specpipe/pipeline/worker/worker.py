@@ -81,7 +81,7 @@ class Worker:
             if warm_up is not None:
                 self._warm_up(warm_up)
             facts = {**self._host.facts, "host": host, "pid": os.getpid(), "warm_up_s": time.perf_counter() - began}
-            return WorkerInfo(facts=facts, profile=self._host.profile)
+            return WorkerInfo(facts=facts, profile=self._host.profile, kv_scales=self._host.kv_scales)
 
     def _warm_up(self, order: ShardOrder) -> None:
         shard = order.shard
@@ -114,6 +114,7 @@ class Worker:
             requests, refused = published.select(requests, refused, shard_hash)
         kept = None if published is not None else self._reader.kept_columns(shard)
         load_s = time.perf_counter() - began
+        self._host.use_kv_scales(order.kv_scales)
         completions, meter = self._host.run(shard.index, requests, order.plan, order.priors)
         for completion in refused:
             meter.add_completion(completion)

@@ -84,8 +84,14 @@ def test_dtype_and_memory_are_those_of_the_workers_device(tmp_path: Path, monkey
     monkeypatch.setenv("RAY_ADDRESS", "cluster:6379")  # its machines may have GPUs, unlike this one
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "max_position_embeddings": 200}
 
-    def found(device: str) -> RunPlan:
-        job = make_job(tmp_path, f"model.device={device}", "workers.count=1", "sampling.defaults=specpipe")
+    def found(device: str, kv_dtype: str = "auto") -> RunPlan:
+        job = make_job(
+            tmp_path,
+            f"model.device={device}",
+            f"model.kv_dtype={kv_dtype}",
+            "workers.count=1",
+            "sampling.defaults=specpipe",
+        )
         for model in ("target", "draft"):
             (tmp_path / model / "config.json").write_text(json.dumps({**sizes, "dtype": "float32"}))
         return plan_run(job)
@@ -93,6 +99,7 @@ def test_dtype_and_memory_are_those_of_the_workers_device(tmp_path: Path, monkey
     cpu, cuda = found("cpu"), found("cuda")
     assert (cpu.device, cpu.dtype, cuda.device, cuda.dtype) == ("cpu", "float32", "cuda", "bfloat16")
     assert cpu.kv_bytes == 2 * cuda.kv_bytes > 0
+    assert found("cpu", "fp8").kv_bytes == found("cuda", "fp8").kv_bytes == cuda.kv_bytes // 2
     assert cpu.weight_bytes == 2 * cuda.weight_bytes > 0
 
 
