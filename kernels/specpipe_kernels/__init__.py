@@ -5,9 +5,16 @@ CUDA tensors run Triton, the rest runs plain torch (`specpipe_kernels.runtime.ba
 
 from specpipe_kernels.classical.rejection_sampler import RejectionSampler
 from specpipe_kernels.layers.quantize_fp8 import quantize_fp8
-from specpipe_kernels.layers.quantized.int4_layout import pack_int4
+from specpipe_kernels.layers.quantized.int4_layout import pack_int4, with_scales_by_group
 from specpipe_kernels.operations.experts import mix_experts, route_tokens
-from specpipe_kernels.operations.linear import linear, linear_glu, linear_residual, linear_rope_store_kv, rms_norm
+from specpipe_kernels.operations.linear import (
+    linear,
+    linear_glu,
+    linear_residual,
+    linear_rope_store_kv,
+    rms_norm,
+    rms_norm_fp8,
+)
 from specpipe_kernels.operations.paged_attention import paged_attention, store_kv, write_index
 from specpipe_kernels.operations.penalties import apply_penalties, count_tokens
 from specpipe_kernels.operations.rejection_sample import rejection_sample, synthetic_rates
@@ -44,6 +51,8 @@ from specpipe_kernels.types import (
     Status,
     TokenLogprobs,
     TokenScores,
+    Weight,
+    is_fp8,
 )
 
 __all__ = [
@@ -73,11 +82,13 @@ __all__ = [
     "Status",
     "TokenLogprobs",
     "TokenScores",
+    "Weight",
     "apply_penalties",
     "commit_rows",
     "count_tokens",
     "dequantize",
     "feed_rows",
+    "is_fp8",
     "linear",
     "linear_glu",
     "linear_residual",
@@ -89,6 +100,7 @@ __all__ = [
     "quantize_fp8",
     "rejection_sample",
     "rms_norm",
+    "rms_norm_fp8",
     "route_tokens",
     "sample",
     "sample_recovered_tokens",
@@ -97,5 +109,6 @@ __all__ = [
     "synthetic_rates",
     "timestamp",
     "token_logprobs",
+    "with_scales_by_group",
     "write_index",
 ]

@@ -342,3 +342,24 @@ class Experts(NamedTuple):
     def num_experts(self) -> int:
         """E."""
         return (self.down if isinstance(self.down, Tensor) else self.down[0]).shape[0]
+
+
+Weight = Tensor | QuantizedWeight
+"""A weight [N, K], in the dtype of the activations or quantised."""
+Rows = Tensor | Normed | Fp8Rows
+"""Rows [M, K] that a product reads."""
+
+
+def values_of(x: Rows) -> Tensor:
+    """Returns the values [M, K] of rows, without scales and pending factors."""
+    return x if isinstance(x, Tensor) else x.values
+
+
+def dtype_of(x: Rows) -> torch.dtype:
+    """Returns the dtype of products of these rows."""
+    return x.dtype if isinstance(x, Tensor | Fp8Rows) else x.values.dtype
+
+
+def is_fp8(weight: Weight) -> bool:
+    """Returns true for a weight in 8 bits, which is multiplied with rows in 8 bits."""
+    return isinstance(weight, QuantizedWeight) and weight.values.dtype == torch.float8_e4m3fn

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from specpipe.core import KVDtypeChoice, ProposerName
 
+BenchQuantize = Literal["none", "fp8", "int4"]
+"""Number formats of a measured model's weights: 16 bits, fp8 by channel, or 4 bits by groups of 128 columns."""
 MIXED_ROWS = 768
 """Rows of the mixed job."""
 MIXED_LENGTHS = (32, 511)
@@ -83,8 +86,10 @@ class EngineBench:
     draft: str = "llama-3.2-1b"
     device: str = "cuda"
     dtype: str = "bfloat16"
-    draft_fp8: bool = False
-    """True stores the draft's weights in 8 bits."""
+    quantize: BenchQuantize = "none"
+    """Number format of the target's weights, all but embedding and head."""
+    draft_quantize: BenchQuantize = "none"
+    """Number format of the draft's weights."""
     kv_dtype: KVDtypeChoice = "auto"
     """Number format of KV pages."""
     batches: tuple[int, ...] = (1, 16, 64, 256)
@@ -103,9 +108,9 @@ class EngineBench:
     """Additional rounds run under torch.profiler for each batch size and K; 0: none."""
 
     @property
-    def models(self) -> tuple[tuple[str, bool], tuple[str, bool]]:
-        """Target and draft as (name of the shape, whether weights are stored in 8 bits)."""
-        return (self.target, False), (self.draft, self.draft_fp8)
+    def models(self) -> tuple[tuple[str, BenchQuantize], tuple[str, BenchQuantize]]:
+        """Target and draft as (name of the shape, number format of the weights)."""
+        return (self.target, self.quantize), (self.draft, self.draft_quantize)
 
     @property
     def choices(self) -> list[tuple[ProposerName, int]]:

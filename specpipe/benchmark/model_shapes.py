@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
+from specpipe.benchmark.bench_config import BenchQuantize
+from specpipe.engine.forward.quantized_linear import QuantizedLinear
 from specpipe.errors import ModelError
+from specpipe_kernels import QuantizedWeight, Weight, pack_int4, quantize_fp8
 
 _NO_SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 _LLAMA_3: dict[str, Any] = _NO_SPECIAL | {
@@ -21,6 +25,9 @@ _LLAMA_3: dict[str, Any] = _NO_SPECIAL | {
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": _LLAMA_3
     | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "tie_word_embeddings": False},
+    "llama-3.3-70b": _LLAMA_3
+    | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+    | {"tie_word_embeddings": False},
     "llama-3.2-1b": _LLAMA_3
     | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64}
     | {"tie_word_embeddings": True},
@@ -47,12 +54,58 @@ def config_of(shape: str) -> Any:
     return AutoConfig.for_model(**SHAPES[shape])
 
 
-def random_model(shape: str, device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> Any:
-    """Returns a causal LM of this shape with weights drawn on the device. Raises ModelError for an unknown name."""
+def random_model(
+    shape: str, device: torch.device, dtype: torch.dtype, *, quantize: BenchQuantize = "none", seed: int = 0
+) -> Any:
+    """Returns a causal LM of this shape with weights drawn on the device. Raises ModelError for an unknown name.
+
+    Quantised weights are drawn layer by layer: the dense model need not fit into memory.
+    """
     from transformers import AutoModelForCausalLM
 
     config = config_of(shape)
     torch.manual_seed(seed)
-    with device:
+    with device if quantize == "none" else torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="specpipe")
+    if quantize != "none":
+        draw_quantized(model, quantize, device)
+        _draw_missing(model, device)
+        model.tie_weights()
     return model.eval().requires_grad_(False)
+
+
+def draw_quantized(model: Any, quantize: BenchQuantize, device: torch.device) -> None:
+    """Replaces the linear layers, except the head, by quantised ones with random weights on the device."""
+    head, std = model.get_output_embeddings(), model.config.initializer_range
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear) and module is not head:
+            weight = random_weight(module.out_features, module.in_features, quantize, std, device)
+            assert isinstance(weight, QuantizedWeight)
+            bias = None if module.bias is None else torch.zeros_like(module.bias, device=device)
+            model.set_submodule(name, QuantizedLinear(weight, bias))
+
+
+def random_weight(
+    n: int, k: int, quantize: BenchQuantize, std: float, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> Weight:
+    """Returns a random weight [n, k]: of dtype, e4m3 with scales by channel, or 4 bits with scales for 128 columns."""
+    if quantize == "int4":
+        entries = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
+        scale = torch.full((n, -(-k // 128)), std / 4.6, device=device)  # 4.6: the standard deviation of 0 … 15
+        return QuantizedWeight(pack_int4(entries), scale, None, (1, 128))
+    dense = torch.randn(n, k, dtype=dtype, device=device) * std
+    return quantize_fp8(dense) if quantize == "fp8" else dense
+
+
+def _draw_missing(model: Any, device: torch.device) -> None:
+    """Replaces what is still on the `meta` device: norms by ones, other parameters by normal draws."""
+    std = model.config.initializer_range
+    for module in list(model.modules()):
+        if hasattr(module, "inv_freq"):  # computed from the configuration by the module itself
+            with device:
+                vars(module).update(vars(type(module)(model.config)))
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:
+                data = torch.ones_like(parameter, device=device)
+                data = data if data.dim() == 1 else data.normal_(0, std)
+                module.register_parameter(name, nn.Parameter(data, requires_grad=False))

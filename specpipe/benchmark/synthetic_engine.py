@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from specpipe.benchmark.bench_config import EngineBench
-from specpipe.benchmark.model_shapes import config_of, random_model
+from specpipe.benchmark.bench_config import BenchQuantize, EngineBench
+from specpipe.benchmark.model_shapes import config_of, draw_quantized, random_model
 from specpipe.benchmark.tuned_job import loop_over
 from specpipe.core import EngineConfig, Profile, Request, SamplingParams, SpeculationPlan, StepReport
 from specpipe.engine.compile_ahead import EngineCompileAhead
@@ -19,7 +19,6 @@ from specpipe.engine.engine import Engine
 from specpipe.engine.forward.attention_interface import register
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.kv_memory import sized_engine
-from specpipe.engine.loading.linear_modules import quantize_linears
 from specpipe.engine.state.text_decoder import NoTextDecoder
 from specpipe.models.loader import outline_of
 from specpipe.speculation.policies.fixed import Fixed
@@ -45,21 +44,28 @@ def build_synthetic_engine(bench: EngineBench) -> Engine:
         kv_dtype=bench.kv_dtype,
     )
     with _kernels_ahead(bench, config, dtype) if device.type == "cuda" else nullcontext():
-        models = [random_model(shape, device, dtype, seed=seed) for seed, (shape, _) in enumerate(bench.models)]
-        runners = [_runner(model, config, fp8=fp8) for model, (_, fp8) in zip(models, bench.models, strict=True)]
+        models = [
+            random_model(shape, device, dtype, quantize=quantize, seed=seed)
+            for seed, (shape, quantize) in enumerate(bench.models)
+        ]
+        runners = [_runner(model, config) for model in models]
     return sized_engine(runners, config, NoTextDecoder(), ())
 
 
 def _kernels_ahead(bench: EngineBench, config: EngineConfig, dtype: torch.dtype) -> EngineCompileAhead:
+    def outline(shape: str, quantize: BenchQuantize) -> ModelRunner:
+        model = outline_of(config_of(shape), dtype)
+        if quantize != "none":
+            draw_quantized(model, quantize, torch.device("meta"))
+        return _runner(model, config)
+
     def outlines() -> list[ModelRunner]:
-        return [_runner(outline_of(config_of(shape), dtype), config, fp8=fp8) for shape, fp8 in bench.models]
+        return [outline(shape, quantize) for shape, quantize in bench.models]
 
     return EngineCompileAhead(outlines, config, NoTextDecoder(), (), sampling=SamplingParams(), choices=bench.choices)
 
 
-def _runner(model: Any, config: EngineConfig, *, fp8: bool) -> ModelRunner:
-    if fp8:
-        quantize_linears(model)
+def _runner(model: Any, config: EngineConfig) -> ModelRunner:
     length = config.pages_per_row * config.page_size
     return ModelRunner(
         model,

@@ -1,4 +1,4 @@
-"""RMS norm of whole rows, alone or after the addition of a residual."""
+"""RMS norm of whole rows, alone or after the addition of a residual, in 16 or 8 bits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specpipe_kernels.layers.quantized.quantize_rows import empty_fp8_rows, store_fp8_row
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
+from specpipe_kernels.types import Fp8Rows
 
 
 @triton.jit
 def _rms_norm_kernel(
-    x, residual, weight, h_out, out, eps, stride_x, stride_residual,
+    x, residual, weight, h_out, out, out_scale, eps, stride_x, stride_residual,
     H: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -28,30 +30,49 @@ def _rms_norm_kernel(
         rounded = h.to(h_out.dtype.element_ty)
         tl.store(h_out + row * H + lane, rounded, mask=inside)
         h = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(h * h, 0) / H + eps)
-    tl.store(out + row * H + lane, (h * scale * norm_weight).to(out.dtype.element_ty), mask=inside)
+    factor = tl.rsqrt(tl.sum(h * h, 0) / H + eps)
+    if out_scale is not None:
+        store_fp8_row(h * norm_weight, factor, out, out_scale, row, lane, inside, H)
+    else:
+        tl.store(out + row * H + lane, (h * factor * norm_weight).to(out.dtype.element_ty), mask=inside)
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Returns x + residual and its norm; without a residual the norm twice."""
+def _launch(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, values: Tensor, scale: Tensor | None
+) -> Tensor:
+    """Writes the norm of x + residual to values, and to scale if they are in 8 bits. Returns the sum."""
     rows, hidden = x.shape
-    out = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
-    h = torch.empty_like(out) if residual is not None else out
+    h = x if residual is None else torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
     if rows:
         block = power_of_2(hidden)
         _rms_norm_kernel[(rows,)](
-            x, x if residual is None else residual, weight, h, out, eps, x.stride(0),
+            x, x if residual is None else residual, weight, h, values, scale, eps, x.stride(0),
             0 if residual is None else residual.stride(0), H=hidden, BLOCK=block, RESIDUAL=residual is not None,
             num_warps=max(1, min(8, block // 512)), **launch_options(x),
         )  # fmt: skip
-    return h, out
+    return h
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `specpipe_kernels.rms_norm`."""
-    return _launch(x, None, weight, eps)[1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, None, weight, eps, out, None)
+    return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Returns h = x + residual [M, H] and the RMS norm of h [M, H], for weight [H]."""
-    return _launch(x, residual, weight, eps)
+def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
+    """See `specpipe_kernels.rms_norm_fp8`."""
+    out = empty_fp8_rows(*x.shape, x)
+    _launch(x, None, weight, eps, out.values, out.scale)
+    return out
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, fp8: bool = False
+) -> tuple[Tensor, Tensor | Fp8Rows]:
+    """Returns h = x + residual [M, H] and the RMS norm of h [M, H], for weight [H]; fp8: in 8 bits, one scale a row."""
+    if fp8:
+        eight = empty_fp8_rows(*x.shape, x)
+        return _launch(x, residual, weight, eps, eight.values, eight.scale), eight
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return _launch(x, residual, weight, eps, out, None), out

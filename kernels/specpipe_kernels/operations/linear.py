@@ -4,18 +4,16 @@ M rows (tokens of all requests), H hidden size, I intermediate size, N outputs, 
 `layers.gemm_tiling.MAX_ROWS` rows (skinny GEMMs) read their weights once at memory speed. Larger ones use the vendor's
 library and fuse the element-wise work around the product.
 
-A weight in 8 bits is multiplied by rows in 8 bits (`Fp8Rows`), which the operation before it returns with `fp8`: the
-values do not depend on the number of rows. Rows in 16 bits are multiplied by the dequantised weight.
+A weight in 8 bits is multiplied by rows in 8 bits (`Fp8Rows`), which the operation before it returns with `fp8`; rows
+in 16 bits are rounded. Values do not depend on the number of rows.
 """
 
 from __future__ import annotations
 
-from typing import Literal, overload
-
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, Normed, QuantizedWeight
+from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, Normed, Rows, Weight, dtype_of, values_of
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -24,19 +22,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return result
 
 
-def linear(
-    x: Tensor | Normed | Fp8Rows,
-    weight: Tensor | QuantizedWeight,
-    bias: Tensor | None = None,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
+    """Returns `rms_norm` in 8 bits. x times weight is rounded; scales, one a row, contain the division."""
+    result: Fp8Rows = implementation("layers.rms_norm", x, "rms_norm_fp8")(x, weight, eps)
+    return result
+
+
+def linear(x: Rows, weight: Weight, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
     """Returns x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in x's dtype, sums in fp32.
 
     out: [M, N] contiguous, receives the result. Raises ValueError if its shape, dtype or layout does not fit.
     """
-    values = x if isinstance(x, Tensor) else x.values
-    dtype = x.dtype if isinstance(x, Fp8Rows) else values.dtype
+    values, dtype = values_of(x), dtype_of(x)
     shape = (values.shape[0], weight.shape[0])
     if out is not None and (out.shape != shape or out.dtype != dtype or not out.is_contiguous()):
         raise ValueError(f"out {list(out.shape)} {out.dtype}; expected {list(shape)} {dtype}, contiguous")
@@ -44,31 +41,19 @@ def linear(
     return result
 
 
-@overload
-def linear_glu(
-    x: Tensor | Normed | Fp8Rows, weight: Tensor | QuantizedWeight, *, fp8: Literal[False] = False
-) -> Tensor: ...
-
-
-@overload
-def linear_glu(x: Tensor | Normed | Fp8Rows, weight: Tensor | QuantizedWeight, *, fp8: bool) -> Tensor | Fp8Rows: ...
-
-
-def linear_glu(
-    x: Tensor | Normed | Fp8Rows, weight: Tensor | QuantizedWeight, *, fp8: bool = False
-) -> Tensor | Fp8Rows:
+def linear_glu(x: Rows, weight: Weight, *, fp8: bool = False) -> Tensor | Fp8Rows:
     """Returns SiLU(x @ gate.T) * (x @ up.T) [M, I] for weight [2 I, H] = gate above up (arXiv 2002.05202).
 
     fp8: the result is in 8 bits.
     """
-    values = x if isinstance(x, Tensor) else x.values
-    result: Tensor | Fp8Rows = implementation("layers.linear", values, "linear_glu")(x, weight, fp8=fp8)
+    function = implementation("layers.linear", values_of(x), "linear_glu")
+    result: Tensor | Fp8Rows = function(x, weight, fp8=fp8)
     return result
 
 
 def linear_residual(
     x: Tensor | Fp8Rows,
-    weight: Tensor | QuantizedWeight,
+    weight: Weight,
     residual: Tensor,
     norm_weight: Tensor | None,
     eps: float,
@@ -79,14 +64,14 @@ def linear_residual(
 
     norm_weight [N]: weight of that norm; without it the second result is undefined. fp8: the norm is in 8 bits.
     """
-    function = implementation("layers.linear", residual, "linear_residual")
+    function = implementation("layers.linear", values_of(x), "linear_residual")
     result: tuple[Tensor, Normed | Fp8Rows] = function(x, weight, residual, norm_weight, eps, fp8=fp8)
     return result
 
 
 def linear_rope_store_kv(
-    x: Tensor | Normed | Fp8Rows,
-    weight: Tensor | QuantizedWeight,
+    x: Rows,
+    weight: Weight,
     bias: Tensor | None,
     cos: Tensor,
     sin: Tensor,
@@ -119,8 +104,7 @@ def linear_rope_store_kv(
     The tables, positions and write_index may be read while the previous launch of the stream still runs: that launch
     must not write them.
     """
-    values = x if isinstance(x, Tensor) else x.values
-    function = implementation("layers.linear", values, "linear_rope_store_kv")
+    function = implementation("layers.linear", values_of(x), "linear_rope_store_kv")
     result: Tensor = function(
         x, weight, bias, cos, sin, positions, k_pages, v_pages, write_index,
         q_heads=q_heads, q_norm=q_norm, k_norm=k_norm, eps=eps, scales=scales,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specpipe.benchmark.bench_config import MIXED_LENGTHS, MIXED_ROWS, PROFILED_ROUNDS, EngineBench
+from specpipe.benchmark.bench_config import MIXED_LENGTHS, MIXED_ROWS, PROFILED_ROUNDS, BenchQuantize, EngineBench
 from specpipe.cli.bench.engine_options import integer_option, model_options, read_model_options
 from specpipe.cli.options import json_option
 from specpipe.core import KVDtypeChoice
@@ -68,7 +68,8 @@ _SHOWN_KERNELS = 30
 def decode(
     target: str,
     draft: str,
-    draft_dtype: str,
+    quantize: BenchQuantize,
+    draft_quantize: BenchQuantize,
     kv_dtype: KVDtypeChoice,
     device: str,
     batches: tuple[int, ...],
@@ -90,7 +91,7 @@ def decode(
       specpipe bench engine decode --device cpu --target small --draft small --batch 4
     """
     began = time.perf_counter()
-    models = read_model_options(target, draft, draft_dtype, kv_dtype, device)
+    models = read_model_options(target, draft, quantize, draft_quantize, kv_dtype, device)
     from specpipe.benchmark.decode_throughput import measure_all, measure_mixed_job
     from specpipe.benchmark.start_up_time import measure_start_up
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import click
 
-from specpipe.benchmark.bench_config import EngineBench
+from specpipe.benchmark.bench_config import BenchQuantize, EngineBench
 from specpipe.cli.options import Command
 from specpipe.core import DeviceName, DtypeName, KVDtypeChoice, resolve_dtype
 from specpipe.errors import MachineError
@@ -20,7 +20,8 @@ class ModelOptions(NamedTuple):
 
     target: str
     draft: str
-    draft_fp8: bool
+    quantize: BenchQuantize
+    draft_quantize: BenchQuantize
     kv_dtype: KVDtypeChoice
     device: DeviceName
 
@@ -36,14 +37,15 @@ class ModelOptions(NamedTuple):
             draft=self.draft,
             device=self.device,
             dtype=self.dtype,
-            draft_fp8=self.draft_fp8,
+            quantize=self.quantize,
+            draft_quantize=self.draft_quantize,
             kv_dtype=self.kv_dtype,
             **parameters,
         )
 
 
 def model_options(command: Command) -> Command:
-    """Adds --target, --draft, --draft-dtype, --kv-dtype and --device; read them with `read_model_options`."""
+    """Adds options of models, number formats and the device; read them with `read_model_options`."""
     for option in (
         click.option(
             "--device",
@@ -53,11 +55,18 @@ def model_options(command: Command) -> Command:
             help="Device to measure; auto is the GPU if there is one.",
         ),
         click.option(
-            "--draft-dtype",
-            type=click.Choice(["auto", "fp8"]),
-            default="auto",
+            "--draft-quantize",
+            type=click.Choice(get_args(BenchQuantize)),
+            default=_DEFAULTS.draft_quantize,
             show_default=True,
-            help="Number format of the draft's weights; auto is that of the target.",
+            help="Number format of the draft's weights.",
+        ),
+        click.option(
+            "--quantize",
+            type=click.Choice(get_args(BenchQuantize)),
+            default=_DEFAULTS.quantize,
+            show_default=True,
+            help="Number format of the target's weights: 16 bits, fp8, or 4 bits in groups of 128.",
         ),
         click.option(
             "--kv-dtype",
@@ -77,7 +86,14 @@ def model_options(command: Command) -> Command:
     return command
 
 
-def read_model_options(target: str, draft: str, draft_dtype: str, kv_dtype: KVDtypeChoice, device: str) -> ModelOptions:
+def read_model_options(
+    target: str,
+    draft: str,
+    quantize: BenchQuantize,
+    draft_quantize: BenchQuantize,
+    kv_dtype: KVDtypeChoice,
+    device: str,
+) -> ModelOptions:
     """Returns the options of `model_options` with the device resolved.
 
     Raises MachineError where the GPU is missing that --device, or the default shape, is for.
@@ -91,7 +107,7 @@ def read_model_options(target: str, draft: str, draft_dtype: str, kv_dtype: KVDt
             "doctor` for the reason. On a CPU: --device cpu --target small --draft small"
         )
     on_gpu = has_gpu and device != "cpu"
-    return ModelOptions(target, draft, draft_dtype == "fp8", kv_dtype, "cuda" if on_gpu else "cpu")
+    return ModelOptions(target, draft, quantize, draft_quantize, kv_dtype, "cuda" if on_gpu else "cpu")
 
 
 def integer_option(

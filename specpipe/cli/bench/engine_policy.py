@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specpipe.benchmark.bench_config import ACCEPTANCE, EngineBench, PolicyComparison
+from specpipe.benchmark.bench_config import ACCEPTANCE, BenchQuantize, EngineBench, PolicyComparison
 from specpipe.cli.bench.engine_options import integer_option, model_options, read_model_options
 from specpipe.cli.options import json_option
 from specpipe.core import KVDtypeChoice
@@ -59,7 +59,8 @@ _DEFAULTS = PolicyComparison()
 def policy(
     target: str,
     draft: str,
-    draft_dtype: str,
+    quantize: BenchQuantize,
+    draft_quantize: BenchQuantize,
     kv_dtype: KVDtypeChoice,
     device: str,
     policy_name: str,
@@ -80,7 +81,7 @@ def policy(
     \b
       specpipe bench engine policy --slots 16 --rows 64 --shard-rows 16 --acceptance middle --k 2
     """
-    models = read_model_options(target, draft, draft_dtype, kv_dtype, device)
+    models = read_model_options(target, draft, quantize, draft_quantize, kv_dtype, device)
     from specpipe.benchmark.policy_comparison import compare_policy, extended_rates
     from specpipe.benchmark.synthetic_engine import build_synthetic_engine
 

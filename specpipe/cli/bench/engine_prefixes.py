@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specpipe.benchmark.bench_config import SHARED_WORKS, EngineBench
+from specpipe.benchmark.bench_config import SHARED_WORKS, BenchQuantize, EngineBench
 from specpipe.cli.bench.engine_options import integer_option, model_options, read_model_options
 from specpipe.cli.options import json_option
 from specpipe.core import KVDtypeChoice
@@ -52,7 +52,8 @@ _MAX_K = len(EngineBench().rates)
 def prefixes(
     target: str,
     draft: str,
-    draft_dtype: str,
+    quantize: BenchQuantize,
+    draft_quantize: BenchQuantize,
     kv_dtype: KVDtypeChoice,
     device: str,
     works: tuple[str, ...],
@@ -70,7 +71,7 @@ def prefixes(
     \b
       specpipe bench engine prefixes --work few-shot --k 0 --k 1 --policy goodput
     """
-    models = read_model_options(target, draft, draft_dtype, kv_dtype, device)
+    models = read_model_options(target, draft, quantize, draft_quantize, kv_dtype, device)
     from specpipe.benchmark.shared_work import SharedWorkJobs
     from specpipe.benchmark.synthetic_engine import build_synthetic_engine
 

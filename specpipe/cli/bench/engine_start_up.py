@@ -8,7 +8,7 @@ import time
 
 import click
 
-from specpipe.benchmark.bench_config import EngineBench
+from specpipe.benchmark.bench_config import BenchQuantize, EngineBench
 from specpipe.cli.bench.engine_decode import start_up_line
 from specpipe.cli.bench.engine_options import integer_option, model_options, read_model_options
 from specpipe.cli.options import json_option
@@ -29,14 +29,22 @@ _DEFAULTS = EngineBench()
 )
 @json_option("Print one JSON object per line.")
 def start_up(
-    target: str, draft: str, draft_dtype: str, kv_dtype: KVDtypeChoice, device: str, slots: int, k: int, as_json: bool
+    target: str,
+    draft: str,
+    quantize: BenchQuantize,
+    draft_quantize: BenchQuantize,
+    kv_dtype: KVDtypeChoice,
+    device: str,
+    slots: int,
+    k: int,
+    as_json: bool,
 ) -> None:
     """Measure the seconds from the start of this command to the first token of its engine.
 
     Weights are random and made on the device: reading checkpoints is not included.
     """
     began = time.perf_counter()
-    models = read_model_options(target, draft, draft_dtype, kv_dtype, device)
+    models = read_model_options(target, draft, quantize, draft_quantize, kv_dtype, device)
     from specpipe.benchmark.start_up_time import measure_start_up
 
     bench = models.bench(batches=(slots,), ks=tuple(range(k + 1)))

@@ -11,9 +11,11 @@ from specpipe.cli.options import json_option
 
 if TYPE_CHECKING:
     from specpipe.benchmark.kernels import Timed
+    from specpipe.benchmark.products import ProductMeasured
 
 _SHORT_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _VERIFICATION = "rejection-sample"
+_PRODUCT = "product"
 _OPERATIONS = (
     _VERIFICATION,
     "sample",
@@ -24,6 +26,7 @@ _OPERATIONS = (
     "sample-recovered",
     "sample-recovered-keyed",
     "rejection-sampler",
+    _PRODUCT,
 )
 
 
@@ -99,10 +102,33 @@ _OPERATIONS = (
     help="Whether verification receives the log-sum-exps that drafting computed.",
 )
 @click.option(
+    "--model",
+    "models",
+    multiple=True,
+    default=("llama-3.1-8b",),
+    show_default=True,
+    help=f"Shape of a model whose layers' products {_PRODUCT} times, with weights in 16, 8 and 4 bits.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(1),
+    multiple=True,
+    default=tuple(1 << i for i in range(13)),
+    show_default=True,
+    help=f"Tokens that {_PRODUCT} multiplies.",
+)
+@click.option(
     "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="Device to measure."
 )
 @json_option("Print one JSON object per line.")
-def kernels(device: str, as_json: bool, ops: tuple[str, ...], **options: object) -> None:
+def kernels(
+    device: str,
+    as_json: bool,
+    ops: tuple[str, ...],
+    models: tuple[str, ...],
+    tokens: tuple[int, ...],
+    **options: object,
+) -> None:
     """Time verification of drafts, or other sampling operations, for every combination of the options.
 
     Most options may be given several times. On a GPU, a CUDA graph of calls is replayed, whose inputs together are
@@ -113,16 +139,19 @@ def kernels(device: str, as_json: bool, ops: tuple[str, ...], **options: object)
 
     from specpipe.benchmark.kernel_ops import sweep_ops
     from specpipe.benchmark.kernels import KernelBench, sweep
+    from specpipe.benchmark.products import ProductBench, sweep_products
     from specpipe.errors import MachineError
 
     if device == "cuda" and not torch.cuda.is_available():
         raise MachineError("--device is cuda, but torch finds no GPU on this machine; use --device cpu")
     bench = KernelBench(device=device, **options)  # type: ignore[arg-type]  # its fields, checked by click
-    others = tuple(op for op in ops if op != _VERIFICATION)
+    others = tuple(op for op in ops if op not in (_VERIFICATION, _PRODUCT))
     if _VERIFICATION in ops:
         _print_times(sweep(bench), "method     accept length", as_json)
     if others:
         _print_times(sweep_ops(bench, others), "operation              ", as_json)
+    if _PRODUCT in ops:
+        _print_products(sweep_products(ProductBench(models=models, tokens=tokens, device=device)), as_json)
 
 
 def _print_times(measured: Iterable[Timed], label_heading: str, as_json: bool) -> None:
@@ -140,3 +169,20 @@ def _print_times(measured: Iterable[Timed], label_heading: str, as_json: bool) -
             f"{m.batch:>4} {m.k:>3} {m.vocab:>7} {_SHORT_DTYPES[m.dtype]:<5} {m.label}"
             f" {m.median_us:>11.1f} {spread:>9} {m.of_copy:>7.0%}"
         )
+
+
+def _print_products(measured: Iterable[ProductMeasured], as_json: bool) -> None:
+    import dataclasses
+    import json
+
+    if not as_json:
+        click.echo(
+            "model          product     N     K tokens   µs with weights in 16 bits, and in others (times as fast)"
+        )
+    for m in measured:
+        if as_json:
+            click.echo(json.dumps(dataclasses.asdict(m)))
+            continue
+        base = m.us["none"]
+        others = "".join(f"   {name} {us:.1f} ({base / us:.2f})" for name, us in m.us.items() if name != "none")
+        click.echo(f"{m.model:<14} {m.product:<7} {m.n:>5} {m.k:>5} {m.tokens:>6} {base:>9.1f}{others}")

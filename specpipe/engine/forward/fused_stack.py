@@ -21,13 +21,15 @@ from specpipe.engine.forward.merged_projections import concatenate_biases, conca
 from specpipe_kernels import (
     Fp8Rows,
     Normed,
-    QuantizedWeight,
+    Weight,
+    is_fp8,
     linear,
     linear_glu,
     linear_residual,
     linear_rope_store_kv,
     paged_attention,
     rms_norm,
+    rms_norm_fp8,
 )
 
 FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
@@ -40,17 +42,17 @@ class _Layer(NamedTuple):
     """The attention module, which owns the KV pages."""
     input_norm: Tensor
     """[H]."""
-    qkv: Tensor | QuantizedWeight
+    qkv: Weight
     """[(Hq + 2 Hkv) * D, H]."""
     qkv_bias: Tensor | None
     """[(Hq + 2 Hkv) * D]."""
-    out: Tensor | QuantizedWeight
+    out: Weight
     """[H, Hq * D]."""
     post_norm: Tensor
     """[H]."""
-    gate_up: Tensor | QuantizedWeight
+    gate_up: Weight
     """[2 I, H]."""
-    down: Tensor | QuantizedWeight
+    down: Weight
     """[H, I]."""
     q_norm: Tensor | None
     """[D]; None without a norm of each query head."""
@@ -131,17 +133,25 @@ class FusedStack:
         out: [n, V] contiguous, written in place of a new tensor.
         """
         h: Tensor = self._embed(tokens)
-        normed: Normed | Fp8Rows = Normed(rms_norm(h, self._layers[0].input_norm, self._eps), None, self._eps)
-        next_norms = [layer.input_norm for layer in self._layers[1:]] + [None]
-        for layer, next_norm in zip(self._layers, next_norms, strict=True):
+        first = self._layers[0]
+        normed = self._first_norm(h, first.input_norm, fp8=is_fp8(first.qkv))
+        for layer, following in zip(self._layers, [*self._layers[1:], None], strict=True):
             query = self._store_kv(layer, normed, positions, batch)
-            if batch.kv_only and next_norm is None:
+            if batch.kv_only and following is None:
                 return h.new_empty(0, self._head.shape[0])
             attended = self._attend(layer, query, batch)
-            h, normed = linear_residual(attended, layer.out, h, layer.post_norm, self._eps)
-            h, normed = linear_residual(linear_glu(normed, layer.gate_up), layer.down, h, next_norm, self._eps)
+            h, normed = linear_residual(attended, layer.out, h, layer.post_norm, self._eps, fp8=is_fp8(layer.gate_up))
+            activation = linear_glu(normed, layer.gate_up, fp8=is_fp8(layer.down))
+            next_norm, fp8 = (None, False) if following is None else (following.input_norm, is_fp8(following.qkv))
+            h, normed = linear_residual(activation, layer.down, h, next_norm, self._eps, fp8=fp8)
         hidden = rms_norm(h, self._norm, self._eps)
         return linear(hidden[-keep:] if isinstance(keep, int) else hidden[keep], self._head, out=out)
+
+    def _first_norm(self, h: Tensor, weight: Tensor, *, fp8: bool) -> Normed | Fp8Rows:
+        """Returns the norm of the first layer's input [N, H], in the number format of the product behind it."""
+        if fp8:
+            return rms_norm_fp8(h, weight, self._eps)
+        return Normed(rms_norm(h, weight, self._eps), None, self._eps)
 
     def _store_kv(self, layer: _Layer, normed: Normed | Fp8Rows, positions: Tensor, batch: AttentionBatch) -> Tensor:
         """Stores the layer's keys and values and returns its queries [N, Hq, D]. normed: [N, H]."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from specpipe.engine.forward.quantized_linear import QuantizedLinear
-from specpipe_kernels import QuantizedWeight, dequantize
+from specpipe_kernels import QuantizedWeight, dequantize, with_scales_by_group
 
 _GROUPS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
@@ -55,9 +55,8 @@ def concatenate_quantized(weights: Sequence[QuantizedWeight]) -> QuantizedWeight
         zeros = torch.cat(
             [torch.full_like(p.scale, 8, dtype=torch.uint8) if p.zeros is None else p.zeros for p in parts]
         )
-    return QuantizedWeight(
-        torch.cat([part.values for part in parts]), torch.cat([part.scale for part in parts]), zeros, parts[0].block
-    )
+    values, scale = (torch.cat(tensors) for tensors in zip(*((p.values, p.scale) for p in parts), strict=True))
+    return with_scales_by_group(QuantizedWeight(values, scale, zeros, parts[0].block))
 
 
 def _by_row(weight: QuantizedWeight) -> QuantizedWeight:

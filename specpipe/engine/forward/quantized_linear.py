@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from specpipe_kernels import QuantizedWeight, linear
+from specpipe_kernels import QuantizedWeight, linear, with_scales_by_group
 
 
 class QuantizedLinear(nn.Module):
@@ -21,6 +21,7 @@ class QuantizedLinear(nn.Module):
         """quantized [N, K]; bias [N] in the dtype of the activations."""
         super().__init__()
         self.out_features, self.in_features = quantized.shape
+        quantized = with_scales_by_group(quantized)
         self._block = quantized.block
         self.register_buffer("values", quantized.values)
         self.register_buffer("scale", quantized.scale)

@@ -67,7 +67,9 @@ def test_a_prefill_computes_keys_and_values_alone(small_pair, monkeypatch: pytes
     """The last layer stops after its keys and values; there are no logits."""
     pair, pages, products = small_pair(kind), [], []
     usual = fused.linear_residual
-    monkeypatch.setattr(fused, "linear_residual", lambda *args: products.append(args) or usual(*args))
+    monkeypatch.setattr(
+        fused, "linear_residual", lambda *args, **options: products.append(args) or usual(*args, **options)
+    )
     for keep in (0, None):
         runner = fused_runner(copy.deepcopy(pair.target), pair.vocab_size)
         runner.allocate_pages(4)

@@ -43,15 +43,16 @@ def test_each_entry_is_value_less_zero_times_scale(block: tuple[int, int], bits:
             assert dense[i, j] == (int(stored[i, j]) - zero) * scale[at]
 
 
-@pytest.mark.parametrize("k", [128, 256, 300, 6])
-def test_int4_entries_half_a_block_apart_share_a_byte(k: int) -> None:
+@pytest.mark.parametrize("k", [128, 256, 300, 24])
+def test_four_entries_a_quarter_block_apart_share_a_word(k: int) -> None:
     entries = torch.randint(0, 16, (3, k), generator=torch.Generator().manual_seed(k))
     values = pack_int4(entries)
     assert values.shape == (3, k // 2) and values.dtype == torch.uint8
-    scale = torch.ones(3, 1)
-    assert torch.equal(dequantize(QuantizedWeight(values, scale, None, (1, k)), torch.float32), entries - 8.0)
-    for j in range(k // 2):
-        block = j // 64 * 128
-        half = min(128, k - block) // 2
-        low = block + j % 64
-        assert torch.equal(values[:, j].long(), entries[:, low] + 16 * entries[:, low + half])
+    ones = torch.ones(3, 1)
+    assert torch.equal(dequantize(QuantizedWeight(values, ones, None, (1, k)), torch.float32), entries - 8.0)
+    for word in range(k // 4):
+        block = word // 32 * 128
+        quarter = min(128, k - block) // 4
+        at = [block + word % 32 + i * quarter for i in range(4)]
+        want = sum(entries[:, place] << 4 * i for i, place in enumerate(at))
+        assert torch.equal(values[:, 2 * word].int() + 256 * values[:, 2 * word + 1].int(), want)

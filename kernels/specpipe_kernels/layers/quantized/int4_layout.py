@@ -1,8 +1,8 @@
-"""Bytes of 4-bit weights: each holds two entries that lie half a block apart.
+"""Bytes of 4-bit weights: 16 bits hold four entries that lie a quarter of a block apart.
 
-Of 128 adjacent entries of a row, byte j of 64 holds entry j in its low half and entry j + 64 in its high half. The low
-halves of a tile of bytes are then adjacent columns, and so are the high halves: products read the activations of each
-with whole vector loads, and no entry moves between threads.
+Of 128 adjacent entries of a row, 16-bit word j of 32 holds the entries j, j + 32, j + 64 and j + 96, the first in its
+lowest bits. A quarter of every word of a tile is then a tile of adjacent columns in 16 bits, the width of the
+activations: products convert it where it is, and no entry moves between threads.
 """
 
 from __future__ import annotations
@@ -10,29 +10,52 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specpipe_kernels.types import QuantizedWeight
+
 INT4_BLOCK = 128
-"""Entries that share a run of bytes. Those beyond the last whole block form one shorter block."""
+"""Adjacent entries of a row in one run of words. Those beyond the last whole block form a shorter one."""
 
 
 def pack_int4(entries: Tensor) -> Tensor:
-    """Returns bytes [N, K / 2] of entries [N, K] from 0 to 15; K is even."""
+    """Returns bytes [N, K / 2] of entries [N, K] from 0 to 15; K is a multiple of 4."""
     whole = entries.shape[1] // INT4_BLOCK * INT4_BLOCK
-    return torch.cat([_pack(entries[:, :whole], INT4_BLOCK), _pack(entries[:, whole:], entries.shape[1] - whole)], 1)
+    parts = (_pack(part) for part in (entries[:, :whole].unflatten(1, (-1, INT4_BLOCK)), entries[:, None, whole:]))
+    return torch.cat([part.flatten(1) for part in parts], 1)
 
 
 def unpack_int4(values: Tensor) -> Tensor:
     """Returns entries [N, K] uint8 of bytes [N, K / 2]."""
-    whole = values.shape[1] * 2 // INT4_BLOCK * INT4_BLOCK // 2
-    return torch.cat([_unpack(values[:, :whole], INT4_BLOCK), _unpack(values[:, whole:], values.shape[1] * 2)], 1)
+    block = INT4_BLOCK // 2
+    whole = values.shape[1] // block * block
+    parts = (_unpack(part) for part in (values[:, :whole].unflatten(1, (-1, block)), values[:, None, whole:]))
+    return torch.cat([part.flatten(1) for part in parts], 1)
 
 
-def _pack(entries: Tensor, block: int) -> Tensor:
-    """entries [N, K] with K a multiple of block → [N, K / 2]."""
-    low, high = entries.to(torch.uint8).unflatten(1, (-1, 2, max(2, block) // 2)).unbind(2)
-    return (low | high << 4).flatten(1)
+def has_int4_tiles(weight: QuantizedWeight) -> bool:
+    """Returns true if products convert the weight themselves: whole blocks, in groups of 32, 64 or whole blocks."""
+    rows, columns = weight.block
+    fits = columns % INT4_BLOCK == 0 or columns in (32, 64)
+    return weight.values.dtype == torch.uint8 and rows == 1 and fits and weight.shape[1] % INT4_BLOCK == 0
 
 
-def _unpack(values: Tensor, block: int) -> Tensor:
-    """values [N, K / 2], the last block possibly shorter → [N, K]."""
-    by_block = values.unflatten(1, (-1, min(block // 2, values.shape[1]))) if values.shape[1] else values[..., None]
-    return torch.stack((by_block & 15, by_block >> 4), 2).flatten(1)
+def with_scales_by_group(weight: QuantizedWeight) -> QuantizedWeight:
+    """Returns a 4-bit weight whose scales and zeros of one group of columns are adjacent in memory, as tiles read them.
+
+    Shapes and values stay; weights in other formats are returned as they are.
+    """
+    if weight.values.dtype != torch.uint8:
+        return weight
+    zeros = None if weight.zeros is None else weight.zeros.t().contiguous().t()
+    return weight._replace(scale=weight.scale.t().contiguous().t(), zeros=zeros)
+
+
+def _pack(entries: Tensor) -> Tensor:
+    """entries [N, blocks, entries of a block] → bytes [N, blocks, half as many]."""
+    first, second, third, fourth = entries.to(torch.uint8).chunk(4, 2) if entries.numel() else [entries.byte()] * 4
+    return torch.stack((first | second << 4, third | fourth << 4), 3).flatten(2)
+
+
+def _unpack(values: Tensor) -> Tensor:
+    """bytes [N, blocks, bytes of a block] → entries [N, blocks, twice as many]."""
+    low, high = values.unflatten(2, (-1, 2)).unbind(3)
+    return torch.cat((low & 15, low >> 4, high & 15, high >> 4), 2)

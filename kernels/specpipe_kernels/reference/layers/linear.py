@@ -7,34 +7,26 @@ from torch.nn import functional
 
 from specpipe_kernels.reference.layers.dequantize import dense_weight
 from specpipe_kernels.reference.layers.quantize_rows import dequantize_rows, quantize_rows
-from specpipe_kernels.reference.layers.rms_norm import rms_norm
+from specpipe_kernels.reference.layers.rms_norm import rms_norm, rms_norm_fp8
 from specpipe_kernels.reference.layers.rope_store_kv import rope_store_kv
-from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, Normed, QuantizedWeight
+from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, Normed, Rows, Weight
 
 
-def _rows(x: Tensor | Normed | Fp8Rows) -> Tensor:
-    """Returns rows [M, K]; those in 8 bits in their 16-bit dtype, which represents them exactly without a norm."""
+def _rows(x: Rows) -> Tensor:
     if isinstance(x, Tensor):
         return x
     assert x.squares is None, "the reference never leaves a norm pending"
     return dequantize_rows(x, x.dtype) if isinstance(x, Fp8Rows) else x.values
 
 
-def linear(
-    x: Tensor | Normed | Fp8Rows,
-    weight: Tensor | QuantizedWeight,
-    bias: Tensor | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """See `specpipe_kernels.linear`."""
+def linear(x: Rows, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """See `specpipe_kernels.linear`. Rows in 16 bits are not rounded for weights in 8."""
     rows = _rows(x)
     product = functional.linear(rows, dense_weight(weight, rows.dtype), bias)
     return product if out is None else out.copy_(product)
 
 
-def linear_glu(
-    x: Tensor | Normed | Fp8Rows, weight: Tensor | QuantizedWeight, *, fp8: bool = False
-) -> Tensor | Fp8Rows:
+def linear_glu(x: Rows, weight: Weight, *, fp8: bool = False) -> Tensor | Fp8Rows:
     """See `specpipe_kernels.linear_glu`."""
     product = linear(x, weight)
     if fp8:
@@ -46,7 +38,7 @@ def linear_glu(
 
 def linear_residual(
     x: Tensor | Fp8Rows,
-    weight: Tensor | QuantizedWeight,
+    weight: Weight,
     residual: Tensor,
     norm_weight: Tensor | None,
     eps: float,
@@ -55,15 +47,14 @@ def linear_residual(
 ) -> tuple[Tensor, Normed | Fp8Rows]:
     """See `specpipe_kernels.linear_residual`."""
     h = residual + linear(x, weight)
-    if norm_weight is None:
-        return h, Normed(h, None, eps)
-    normed = rms_norm(h, norm_weight, eps, fp8=fp8)
-    return h, Normed(normed, None, eps) if isinstance(normed, Tensor) else normed
+    if fp8 and norm_weight is not None:
+        return h, rms_norm_fp8(h, norm_weight, eps)
+    return h, Normed(h if norm_weight is None else rms_norm(h, norm_weight, eps), None, eps)
 
 
 def linear_rope_store_kv(
-    x: Tensor | Normed | Fp8Rows,
-    weight: Tensor | QuantizedWeight,
+    x: Rows,
+    weight: Weight,
     bias: Tensor | None,
     cos: Tensor,
     sin: Tensor,

@@ -1,0 +1,39 @@
+"""Products of many rows: by the vendor's library where it takes the operands, else by our own kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specpipe_kernels.layers.quantized.dequantize_int4 import dequantize_int4
+from specpipe_kernels.layers.quantized.fp8_gemm import fp8_gemm
+from specpipe_kernels.types import Fp8Rows, QuantizedWeight
+
+
+def wide_product(
+    x: Tensor | Fp8Rows, weight: Tensor | QuantizedWeight, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """Returns x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in the 16-bit dtype of x.
+
+    x is in 8 bits, with one scale a row, if the weight is. out: [M, N] contiguous, receives the result.
+    """
+    if isinstance(x, Fp8Rows):
+        assert isinstance(weight, QuantizedWeight) and x.squares is None and x.scale.shape[0] == 1
+        return _fp8_product(x, weight, bias, out)
+    dense = dequantize_int4(weight, x.dtype) if isinstance(weight, QuantizedWeight) else weight
+    if bias is None and out is not None:
+        return torch.mm(x, dense.t(), out=out)
+    product = functional.linear(x, dense, bias)
+    return product if out is None else out.copy_(product)
+
+
+def _fp8_product(x: Fp8Rows, weight: QuantizedWeight, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    """Multiplies by the library where it has the scales and sizes: those of channels, and multiples of 16."""
+    n, k = weight.shape
+    if weight.block != (1, k) or n % 16 or k % 16:
+        return fp8_gemm(x, weight, bias, out=out)
+    product = torch._scaled_mm(
+        x.values, weight.values.t(), x.scale.view(-1, 1), weight.scale.view(1, -1), bias, out_dtype=x.dtype
+    )
+    return product if out is None else out.copy_(product)

@@ -1,0 +1,104 @@
+"""`specpipe bench kernels --op product`: products of a decoder layer by number format of the weights and tokens.
+
+Each is timed as a layer runs it, with the element-wise work around it. One CUDA graph holds calls on different weights,
+together larger than the L2 cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from specpipe.benchmark.bench_config import BenchQuantize
+from specpipe.benchmark.kernels import LARGER_THAN_L2, time_calls
+from specpipe.benchmark.model_shapes import config_of, random_weight
+from specpipe_kernels import Fp8Rows, Weight, is_fp8, linear, linear_glu, linear_residual, rms_norm_fp8
+
+_EPS = 1e-5
+_FUSED_TOKENS = 64
+"""Up to this number of tokens, attention writes its output in 8 bits itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductBench:
+    """Products to measure: every combination."""
+
+    models: tuple[str, ...] = ("llama-3.1-8b", "llama-3.3-70b")
+    """Shapes of models."""
+    tokens: tuple[int, ...] = tuple(1 << i for i in range(13))
+    formats: tuple[BenchQuantize, ...] = ("none", "fp8", "int4")
+    dtype: torch.dtype = torch.bfloat16
+    replays: int = 10
+    device: str = "cuda"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductMeasured:
+    """Measurement of one product."""
+
+    model: str
+    product: str
+    n: int
+    """Outputs."""
+    k: int
+    """Inputs."""
+    tokens: int
+    us: dict[str, float]
+    """Microseconds per call by number format of the weights."""
+
+
+def _products(model: str) -> dict[str, tuple[int, int]]:
+    """Returns outputs and inputs of a layer's merged products."""
+    config = config_of(model)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    return {
+        "qkv": ((heads + 2 * kv_heads) * head_dim, config.hidden_size),
+        "out": (config.hidden_size, heads * head_dim),
+        "gate_up": (2 * config.intermediate_size, config.hidden_size),
+        "down": (config.hidden_size, config.intermediate_size),
+    }
+
+
+def _call(product: str, x: Tensor, residual: Tensor, norm: Tensor, weight: Weight) -> Callable[[], object]:
+    """Returns a call of the product of x [M, K] and weight [N, K]. residual [M, N], norm [N]."""
+    fp8 = is_fp8(weight)
+    # Attention's output above _FUSED_TOKENS is rounded by the product; other inputs come in 8 bits.
+    rounded = fp8 and not (product == "out" and x.shape[0] > _FUSED_TOKENS)
+    rows: Tensor | Fp8Rows = rms_norm_fp8(x, torch.ones_like(x[0]), _EPS) if rounded else x
+    if product == "qkv":
+        return partial(linear, rows, weight)
+    if product == "gate_up":
+        return partial(linear_glu, rows, weight, fp8=fp8)
+    return partial(linear_residual, rows, weight, residual, norm, _EPS, fp8=fp8)
+
+
+def sweep_products(bench: ProductBench) -> Iterator[ProductMeasured]:
+    """Measures every product of the models at every number of tokens in every number format."""
+    device = torch.device(bench.device)
+    for model in bench.models:
+        for product, (n, k) in _products(model).items():
+            copies = max(1, min(8, round(LARGER_THAN_L2 / (n * k // 2)))) if device.type == "cuda" else 1
+            weights: dict[str, list[Weight]] = {
+                name: [random_weight(n, k, name, 0.02, device, bench.dtype) for _ in range(copies)]
+                for name in bench.formats
+            }
+            norm = torch.ones(n, dtype=bench.dtype, device=device)
+            for tokens in bench.tokens:
+                x, residual = (torch.randn(tokens, size, dtype=bench.dtype, device=device) for size in (k, n))
+                us = {
+                    name: median(
+                        time_calls(
+                            [_call(product, x, residual, norm, weight) for weight in stored],
+                            bench.replays,
+                            bench.device,
+                        )
+                    )
+                    for name, stored in weights.items()
+                }
+                yield ProductMeasured(model=model, product=product, n=n, k=k, tokens=tokens, us=us)
