@@ -8,7 +8,7 @@ from typing import NamedTuple
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
 from specpipe_kernels.runtime.sizes import power_of_2
 
-MAX_ROWS, MAX_GLU_ROWS = 64, 128
+MAX_ROWS, MAX_GLU_ROWS, MAX_INT4_ROWS = 64, 128, 128
 LARGE = 1 << 15
 """Smallest number of outputs of a plain product that counts as the LM head: up to MAX_GLU_ROWS rows, own tile sizes."""
 
@@ -31,13 +31,23 @@ class GemmTiling(NamedTuple):
 
 @cache
 def gemm_tiling(
-    rows: int, n: int, k: int, *, epilogue: int, itemsize: int, processors: int, head_dim: int = 0
+    rows: int,
+    n: int,
+    k: int,
+    *,
+    epilogue: int,
+    itemsize: int,
+    processors: int,
+    head_dim: int = 0,
+    int4: bool = False,
 ) -> GemmTiling:
     """Returns the tile sizes of a product x [rows, k] times weight [n, k].
 
     For ROPE, n and block_n count the rows of the lower halves of all heads. itemsize: bytes of an element of x and the
-    weight. processors: streaming multiprocessors of the GPU.
+    weight. processors: streaming multiprocessors of the GPU. int4: the weight is in 4 bits.
     """
+    if int4:
+        return _int4_tiling(rows, n, k, epilogue=epilogue, head_dim=head_dim)
     if itemsize == 1:
         return _fp8_tiling(rows, n, k, epilogue=epilogue, head_dim=head_dim)
     wide, large = rows > 32, epilogue == PLAIN and n >= LARGE
@@ -82,6 +92,22 @@ def _fp8_tiling(rows: int, n: int, k: int, *, epilogue: int, head_dim: int) -> G
     if rows > 32 and epilogue != GLU:
         stages, warps = 5, 8
     return GemmTiling(block_n, 128, _splits(n, k, block_n, 128, epilogue, programs, 4), stages, warps, False)
+
+
+def _int4_tiling(rows: int, n: int, k: int, *, epilogue: int, head_dim: int) -> GemmTiling:
+    """Returns the tile sizes of a product of a weight in 4 bits.
+
+    Converting takes as long as loading: more programs than in 8 bits, with fewer steps in flight, hide both.
+    """
+    block_n, warps, programs = (64, 4, 768) if rows <= 32 else (128, 8, 192)
+    if epilogue == ROPE:
+        block_n = min(block_n // 2, max(32, power_of_2(head_dim // 2)))
+    elif epilogue == GLU:
+        block_n, warps, programs = 64, 4, programs // 2
+    splits, tiles = 1, -(-n // block_n)
+    while tiles * splits < programs and splits < 8 and k // (2 * splits) >= 4 * 128:
+        splits *= 2
+    return GemmTiling(block_n, 128, splits, 4, warps, False)
 
 
 def _splits(n: int, k: int, block_n: int, block_k: int, epilogue: int, programs: int, steps: int) -> int:

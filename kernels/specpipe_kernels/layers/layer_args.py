@@ -69,7 +69,9 @@ class GemmInputs(NamedTuple):
     squares: Tensor | None
     """[PARTS, M] fp32: sums of squares of a pending norm of x."""
     weight_scale: Tensor | None
-    """fp32 scales of a weight in 8 bits: [N], or by block of it."""
+    """fp32 scales of a quantised weight: [N], or by block of it."""
+    zeros: Tensor | None
+    """uint8 zeros of a weight in 4 bits, in the layout of its scales; None: 8."""
     x_scale: Tensor | None
     """[G, M] fp32: scales of x in 8 bits, one for each group of columns and row."""
     bias: Tensor | None
@@ -126,6 +128,9 @@ class GemmSizes(NamedTuple):
     """Rows of the weight that share a scale."""
     scale_columns: int
     """Columns of the weight that share a scale; 0 with one scale for each row."""
+    scale_strides: tuple[int, int] = (0, 0)
+    """Elements from one row of a 4-bit weight's scales to the next, and from one group of columns to the next; zeros of
+    weights in other formats."""
 
 
 class QueryArgs(NamedTuple):

@@ -20,6 +20,7 @@ from specpipe_kernels.layers.layer_args import (
     RopeArgs,
     SplitSums,
 )
+from specpipe_kernels.layers.quantized.int4_layout import has_int4_tiles
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, RESIDUAL, ROPE, _skinny_gemm_kernel
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import processors
@@ -68,10 +69,13 @@ class _Operands(NamedTuple):
     scale_rows: int
     scale_columns: int
     """0 with one scale for each row."""
+    zeros: Tensor | None = None
+    scale_strides: tuple[int, int] = (0, 0)
+    """Of a weight in 4 bits, whose words `weight` are [N, K / 4] int16."""
 
 
 def _operands(x: Tensor | Normed | Fp8Rows, weight: Tensor | QuantizedWeight) -> _Operands:
-    """Returns the operands of a product; both are in 16 bits or both in 8."""
+    """Returns the operands of a product; both are in 16 bits, both in 8, or the weight is in 4."""
     if isinstance(x, Fp8Rows):
         assert isinstance(weight, QuantizedWeight) and weight.values.dtype == x.values.dtype
         assert x.values.is_contiguous() and x.scale.is_contiguous() and weight.scale.is_contiguous()
@@ -81,8 +85,14 @@ def _operands(x: Tensor | Normed | Fp8Rows, weight: Tensor | QuantizedWeight) ->
             x.values, weight.values, x.dtype, x.squares, x.eps, x.scale, x.group if x.group < k else 0, weight.scale,
             rows, 0 if by_row else columns,
         )  # fmt: skip
-    assert isinstance(weight, Tensor)
     values, squares, eps = x if isinstance(x, Normed) else (x, None, 0.0)
+    if isinstance(weight, QuantizedWeight):
+        scale, zeros = weight.scale, weight.zeros
+        assert has_int4_tiles(weight) and (zeros is None or zeros.stride() == scale.stride())
+        return _Operands(
+            values, weight.values.view(torch.int16), values.dtype, squares, eps, None, 0, scale, 1, weight.block[1],
+            zeros, (scale.stride(0), scale.stride(1)),
+        )  # fmt: skip
     return _Operands(values, weight, values.dtype, squares, eps, None, 0, None, 1, 0)
 
 
@@ -126,9 +136,10 @@ def skinny_gemm(
         out_shape, halves = (rows, q_heads * dim), n // 2
     tile_sizes = tiles or gemm_tiling(
         rows, halves, k, epilogue=epilogue, itemsize=values.element_size(), processors=processors(values.device),
-        head_dim=dim,
+        head_dim=dim, int4=given.scale_strides != (0, 0),
     )  # fmt: skip
-    step, block_k = _step(tile_sizes.block_k, (given.x_group, given.scale_columns))
+    groups = (given.x_group, given.scale_columns if given.x_scale is not None else 0)
+    step, block_k = _step(tile_sizes.block_k, groups)
     tile_sizes = tile_sizes._replace(block_k=block_k)
     count = n // dim * cdiv(dim // 2, tile_sizes.block_n) if rope is not None else cdiv(n, tile_sizes.block_n)
     block_m = max(16, power_of_2(rows))
@@ -145,10 +156,10 @@ def skinny_gemm(
     if by_descriptor:
         x_in = TensorDescriptor.from_tensor(values, [block_m, block_k])
         w_in = TensorDescriptor.from_tensor(matrix, [tile_sizes.block_n, block_k])
-    inputs = GemmInputs(given.squares, given.weight_scale, given.x_scale, bias, residual, norm_weight)
+    inputs = GemmInputs(given.squares, given.weight_scale, given.zeros, given.x_scale, bias, residual, norm_weight)
     sizes = GemmSizes(
         n, k, block_m, parts, power_of_2(max(1, parts)), step, _DTYPES[given.dtype], given.x_scale is not None,
-        given.x_group, given.scale_rows, given.scale_columns,
+        given.x_group, given.scale_rows, given.scale_columns, given.scale_strides,
     )  # fmt: skip
     _skinny_gemm_kernel[(count, tile_sizes.splits)](
         x_in, w_in, inputs, outputs, splits, rope or NO_ROPE,

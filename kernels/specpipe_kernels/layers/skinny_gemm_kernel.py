@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from specpipe_kernels.layers.quantize_fp8 import fp8_scale, to_fp8
+from specpipe_kernels.layers.quantized.int4_tile import multiply_int4
 from specpipe_kernels.layers.quantized.page_entries import to_page_entries
 from specpipe_kernels.runtime.dependent_launch import let_next_start, wait_for_inputs
 
@@ -344,6 +345,7 @@ def _skinny_gemm_kernel(
     k_lanes = tl.arange(0, TILES.block_k)
     steps = tl.cdiv(tl.cdiv(SIZES.k, SIZES.step), SPLITS)
     first = split * steps * SIZES.step
+    INT4: tl.constexpr = SIZES.scale_strides[0] + SIZES.scale_strides[1] > 0
     CHANNELS: tl.constexpr = inputs.weight_scale is not None and SIZES.scale_columns == 0
     # Loaded before the wait: memory that the previous launch does not write.
     if inputs.bias is not None:
@@ -372,7 +374,11 @@ def _skinny_gemm_kernel(
             residual_tile = tl.load(residual_at, mask=mask, other=0.0)
     if PREFETCH and PARTS > 0:
         sums = _load_squares(inputs.squares, m, rows, PARTS, SIZES.parts_pad)
-    if not SIZES.eight_bits:
+    if INT4:
+        acc, acc_high = multiply_int4(
+            x, weight, inputs, first, steps, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N, GLU, PDL
+        )
+    elif not SIZES.eight_bits:
         acc, acc_high = _multiply(
             x, weight, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N, GLU
         )
