@@ -103,7 +103,7 @@ def _int4_tiling(rows: int, n: int, k: int, *, epilogue: int, head_dim: int) -> 
     if epilogue == ROPE:
         block_n = min(block_n // 2, max(32, power_of_2(head_dim // 2)))
     elif epilogue == GLU:
-        block_n, warps, programs = 64, 4, programs // 2
+        block_n, warps, programs = 64, 4 if rows <= 64 else 8, programs // 2
     splits, tiles = 1, -(-n // block_n)
     while tiles * splits < programs and splits < 8 and k // (2 * splits) >= 4 * 128:
         splits *= 2
