@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specpipe_kernels.layers.gemm_tiling import LARGE, MAX_GLU_ROWS, MAX_INT4_ROWS, MAX_ROWS
+from specpipe_kernels.layers.gemm_tiling import LARGE, MAX_FP8_ROWS, MAX_GLU_ROWS, MAX_INT4_ROWS, MAX_ROWS
 from specpipe_kernels.layers.layer_args import RopeArgs
 from specpipe_kernels.layers.quantized.int4_layout import has_int4_tiles
 from specpipe_kernels.layers.quantized.quantize_rows import quantize_rows
@@ -29,10 +29,17 @@ def _operand(x: Rows, weight: Weight) -> Normed | Fp8Rows:
     return quantize_rows(normed.values)._replace(squares=normed.squares, eps=normed.eps)
 
 
-def _is_skinny(x: Normed | Fp8Rows, weight: Weight, limit: int = MAX_ROWS) -> bool:
-    """Returns true if the weights' bytes bound the product [M, N]. fp32 products gain nothing from the matrix unit."""
-    if isinstance(weight, QuantizedWeight) and not is_fp8(weight):
-        limit = MAX_INT4_ROWS if has_int4_tiles(weight) else 0
+def _is_skinny(x: Normed | Fp8Rows, weight: Weight, limit: int = MAX_ROWS, *, fp8: bool = False) -> bool:
+    """Returns true if the weights' bytes bound the product [M, N]. fp32 products gain nothing from the matrix unit.
+
+    limit: most rows of a product in 16 bits. fp8: the result is in 8 bits.
+    """
+    if is_fp8(weight) or fp8:
+        limit = MAX_FP8_ROWS  # the next product takes one scale for each tile up to here, and one a row beyond
+    elif isinstance(weight, QuantizedWeight):
+        limit = MAX_INT4_ROWS
+    if isinstance(weight, QuantizedWeight) and not is_fp8(weight) and not has_int4_tiles(weight):
+        return False
     return x.values.shape[0] <= limit and dtype_of(x).itemsize == 2
 
 
@@ -52,7 +59,7 @@ def linear(
     rows, outputs = _operand(x, weight), weight.shape[0]
     if not rows.values.shape[0]:  # a prefill that needs no logits
         return rows.values.new_empty(0, outputs, dtype=dtype_of(rows)) if out is None else out
-    if _is_skinny(rows, weight, MAX_GLU_ROWS if outputs >= LARGE and isinstance(rows, Normed) else MAX_ROWS):
+    if _is_skinny(rows, weight, MAX_GLU_ROWS if outputs >= LARGE else MAX_ROWS):
         return skinny_gemm(rows, weight, PLAIN, bias=bias, out=out).out
     return wide_product(_whole(rows), weight, bias, out)
 
@@ -60,8 +67,7 @@ def linear(
 def linear_glu(x: Rows, weight: Weight, *, fp8: bool = False) -> Tensor | Fp8Rows:
     """See `specpipe_kernels.linear_glu`."""
     rows = _operand(x, weight)
-    # Results in 8 bits have one scale a row for wide products, one for each tile from skinny ones.
-    if _is_skinny(rows, weight, MAX_ROWS if fp8 or isinstance(rows, Fp8Rows) else MAX_GLU_ROWS):
+    if _is_skinny(rows, weight, MAX_GLU_ROWS, fp8=fp8):
         result = skinny_gemm(rows, weight, GLU, fp8=fp8)
         return result.fp8_rows(dtype_of(rows)) if fp8 else result.out
     return silu_mul(wide_product(_whole(rows), weight), fp8=fp8)
@@ -79,7 +85,7 @@ def linear_residual(
     """See `specpipe_kernels.linear_residual`."""
     rows = _operand(x, weight)
     fp8 = fp8 and norm_weight is not None
-    if _is_skinny(rows, weight):
+    if _is_skinny(rows, weight, fp8=fp8):
         result = skinny_gemm(rows, weight, RESIDUAL, residual=residual, norm_weight=norm_weight, fp8=fp8)
         if fp8:
             return result.out, result.fp8_rows(dtype_of(rows), eps)
