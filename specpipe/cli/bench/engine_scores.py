@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specpipe.benchmark.bench_config import EngineBench, ScoreWork
+from specpipe.benchmark.bench_config import BenchQuantize, EngineBench, ScoreWork
 from specpipe.cli.bench.engine_options import integer_option, model_options, read_model_options
 from specpipe.cli.options import json_option
+from specpipe.core import KVDtypeChoice
 
 if TYPE_CHECKING:
     from specpipe.benchmark.score_work import ScoreWorkResult
@@ -31,7 +32,9 @@ _WORK = ScoreWork()
 def scores(
     target: str,
     draft: str,
-    draft_dtype: str,
+    quantize: BenchQuantize,
+    draft_quantize: BenchQuantize,
+    kv_dtype: KVDtypeChoice,
     device: str,
     questions: int,
     choices: int,
@@ -49,7 +52,7 @@ def scores(
     \b
       specpipe bench engine scores --questions 1000 --choices 4
     """
-    models = read_model_options(target, draft, draft_dtype, device)
+    models = read_model_options(target, draft, quantize, draft_quantize, kv_dtype, device)
     from specpipe.benchmark.score_work import measure_score_work
     from specpipe.benchmark.synthetic_engine import build_synthetic_engine
 
