@@ -26,6 +26,7 @@ from specpipe_kernels.operations.timestamp import timestamp
 from specpipe_kernels.operations.token_logprobs import token_logprobs
 from specpipe_kernels.reference.layers.dequantize import dequantize
 from specpipe_kernels.types import (
+    MAX_FP8_ROWS,
     METHODS,
     UNSCALED,
     Activation,
@@ -56,6 +57,7 @@ from specpipe_kernels.types import (
 )
 
 __all__ = [
+    "MAX_FP8_ROWS",
     "METHODS",
     "UNSCALED",
     "Activation",

@@ -344,6 +344,8 @@ class Experts(NamedTuple):
         return (self.down if isinstance(self.down, Tensor) else self.down[0]).shape[0]
 
 
+MAX_FP8_ROWS = 64
+"""Most rows for which a product takes `Fp8Rows` with scales by group of columns; with more, each row has one scale."""
 Weight = Tensor | QuantizedWeight
 """A weight [N, K], in the dtype of the activations or quantised."""
 Rows = Tensor | Normed | Fp8Rows

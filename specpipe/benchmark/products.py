@@ -17,11 +17,9 @@ from torch import Tensor
 from specpipe.benchmark.bench_config import BenchQuantize
 from specpipe.benchmark.kernels import LARGER_THAN_L2, time_calls
 from specpipe.benchmark.model_shapes import config_of, random_weight
-from specpipe_kernels import Fp8Rows, Weight, is_fp8, linear, linear_glu, linear_residual, rms_norm_fp8
+from specpipe_kernels import MAX_FP8_ROWS, Fp8Rows, Weight, is_fp8, linear, linear_glu, linear_residual, rms_norm_fp8
 
 _EPS = 1e-5
-_FUSED_TOKENS = 64
-"""Up to this number of tokens, attention writes its output in 8 bits itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +66,8 @@ def _products(model: str) -> dict[str, tuple[int, int]]:
 def _call(product: str, x: Tensor, residual: Tensor, norm: Tensor, weight: Weight) -> Callable[[], object]:
     """Returns a call of the product of x [M, K] and weight [N, K]. residual [M, N], norm [N]."""
     fp8 = is_fp8(weight)
-    # Attention's output above _FUSED_TOKENS is rounded by the product; other inputs come in 8 bits.
-    rounded = fp8 and not (product == "out" and x.shape[0] > _FUSED_TOKENS)
+    # Attention's output above MAX_FP8_ROWS is rounded by the product; other inputs come in 8 bits.
+    rounded = fp8 and not (product == "out" and x.shape[0] > MAX_FP8_ROWS)
     rows: Tensor | Fp8Rows = rms_norm_fp8(x, torch.ones_like(x[0]), _EPS) if rounded else x
     if product == "qkv":
         return partial(linear, rows, weight)

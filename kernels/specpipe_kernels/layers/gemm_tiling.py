@@ -8,7 +8,7 @@ from typing import NamedTuple
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
 from specpipe_kernels.runtime.sizes import power_of_2
 
-MAX_ROWS, MAX_GLU_ROWS, MAX_FP8_ROWS, MAX_INT4_ROWS = 64, 128, 64, 128
+MAX_ROWS, MAX_GLU_ROWS, MAX_INT4_ROWS = 64, 128, 128
 LARGE = 1 << 15
 """Smallest number of outputs of a plain product that counts as the LM head: up to MAX_GLU_ROWS rows, own tile sizes."""
 

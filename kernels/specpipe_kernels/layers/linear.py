@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specpipe_kernels.layers.gemm_tiling import LARGE, MAX_FP8_ROWS, MAX_GLU_ROWS, MAX_INT4_ROWS, MAX_ROWS
+from specpipe_kernels.layers.gemm_tiling import LARGE, MAX_GLU_ROWS, MAX_INT4_ROWS, MAX_ROWS
 from specpipe_kernels.layers.layer_args import RopeArgs
 from specpipe_kernels.layers.quantized.int4_layout import has_int4_tiles
 from specpipe_kernels.layers.quantized.quantize_rows import quantize_rows
@@ -17,7 +17,18 @@ from specpipe_kernels.layers.rope_store_kv import rope_store_kv
 from specpipe_kernels.layers.silu_mul import silu_mul
 from specpipe_kernels.layers.skinny_gemm import skinny_gemm
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
-from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, Normed, QuantizedWeight, Rows, Weight, dtype_of, is_fp8
+from specpipe_kernels.types import (
+    MAX_FP8_ROWS,
+    UNSCALED,
+    Fp8Rows,
+    KVScales,
+    Normed,
+    QuantizedWeight,
+    Rows,
+    Weight,
+    dtype_of,
+    is_fp8,
+)
 
 
 def _operand(x: Rows, weight: Weight) -> Normed | Fp8Rows:

@@ -19,6 +19,7 @@ from specpipe.engine.forward.attention_batch import AttentionBatch, AttentionSpe
 from specpipe.engine.forward.kv_pages import pages_of
 from specpipe.engine.forward.merged_projections import concatenate_biases, concatenate_weights, weight_of
 from specpipe_kernels import (
+    MAX_FP8_ROWS,
     Fp8Rows,
     Normed,
     Weight,
@@ -174,8 +175,8 @@ class FusedStack:
         )
 
     @staticmethod
-    def _attend(layer: _Layer, query: Tensor, batch: AttentionBatch) -> Tensor:
-        """query [N, Hq, D] → attention output [N, Hq * D]."""
+    def _attend(layer: _Layer, query: Tensor, batch: AttentionBatch) -> Tensor | Fp8Rows:
+        """query [N, Hq, D] → attention output [N, Hq * D], in 8 bits if the next product takes a scale for each head."""
         pages = pages_of(layer.attention)
         out = paged_attention(
             query,
@@ -189,5 +190,6 @@ class FusedStack:
             window=layer.window,
             prefix=batch.prefix,
             scales=pages.scales,
+            fp8=is_fp8(layer.out) and query.shape[0] <= MAX_FP8_ROWS,
         )
-        return out.view(out.shape[0], -1)
+        return out.view(out.shape[0], -1) if isinstance(out, Tensor) else out
