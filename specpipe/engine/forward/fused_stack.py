@@ -176,7 +176,7 @@ class FusedStack:
 
     @staticmethod
     def _attend(layer: _Layer, query: Tensor, batch: AttentionBatch) -> Tensor | Fp8Rows:
-        """query [N, Hq, D] → attention output [N, Hq * D], in 8 bits if the next product takes a scale for each head."""
+        """query [N, Hq, D] → attention output [N, Hq * D]; in 8 bits where the next product takes them by head."""
         pages = pages_of(layer.attention)
         out = paged_attention(
             query,
