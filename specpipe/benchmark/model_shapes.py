@@ -10,7 +10,7 @@ from torch import nn
 from specpipe.benchmark.bench_config import BenchQuantize
 from specpipe.engine.forward.quantized_linear import QuantizedLinear
 from specpipe.errors import ModelError
-from specpipe_kernels import QuantizedWeight, Weight, pack_int4, quantize_fp8
+from specpipe_kernels import QuantizedWeight, Weight, pack_int4, quantize_fp8, with_scales_by_group
 
 _NO_SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 _LLAMA_3: dict[str, Any] = _NO_SPECIAL | {
@@ -92,7 +92,7 @@ def random_weight(
     if quantize == "int4":
         entries = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
         scale = torch.full((n, -(-k // 128)), std / 4.6, device=device)  # 4.6: the standard deviation of 0 … 15
-        return QuantizedWeight(pack_int4(entries), scale, None, (1, 128))
+        return with_scales_by_group(QuantizedWeight(pack_int4(entries), scale, None, (1, 128)))
     dense = torch.randn(n, k, dtype=dtype, device=device) * std
     return quantize_fp8(dense) if quantize == "fp8" else dense
 

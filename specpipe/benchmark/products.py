@@ -18,6 +18,7 @@ from specpipe.benchmark.bench_config import BenchQuantize
 from specpipe.benchmark.kernels import LARGER_THAN_L2, time_calls
 from specpipe.benchmark.model_shapes import config_of, random_weight
 from specpipe_kernels import MAX_FP8_ROWS, Fp8Rows, Weight, is_fp8, linear, linear_glu, linear_residual, rms_norm_fp8
+from specpipe_kernels.runtime.compile_ahead import CompileAhead
 
 _EPS = 1e-5
 
@@ -79,24 +80,39 @@ def _call(product: str, x: Tensor, residual: Tensor, norm: Tensor, weight: Weigh
 def sweep_products(bench: ProductBench) -> Iterator[ProductMeasured]:
     """Measures every product of the models at every number of tokens in every number format."""
     device = torch.device(bench.device)
+    if device.type == "cuda":
+        CompileAhead(partial(_call_all, bench)).wait()
     for model in bench.models:
         for product, (n, k) in _products(model).items():
             copies = max(1, min(8, round(LARGER_THAN_L2 / (n * k // 2)))) if device.type == "cuda" else 1
-            weights: dict[str, list[Weight]] = {
-                name: [random_weight(n, k, name, 0.02, device, bench.dtype) for _ in range(copies)]
-                for name in bench.formats
-            }
-            norm = torch.ones(n, dtype=bench.dtype, device=device)
+            weights = _weights(bench, n, k, copies, device)
             for tokens in bench.tokens:
-                x, residual = (torch.randn(tokens, size, dtype=bench.dtype, device=device) for size in (k, n))
-                us = {
-                    name: median(
-                        time_calls(
-                            [_call(product, x, residual, norm, weight) for weight in stored],
-                            bench.replays,
-                            bench.device,
-                        )
-                    )
-                    for name, stored in weights.items()
-                }
+                x, residual, norm = _inputs(bench, n, k, tokens, device)
+                us = {}
+                for name, stored in weights.items():
+                    calls = [_call(product, x, residual, norm, weight) for weight in stored]
+                    us[name] = median(time_calls(calls, bench.replays, bench.device))
                 yield ProductMeasured(model=model, product=product, n=n, k=k, tokens=tokens, us=us)
+
+
+def _weights(bench: ProductBench, n: int, k: int, copies: int, device: torch.device) -> dict[str, list[Weight]]:
+    """Returns `copies` weights [n, k] in each number format."""
+    return {
+        name: [random_weight(n, k, name, 0.02, device, bench.dtype) for _ in range(copies)] for name in bench.formats
+    }
+
+
+def _inputs(bench: ProductBench, n: int, k: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns x [tokens, k], a residual [tokens, n] and a norm's weight [n]."""
+    x, residual = (torch.randn(tokens, size, dtype=bench.dtype, device=device) for size in (k, n))
+    return x, residual, torch.ones(n, dtype=bench.dtype, device=device)
+
+
+def _call_all(bench: ProductBench) -> None:
+    """Calls every product once on the `meta` device."""
+    device = torch.device("meta")
+    for model in bench.models:
+        for product, (n, k) in _products(model).items():
+            for (weight,) in _weights(bench, n, k, 1, device).values():
+                for tokens in bench.tokens:
+                    _call(product, *_inputs(bench, n, k, tokens, device), weight)()

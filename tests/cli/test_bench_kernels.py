@@ -42,3 +42,16 @@ def test_missing_gpu_ends_with_a_message(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = CliRunner().invoke(main, ["bench", "kernels"])
     assert result.exit_code == 1 and "--device cpu" in result.output
+
+
+def test_products_are_timed_in_each_number_format() -> None:
+    options = "bench kernels --device cpu --op product --model small --tokens 1 --tokens 3"
+    result = CliRunner().invoke(main, [*options.split(), "--json"])
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(x["product"], x["tokens"]) for x in lines] == [
+        (product, tokens) for product in ("qkv", "out", "gate_up", "down") for tokens in (1, 3)
+    ]
+    assert all(list(x["us"]) == ["none", "fp8", "int4"] and min(x["us"].values()) > 0 for x in lines)
+    table = CliRunner().invoke(main, options.split()).stdout.splitlines()
+    assert len(table) == 1 + len(lines) and all("int4" in line for line in table[1:])

@@ -39,15 +39,16 @@ def gemm_tiling(
     itemsize: int,
     processors: int,
     head_dim: int = 0,
-    int4: bool = False,
+    int4_group: int = 0,
 ) -> GemmTiling:
     """Returns the tile sizes of a product x [rows, k] times weight [n, k].
 
     For ROPE, n and block_n count the rows of the lower halves of all heads. itemsize: bytes of an element of x and the
-    weight. processors: streaming multiprocessors of the GPU. int4: the weight is in 4 bits.
+    weight. processors: streaming multiprocessors of the GPU. int4_group: columns that share a scale of a weight in 4
+    bits; 0 for other weights.
     """
-    if int4:
-        return _int4_tiling(rows, n, k, epilogue=epilogue, head_dim=head_dim)
+    if int4_group:
+        return _int4_tiling(rows, n, k, int4_group, epilogue=epilogue, head_dim=head_dim)
     if itemsize == 1:
         return _fp8_tiling(rows, n, k, epilogue=epilogue, head_dim=head_dim)
     wide, large = rows > 32, epilogue == PLAIN and n >= LARGE
@@ -94,20 +95,25 @@ def _fp8_tiling(rows: int, n: int, k: int, *, epilogue: int, head_dim: int) -> G
     return GemmTiling(block_n, 128, _splits(n, k, block_n, 128, epilogue, programs, 4), stages, warps, False)
 
 
-def _int4_tiling(rows: int, n: int, k: int, *, epilogue: int, head_dim: int) -> GemmTiling:
+def _int4_tiling(rows: int, n: int, k: int, group: int, *, epilogue: int, head_dim: int) -> GemmTiling:
     """Returns the tile sizes of a product of a weight in 4 bits.
 
-    Converting takes as long as loading: more programs than in 8 bits, with fewer steps in flight, hide both.
+    Converting takes about as long as loading: several programs on a multiprocessor hide each other's waits.
     """
-    block_n, warps, programs = (64, 4, 768) if rows <= 32 else (128, 8, 192)
+    block_n, warps, programs, words, stages = 64, 4, 512, 128, 3
+    if rows > 32:
+        block_n, warps, programs, words = 128, 8, 192, 64
     if epilogue == ROPE:
         block_n = min(block_n // 2, max(32, power_of_2(head_dim // 2)))
     elif epilogue == GLU:
-        block_n, warps, programs = 64, 4 if rows <= 64 else 8, programs // 2
+        block_n, warps, programs, stages = 64, 4 if rows <= 64 else 8, programs // 2, 2
+    if rows > 64:
+        stages = 2
+    words = min(words, group)
     splits, tiles = 1, -(-n // block_n)
-    while tiles * splits < programs and splits < 8 and k // (2 * splits) >= 4 * 128:
+    while tiles * splits < programs and splits < 8 and k // (2 * splits) >= 4 * words:
         splits *= 2
-    return GemmTiling(block_n, 128, splits, 4, warps, False)
+    return GemmTiling(block_n, 4 * words, splits, stages, warps, False)
 
 
 def _splits(n: int, k: int, block_n: int, block_k: int, epilogue: int, programs: int, steps: int) -> int:

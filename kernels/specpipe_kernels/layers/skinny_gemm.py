@@ -136,7 +136,7 @@ def skinny_gemm(
         out_shape, halves = (rows, q_heads * dim), n // 2
     tile_sizes = tiles or gemm_tiling(
         rows, halves, k, epilogue=epilogue, itemsize=values.element_size(), processors=processors(values.device),
-        head_dim=dim, int4=given.scale_strides != (0, 0),
+        head_dim=dim, int4_group=given.scale_columns if given.scale_strides != (0, 0) else 0,
     )  # fmt: skip
     groups = (given.x_group, given.scale_columns if given.x_scale is not None else 0)
     step, block_k = _step(tile_sizes.block_k, groups)

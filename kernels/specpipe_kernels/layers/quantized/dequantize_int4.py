@@ -7,28 +7,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specpipe_kernels.layers.quantized.int4_layout import has_int4_tiles
+from specpipe_kernels.layers.quantized.int4_layout import INT4_BLOCK, has_int4_tiles
 from specpipe_kernels.reference.layers.dequantize import dequantize
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv
 from specpipe_kernels.types import QuantizedWeight
 
-BLOCK_N, BLOCKS = 32, 4  # rows, and blocks of 128 columns, of a program
+BLOCK_N = 32  # rows of a program, which takes a block of columns
 
 
 @triton.jit
 def _dequantize_int4_kernel(
     words, scale, zeros, out, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, STRIDE_N: tl.constexpr,
-    STRIDE_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
+    STRIDE_G: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(PDL)  # the scratch memory may still be read
     let_next_start(PDL)
     n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None]
-    word = tl.program_id(1) * BLOCKS * 32 + tl.arange(0, BLOCKS * 32)[None, :]
-    inside = (n < N) & (word < K // 4)
-    bits = tl.load(words + n * (K // 4) + word, mask=inside, other=0)
+    block, lane = tl.program_id(1), tl.arange(0, 128)[None, :]
+    inside = n < N
+    bits = tl.load(words + n * (K // 4) + block * 128 + lane, mask=inside, other=0)
     for quarter in tl.static_range(4):
-        column = word // 32 * 128 + quarter * 32 + word % 32
+        column = block * 512 + quarter * 128 + lane
         group = n * STRIDE_N + column // GROUP * STRIDE_G
         entry = ((bits >> 4 * quarter) & 15).to(tl.float32)
         if zeros is not None:
@@ -47,8 +47,8 @@ def dequantize_int4(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
     zeros, (stride_n, stride_g) = weight.zeros, weight.scale.stride()
     assert zeros is None or zeros.stride() == weight.scale.stride()
     out = torch.empty(n, k, dtype=dtype, device=weight.values.device)
-    _dequantize_int4_kernel[(cdiv(n, BLOCK_N), cdiv(k // 128, BLOCKS))](
+    _dequantize_int4_kernel[(cdiv(n, BLOCK_N), k // INT4_BLOCK)](
         weight.values.view(torch.int16), weight.scale, zeros, out, N=n, K=k, GROUP=weight.block[1], STRIDE_N=stride_n,
-        STRIDE_G=stride_g, BLOCK_N=BLOCK_N, BLOCKS=BLOCKS, **launch_options(out),
+        STRIDE_G=stride_g, BLOCK_N=BLOCK_N, **launch_options(out),
     )  # fmt: skip
     return out

@@ -1,8 +1,8 @@
 """Bytes of 4-bit weights: 16 bits hold four entries that lie a quarter of a block apart.
 
-Of 128 adjacent entries of a row, 16-bit word j of 32 holds the entries j, j + 32, j + 64 and j + 96, the first in its
-lowest bits. A quarter of every word of a tile is then a tile of adjacent columns in 16 bits, the width of the
-activations: products convert it where it is, and no entry moves between threads.
+Of 512 adjacent entries of a row, 16-bit word j of 128 holds the entries j, j + 128, j + 256 and j + 384, the first in
+its lowest bits. A quarter of every word of a tile is then a tile of adjacent columns in 16 bits, the width of the
+activations: products convert it where it is, no entry moves between threads, and a quarter is a group of 128 columns.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specpipe_kernels.types import QuantizedWeight
 
-INT4_BLOCK = 128
+INT4_BLOCK = 512
 """Adjacent entries of a row in one run of words. Those beyond the last whole block form a shorter one."""
 
 
@@ -32,9 +32,9 @@ def unpack_int4(values: Tensor) -> Tensor:
 
 
 def has_int4_tiles(weight: QuantizedWeight) -> bool:
-    """Returns true if products convert the weight themselves: whole blocks, in groups of 32, 64 or whole blocks."""
+    """Returns true if products convert the weight themselves: whole blocks, in groups of 32, 64 or 128 n columns."""
     rows, columns = weight.block
-    fits = columns % INT4_BLOCK == 0 or columns in (32, 64)
+    fits = columns % 128 == 0 or columns in (32, 64)
     return weight.values.dtype == torch.uint8 and rows == 1 and fits and weight.shape[1] % INT4_BLOCK == 0
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-WORDS = 32
-"""16-bit words of a row and block; quarter i of them is columns 32 i … 32 i + 31 of the block (`int4_layout`)."""
-
 _FROM_WORDS = """
 {{
 .reg .b32 bits, offset;
@@ -35,7 +32,7 @@ _FP16_0, _FP16_1, _FP16_2, _FP16_3 = _conversions(0x6400, 0x6408, "f16x2")
 
 @triton.jit
 def quarter_of_words(words, QUARTER: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """Returns entries - 8 of a quarter of words [N, WORDS] int16, in fp16 or bf16.
+    """Returns entries - 8 of a quarter of words [N, W] int16 (`int4_layout`), in fp16 or bf16.
 
     ASM: two entries an instruction, from compute capability 9.0 on; not in the interpreter.
     """
@@ -54,20 +51,30 @@ def quarter_of_words(words, QUARTER: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.
 
 
 @triton.jit
-def _load_groups(values, block, quarter, tile_n, mask, SIZES: tl.constexpr):
-    """Returns scales or zeros [TILE_N] of the group of columns that ends with this quarter of a block, 0 if masked."""
-    group = (block * 128 + quarter * 32) // SIZES.scale_columns
+def _load_groups(values, word, quarter, tile_n, mask, SIZES: tl.constexpr):
+    """Returns scales or zeros [TILE_N] of a quarter of the words from `word` on, 0 if masked: it lies in one group."""
+    group = (word // 128 * 512 + word % 128 + quarter * 128) // SIZES.scale_columns
     at = values + tile_n * SIZES.scale_strides[0] + group * SIZES.scale_strides[1]
-    return tl.load(at, mask=mask & (block * 128 < SIZES.k), other=0)
+    return tl.load(at, mask=mask & (word * 4 < SIZES.k), other=0)
 
 
 @triton.jit
-def _scaled(partial, offset, scale, inputs, block, quarter, tile_n, in_tile, SIZES: tl.constexpr):
-    """Returns sums of a group [TILE_N, BLOCK_M], of entries - 8, times scale. offset: sums of x, for other zeros."""
+def _scaled(partial, offset, scale, inputs, word, quarter, tile_n, in_tile, SIZES: tl.constexpr):
+    """Returns sums of a quarter [TILE_N, BLOCK_M], of entries - 8, times scale. offset: sums of x, for other zeros."""
     if inputs.zeros is not None:
-        zero = _load_groups(inputs.zeros, block, quarter, tile_n, in_tile, SIZES)
+        zero = _load_groups(inputs.zeros, word, quarter, tile_n, in_tile, SIZES)
         partial += offset * (8.0 - zero.to(tl.float32))[:, None]
     return partial * scale[:, None]
+
+
+@triton.jit
+def _load_scales(inputs, word, tile_n, in_tile, SIZES: tl.constexpr):
+    """Returns the scales [TILE_N] of each quarter of the words from `word` on."""
+    first = _load_groups(inputs.weight_scale, word, 0, tile_n, in_tile, SIZES)
+    second = _load_groups(inputs.weight_scale, word, 1, tile_n, in_tile, SIZES)
+    third = _load_groups(inputs.weight_scale, word, 2, tile_n, in_tile, SIZES)
+    fourth = _load_groups(inputs.weight_scale, word, 3, tile_n, in_tile, SIZES)
+    return first, second, third, fourth
 
 
 @triton.jit
@@ -75,62 +82,52 @@ def multiply_int4(
     x, words, inputs, first, steps, m, rows, stride_x, tile_n, in_tile,
     SIZES: tl.constexpr, TILES: tl.constexpr, TILE_N: tl.constexpr, GLU: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Returns sums over a split of K [TILE_N, BLOCK_M], and with GLU those of the up projection, else the same twice.
+    """Returns sums over a split of K [TILE_N, BLOCK_M], and with GLU those of the up projection, else zeros.
 
-    words: [N, K / 4] int16, as `int4_layout` describes them. first: first column of K; a step is a block of 128.
-    Sums of each group of columns are multiplied with its scale in fp32: the values are exact. ASM: as for
-    `quarter_of_words`.
+    words: [N, K / 4] int16, as `int4_layout` describes them. first: first column of K. A step takes BLOCK_K / 4 words
+    of each row, whose quarters lie in one group each: their sums are multiplied with its scale in fp32, so the values
+    are exact. ASM: as for `quarter_of_words`.
     """
     K: tl.constexpr = SIZES.k
     BLOCK_M: tl.constexpr = SIZES.block_m
-    # Scales of whole blocks are loaded a step ahead: they are no operand of the matrix unit, and no stage of the loop.
-    AHEAD: tl.constexpr = SIZES.scale_columns >= 128
-    lanes = tl.arange(0, 32)
+    WORDS: tl.constexpr = TILES.block_k // 4
+    lanes = tl.arange(0, WORDS)
     in_m = m[None, :] < rows
     high_n = tile_n + SIZES.n
     w_at = words + tile_n.to(tl.int64)[:, None] * (K // 4) + lanes[None, :]
     x_at = x + m[None, :].to(tl.int64) * stride_x + lanes[:, None]
-    ones = tl.full([TILE_N, 32], 1.0, x.dtype.element_ty)
     acc = tl.zeros([TILE_N, BLOCK_M], tl.float32)
     acc_high = tl.zeros([TILE_N, BLOCK_M], tl.float32)
-    block = first // 128
-    next_scale = _load_groups(inputs.weight_scale, block, 3, tile_n, in_tile, SIZES)
-    next_high = next_scale
+    # Scales are loaded a step ahead: the pipeline of the loop only moves loads of operands of the matrix unit.
+    next_0, next_1, next_2, next_3 = _load_scales(inputs, first // 4, tile_n, in_tile, SIZES)
+    high_0, high_1, high_2, high_3 = next_0, next_1, next_2, next_3
     if GLU:
-        next_high = _load_groups(inputs.weight_scale, block, 3, high_n, in_tile, SIZES)
+        high_0, high_1, high_2, high_3 = _load_scales(inputs, first // 4, high_n, in_tile, SIZES)
     for step in tl.range(0, steps, num_stages=TILES.stages):
-        block = first // 128 + step
-        in_k = block * 128 < K
-        w_tile = tl.load(w_at + block * 32, mask=in_tile[:, None] & in_k, other=0)
+        word = first // 4 + step * WORDS
+        column = word // 128 * 512 + word % 128
+        in_k = word * 4 < K
+        w_tile = tl.load(w_at + word, mask=in_tile[:, None] & in_k, other=0)
         if GLU:
-            w_high = tl.load(w_at + SIZES.n * (K // 4) + block * 32, mask=in_tile[:, None] & in_k, other=0)
-        scale, scale_high = next_scale, next_high
-        if AHEAD:
-            next_scale = _load_groups(inputs.weight_scale, block + 1, 3, tile_n, in_tile, SIZES)
-            if GLU:
-                next_high = _load_groups(inputs.weight_scale, block + 1, 3, high_n, in_tile, SIZES)
-        partial = tl.zeros([TILE_N, BLOCK_M], tl.float32)
-        partial_high = tl.zeros([TILE_N, BLOCK_M], tl.float32)
-        offset = tl.zeros([TILE_N, BLOCK_M], tl.float32)
+            w_high = tl.load(w_at + SIZES.n * (K // 4) + word, mask=in_tile[:, None] & in_k, other=0)
+        scale_0, scale_1, scale_2, scale_3 = next_0, next_1, next_2, next_3
+        up_0, up_1, up_2, up_3 = high_0, high_1, high_2, high_3
+        next_0, next_1, next_2, next_3 = _load_scales(inputs, word + WORDS, tile_n, in_tile, SIZES)
+        if GLU:
+            high_0, high_1, high_2, high_3 = _load_scales(inputs, word + WORDS, high_n, in_tile, SIZES)
         for quarter in tl.static_range(4):
-            x_tile = tl.load(x_at + block * 128 + 32 * quarter, mask=in_m & in_k, other=0.0)
-            entries = quarter_of_words(w_tile, quarter, x_tile.dtype, ASM)
-            partial = tl.dot(entries, x_tile, partial, input_precision="ieee")
-            if GLU:
-                entries = quarter_of_words(w_high, quarter, x_tile.dtype, ASM)
-                partial_high = tl.dot(entries, x_tile, partial_high, input_precision="ieee")
+            x_tile = tl.load(x_at + column + 128 * quarter, mask=in_m & in_k, other=0.0)
+            offset = 0.0
             if inputs.zeros is not None:
-                offset = tl.dot(ones, x_tile, offset, input_precision="ieee")
-            if (quarter + 1) * 32 % SIZES.scale_columns == 0 or quarter == 3:
-                if not AHEAD:
-                    scale = _load_groups(inputs.weight_scale, block, quarter, tile_n, in_tile, SIZES)
-                acc += _scaled(partial, offset, scale, inputs, block, quarter, tile_n, in_tile, SIZES)
-                partial = tl.zeros([TILE_N, BLOCK_M], tl.float32)
-                if GLU:
-                    if not AHEAD:
-                        scale_high = _load_groups(inputs.weight_scale, block, quarter, high_n, in_tile, SIZES)
-                    high = _scaled(partial_high, offset, scale_high, inputs, block, quarter, high_n, in_tile, SIZES)
-                    acc_high += high
-                    partial_high = tl.zeros([TILE_N, BLOCK_M], tl.float32)
-                offset = tl.zeros([TILE_N, BLOCK_M], tl.float32)
+                ones = tl.full([TILE_N, WORDS], 1.0, x_tile.dtype)
+                offset = tl.dot(ones, x_tile, out_dtype=tl.float32, input_precision="ieee")
+            scale = scale_0 if quarter == 0 else scale_1 if quarter == 1 else scale_2 if quarter == 2 else scale_3
+            entries = quarter_of_words(w_tile, quarter, x_tile.dtype, ASM)
+            partial = tl.dot(entries, x_tile, out_dtype=tl.float32, input_precision="ieee")
+            acc += _scaled(partial, offset, scale, inputs, word, quarter, tile_n, in_tile, SIZES)
+            if GLU:
+                scale = up_0 if quarter == 0 else up_1 if quarter == 1 else up_2 if quarter == 2 else up_3
+                entries = quarter_of_words(w_high, quarter, x_tile.dtype, ASM)
+                partial = tl.dot(entries, x_tile, out_dtype=tl.float32, input_precision="ieee")
+                acc_high += _scaled(partial, offset, scale, inputs, word, quarter, high_n, in_tile, SIZES)
     return acc, acc_high

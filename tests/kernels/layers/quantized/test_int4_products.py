@@ -20,6 +20,7 @@ DTYPE = {"cpu": torch.float16, "cuda": torch.bfloat16}
 TOLERANCE = {"cpu": 2e-3, "cuda": 1e-2}
 EPS = 1e-5
 TILES = GemmTiling(64, 128, 2, 3, 4, False)
+"""Steps of 32 words, a quarter of a block."""
 
 on_each_device = pytest.mark.parametrize("device", DEVICES)
 
@@ -61,9 +62,9 @@ def product64(x: Tensor, weight: QuantizedWeight) -> Tensor:
 )
 def test_products_apply_scales_and_zeros_of_groups(device: str, rows: int, group: int, zeros: bool) -> None:
     x, bias, weight = (
-        random(device, rows, 768),
+        random(device, rows, 1024),
         random(device, 133, seed=1),
-        weight_of(device, 133, 768, group, zeros=zeros),
+        weight_of(device, 133, 1024, group, zeros=zeros),
     )
     got = skinny_gemm(x, weight, PLAIN, bias=bias, tiles=TILES).out
     assert error(got, product64(x, weight) + bias.double()) < TOLERANCE[device]
@@ -74,15 +75,15 @@ def test_products_apply_scales_and_zeros_of_groups(device: str, rows: int, group
 @on_each_device
 @pytest.mark.parametrize("zeros", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gated_and_residual_products(device: str, zeros: bool) -> None:
-    h, by, residual = random(device, 5, 256), random(device, 256, seed=1), random(device, 5, 96, seed=2)
+    h, by, residual = random(device, 5, 512), random(device, 512, seed=1), random(device, 5, 96, seed=2)
     squares = torch.stack([part.float().square().sum(1) for part in h.chunk(2, 1)])
-    weight = weight_of(device, 2 * 72, 256, zeros=zeros)
+    weight = weight_of(device, 2 * 72, 512, zeros=zeros)
     weight = weight._replace(scale=weight.scale / 20)  # exponentials stay finite
     normed = (h * by).double() * torch.rsqrt(h.double().square().mean(1, keepdim=True) + EPS)
     gate, up = product64(normed, weight).chunk(2, 1)
     got = skinny_gemm(Normed(h * by, squares, EPS), weight, GLU, tiles=TILES).out
     assert error(got, gate / (1 + torch.exp(-gate)) * up) < 2 * TOLERANCE[device]
-    weight = weight_of(device, 96, 256, zeros=zeros)
+    weight = weight_of(device, 96, 512, zeros=zeros)
     result = skinny_gemm(h, weight, RESIDUAL, residual=residual, norm_weight=by[:96], tiles=TILES)
     want = product64(h, weight) + residual.double()
     assert error(result.out, want) < TOLERANCE[device]
@@ -93,8 +94,8 @@ def test_gated_and_residual_products(device: str, zeros: bool) -> None:
 
 @on_each_device
 def test_rotated_queries_and_stored_keys(device: str) -> None:
-    x, cos, sin = random(device, 9, 128), random(device, 40, 64, seed=1), random(device, 40, 64, seed=2)
-    weight, index = weight_of(device, 4 * 64, 128), torch.arange(20, 29, device=device)
+    x, cos, sin = random(device, 9, 512), random(device, 40, 64, seed=1), random(device, 40, 64, seed=2)
+    weight, index = weight_of(device, 4 * 64, 512), torch.arange(20, 29, device=device)
     pages = [torch.zeros(3, 1, 16, 64, dtype=x.dtype, device=device) for _ in range(4)]
     rope = RopeArgs(cos, sin, index, pages[0], pages[1], index, None, None)
     got = skinny_gemm(x, weight, ROPE, rope=rope, q_heads=2, tiles=TILES._replace(block_n=32, splits=1)).out
@@ -106,10 +107,10 @@ def test_rotated_queries_and_stored_keys(device: str) -> None:
 @on_each_device
 @pytest.mark.parametrize("group", [128, pytest.param(32, marks=pytest.mark.slow)])
 def test_products_of_many_rows_dequantise_the_weight(device: str, group: int) -> None:
-    weight = weight_of(device, 133, 256, group, zeros=True)
+    weight = weight_of(device, 133, 512, group, zeros=True)
     dense = dequantize_int4(weight, DTYPE[device])
     assert torch.equal(dense, dequantize(weight, DTYPE[device]))
-    x = random(device, MAX_INT4_ROWS + 1, 256)
+    x = random(device, MAX_INT4_ROWS + 1, 512)
     assert error(triton_linear.linear(x, weight), product64(x, weight)) < TOLERANCE[device]
 
 
