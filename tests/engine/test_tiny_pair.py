@@ -14,7 +14,7 @@ from specpipe.benchmark.transformers_comparison import greedy_requests, sample_p
 from specpipe.core import DeviceName, DtypeName, EngineConfig, Method, Request
 from specpipe.engine.build import EngineSpec, build_engine
 from specpipe.engine.engine import Engine
-from specpipe.evaluation.compare.logit_gaps import rounding_tolerance
+from specpipe.evaluation.compare.rounding import rounding_tolerance
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
 

@@ -134,6 +134,12 @@ class RequestBuilder:
         text, token_ids, scored = self._encode_scored(prompt, continuations)
         for ids in (token_ids, *scored):
             self._check_ids(ids)
+        longest = len(token_ids) + max(map(len, scored))
+        if longest > self.max_model_len + 1 and prompt.text != "" and not self.truncate:
+            raise InputError(
+                f"prompt and continuation have {longest} tokens; expected at most {self.max_model_len + 1} "
+                f"(max_model_len {self.max_model_len}; the last one is not read), or data.on_too_long: truncate_left"
+            )
         return dataclasses.replace(
             request,
             prompt=text,

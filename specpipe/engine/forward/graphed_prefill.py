@@ -1,7 +1,7 @@
 """Prefills of few tokens as CUDA graphs, padded to one of a few sizes.
 
 With few slots a row is prefilled almost alone, and launching the kernels of all layers takes the host longer than the
-device takes to run them: 20 ms against 8 ms for 270 tokens of an 8B and a 1B model (docs/notebook.md).
+device takes to run them: 20 ms against 8 ms for 270 tokens of an 8B and a 1B model on an H200.
 """
 
 from __future__ import annotations

@@ -33,8 +33,4 @@ def compare_paths(
         raise JobError("--logits needs token ids of two runs; expected the folders of two runs as A and B")
     if not texts.divergences:
         return comparison
-    dtype = str(comparison.a.settings.get("model.dtype", "auto"))
-    if dtype == "auto":
-        on_cpu = all(str(device).startswith("cpu") for device in comparison.a.measured["devices"])
-        dtype = "float32" if on_cpu else "bfloat16"
-    return dataclasses.replace(comparison, gaps=tuple(logit_gaps(run, texts.divergences, dtype)))
+    return dataclasses.replace(comparison, gaps=tuple(logit_gaps(run, texts.divergences, comparison.a.dtype)))

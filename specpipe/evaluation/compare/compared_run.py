@@ -22,6 +22,8 @@ _MEASURED = (
     "request_throughput",
     "duration_s",
     "total_output_tokens",
+    "total_scored_tokens",
+    "scored_throughput",
     "mean_tpot_ms",
     "failed",
 )
@@ -34,6 +36,8 @@ _SETTINGS = (
     "model.target_revision",
     "model.draft",
     "model.dtype",
+    "model.quantize",
+    "model.kv_dtype",
     "sampling.temperature",
     "seed",
     "workers.slots",
@@ -53,6 +57,14 @@ class ComparedRun:
     measured: Mapping[str, Any]
     """Acceptance and speed from summary.json; empty without a run."""
 
+    @property
+    def dtype(self) -> str:
+        """Number format of the run; float32 without a run."""
+        dtype = str(self.settings.get("model.dtype", "float32"))
+        if dtype != "auto":
+            return dtype
+        return "float32" if all(str(device).startswith("cpu") for device in self.measured["devices"]) else "bfloat16"
+
 
 def open_compared_run(path: str, results: str | None = None) -> ComparedRun:
     """Opens a run or results of lm-eval. results: folder with the run's scores; None for `lm_eval` in the run's folder.
@@ -70,7 +82,7 @@ def open_compared_run(path: str, results: str | None = None) -> ComparedRun:
             samples=find_samples(below) if below.is_dir() else {},
             settings={name: job[name] for name in _SETTINGS if name in job},
             measured={
-                **{name: summary[name] for name in _MEASURED},
+                **{name: summary.get(name) for name in _MEASURED},
                 "versions": summary["versions"],
                 "devices": summary["devices"],
             },

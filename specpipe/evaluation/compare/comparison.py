@@ -11,10 +11,12 @@ from specpipe.errors import DataError
 from specpipe.evaluation.compare.compared_run import ComparedRun
 from specpipe.evaluation.compare.logit_gaps import LogitGap
 from specpipe.evaluation.compare.paired_scores import MetricComparison, compare_scores
+from specpipe.evaluation.compare.perplexity import PERPLEXITIES
 from specpipe.evaluation.compare.text_comparison import TextComparison, compare_outputs
 from specpipe.evaluation.harness.samples_files import EvalSample, SampleKey, read_samples
 
 _FLIPS = 100
+_COARSENESS = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +67,9 @@ class Comparison:
             )
         if worst := [m for m in self.metrics if m.finding == "different"]:
             return f"{worst[0].task} {worst[0].metric} ({worst[0].filter}): {worst[0].verdict}"
-        if self.texts is not None and self.texts.same_tokens == self.texts.rows and not self.texts.failed:
-            return f"identical: all {self.texts.rows:,} outputs are the same, token for token"
+        if self.texts is not None and self.texts.identical and not any(m.best_changed for m in self.metrics):
+            scores = f", and all {self.texts.scores:,} log-probabilities up to rounding" if self.texts.scores else ""
+            return f"identical: all {self.texts.rows:,} outputs are the same, token for token{scores}"
         if not self.metrics:
             assert self.texts is not None
             return f"{self.texts.same_text:,} of {self.texts.rows:,} outputs are the same; neither run was scored"
@@ -100,13 +103,18 @@ def compare(a: ComparedRun, b: ComparedRun, metric: str | None = None) -> Compar
 
     metric: compare only this one; None for all. Raises DataError if A and B have no scored document in common.
     """
-    texts = compare_outputs(a.run, b.run) if a.run is not None and b.run is not None else None
+    dtype = max((a.dtype, b.dtype), key=_COARSENESS.index)
+    texts = None
+    if a.run is not None and b.run is not None and _same_prompts(a, b):
+        texts = compare_outputs(a.run, b.run, dtype)
     if not (a.samples and b.samples):
         if texts is None:
             missing = a if not a.samples else b
             raise DataError(f"{missing.name} was not scored; expected `specpipe eval replay {missing.name}` first")
         return Comparison(a=a, b=b, metrics=(), flips=(), texts=texts)
     left, right = read_samples(a.samples), read_samples(b.samples)
+    if not _same_prompts(a, b):  # two models may have two chat templates
+        left, right = ({key._replace(prompt_hash=""): sample for key, sample in s.items()} for s in (left, right))
     common = [key for key in left if key in right]
     if not common:
         raise DataError(
@@ -115,7 +123,7 @@ def compare(a: ComparedRun, b: ComparedRun, metric: str | None = None) -> Compar
     return Comparison(
         a=a,
         b=b,
-        metrics=tuple(_metrics(common, left, right, metric)),
+        metrics=tuple(_metrics(common, left, right, metric, dtype)),
         flips=tuple(_flips(common, left, right, metric)[:_FLIPS]),
         texts=texts,
         only_a=len(left) - len(common),
@@ -128,6 +136,7 @@ def _metrics(
     left: Mapping[SampleKey, EvalSample],
     right: Mapping[SampleKey, EvalSample],
     only: str | None,
+    dtype: str,
 ) -> list[MetricComparison]:
     groups: dict[tuple[str, str, str], list[SampleKey]] = {}
     for key in keys:
@@ -139,9 +148,9 @@ def _metrics(
     return [
         compare_scores(
             name,
-            [left[key].values[name[2]] for key in group],
-            [right[key].values[name[2]] for key in group],
-            sum(left[key].answers == right[key].answers for key in group),
+            [left[key] for key in group],
+            [right[key] for key in group],
+            dtype,
         )
         for name, group in groups.items()
     ]
@@ -168,8 +177,16 @@ def _flips(
         )
         for key in keys
         for name, score in left[key].values.items()
-        if only in (None, name) and right[key].values.get(name, score) != score
+        if only in (None, name) and name not in PERPLEXITIES and right[key].values.get(name, score) != score
     ]
+
+
+def _same_prompts(a: ComparedRun, b: ComparedRun) -> bool:
+    """Returns False for runs of two models on recordings of their own."""
+    if a.run is None or b.run is None:
+        return True
+    same_target = a.settings.get("model.target") == b.settings.get("model.target")
+    return same_target or a.run.inputs == b.run.inputs
 
 
 def _run_dict(run: ComparedRun) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from specpipe.core import Request, Shard
 from specpipe.data import EncoderProtocol, list_files, read_rows
 from specpipe.errors import OutputError
+from specpipe.evaluation.compare.rounding import rounding_tolerance
 from specpipe.evaluation.compare.text_comparison import Divergence
 from specpipe.evaluation.run_outputs import RunOutputs
 from specpipe.job import JobSpec, parse_job
@@ -16,8 +17,6 @@ from specpipe.pipeline.worker.build import make_builder
 
 MAX_LOGIT_GAPS = 20
 """Largest number of divergences that logits are computed for; each takes a forward pass over its row."""
-_EPS = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
-_FLOOR = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,14 +40,6 @@ class LogitGap:
     def is_tie(self) -> bool:
         """True if both runs' tokens are the most likely one up to rounding."""
         return self.lost <= self.tolerance
-
-
-def rounding_tolerance(dtype: str, logit: float) -> float:
-    """Returns the largest fp32 difference of two logits whose order may change in `dtype`.
-
-    It is 4 units in the last place of `dtype` at the largest logit, and at least 1e-3. logit: the largest logit.
-    """
-    return max(_FLOOR, 4 * _EPS.get(dtype, _EPS["float32"]) * abs(logit))
 
 
 def logit_gaps(run: RunOutputs, divergences: Sequence[Divergence], dtype: str) -> list[LogitGap]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 from specpipe.errors import OutputError
+from specpipe.evaluation.compare.rounding import same_up_to_rounding
 from specpipe.evaluation.run_outputs import RunOutputs
 
-_COLUMNS = ("request_id", "prompt", "generated_text", "generated_token_ids", "finish_reason")
+_COLUMNS = ("request_id", "prompt", "generated_text", "generated_token_ids", "finish_reason", "scores")
 MAX_DIVERGENCES = 100
 """Largest number of divergences that are stored with their texts."""
 
@@ -37,7 +39,15 @@ class TextComparison:
     """Counts over the rows of two runs."""
 
     rows: int = 0
-    """Rows that succeeded in both runs."""
+    """Rows that generated text in both runs."""
+    scores: int = 0
+    """Continuations that both runs scored."""
+    same_scores: int = 0
+    """Those of them with the same log-probability up to rounding."""
+    greedy_changed: int = 0
+    """Those of them that greedy decoding generates in one run alone."""
+    largest_difference: float = 0.0
+    """Largest difference of two log-probabilities."""
     failed: int = 0
     """Rows that failed in at least one run."""
     same_text: int = 0
@@ -52,9 +62,23 @@ class TextComparison:
         """Share of rows with equal texts."""
         return self.same_text / self.rows if self.rows else 1.0
 
+    @property
+    def identical(self) -> bool:
+        """True if no row failed, all texts are the same, and all log-probabilities up to rounding."""
+        return (self.same_tokens, self.same_scores, self.failed) == (self.rows, self.scores, 0)
 
-def compare_outputs(a: RunOutputs, b: RunOutputs) -> TextComparison:
-    """Compares rows by position. Ignores rows that only one run has (data.limit).
+    def add_scores(self, a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], dtype: str) -> None:
+        """Adds the scores of a row in both runs. dtype: number format of the runs."""
+        for x, y in zip(a, b, strict=False):
+            difference = abs(x["logprob"] - y["logprob"])
+            self.scores += 1
+            self.same_scores += same_up_to_rounding([x["logprob"]], [y["logprob"]], dtype)
+            self.greedy_changed += x["is_greedy"] != y["is_greedy"]
+            self.largest_difference = max(self.largest_difference, difference)
+
+
+def compare_outputs(a: RunOutputs, b: RunOutputs, dtype: str = "float32") -> TextComparison:
+    """Compares rows by position. dtype: number format of the runs. Ignores rows that only one run has (data.limit).
 
     Raises OutputError if rows at one position are different requests.
     """
@@ -69,6 +93,9 @@ def compare_outputs(a: RunOutputs, b: RunOutputs) -> TextComparison:
             )
         if "error" in (left["finish_reason"], right["finish_reason"]):
             found.failed += 1
+            continue
+        if left["scores"] and right["scores"]:
+            found.add_scores(left["scores"], right["scores"], dtype)
             continue
         found.rows += 1
         found.same_text += left["generated_text"] == right["generated_text"]

@@ -20,19 +20,21 @@ SCHEMA = pa.schema(
         pa.field("prompt_token_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("task", pa.string(), nullable=False),
         pa.field("doc_id", pa.int64(), nullable=False),
-        pa.field("gen_kwargs", pa.string(), nullable=False),
-        pa.field("temperature", pa.float64(), nullable=False),
+        pa.field("continuations", pa.list_(pa.list_(pa.int32()))),
+        pa.field("gen_kwargs", pa.string()),
+        pa.field("temperature", pa.float64()),
         pa.field("top_p", pa.float64()),
         pa.field("top_k", pa.int64()),
         pa.field("min_p", pa.float64()),
         pa.field("repetition_penalty", pa.float64()),
-        pa.field("max_tokens", pa.int64(), nullable=False),
-        pa.field("stop", pa.list_(pa.string()), nullable=False),
-        pa.field("stop_token_ids", pa.list_(pa.int64()), nullable=False),
-        pa.field("ignore_eos", pa.bool_(), nullable=False),
+        pa.field("max_tokens", pa.int64()),
+        pa.field("stop", pa.list_(pa.string())),
+        pa.field("stop_token_ids", pa.list_(pa.int64())),
+        pa.field("ignore_eos", pa.bool_()),
     ]
 )
-"""Columns of a recording. Rows set every sampling and stop parameter, so that a job's `sampling` changes no score."""
+"""Columns of a recording. Rows that generate set every sampling and stop parameter, so that a job's `sampling` changes
+no score; rows with continuations have none (`score_rows`)."""
 MAX_GEN_TOKS = 256  # default of lm-eval's transformers backend
 _SUPPORTED = {"until", "do_sample", "max_gen_toks", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 _NO_EFFECT: Mapping[str, tuple[object, ...]] = {
@@ -42,9 +44,9 @@ _NO_EFFECT: Mapping[str, tuple[object, ...]] = {
 }
 
 
-def request_key(context: str, gen_kwargs: Mapping[str, Any]) -> str:
-    """Returns 32 hexadecimal digits of the SHA-256 over a request's type, prompt and arguments."""
-    text = json.dumps(["generate_until", context, gen_kwargs], sort_keys=True, ensure_ascii=False, default=str)
+def request_key(kind: str, *args: Any) -> str:
+    """Returns 32 hexadecimal digits of the SHA-256 over a request's type and arguments."""
+    text = json.dumps([kind, *args], sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -54,9 +56,9 @@ class RequestIds:
 
     _seen: Counter[str] = field(default_factory=Counter)
 
-    def next(self, context: str, gen_kwargs: Mapping[str, Any]) -> str:
-        """Returns "key:occurrence", the occurrence counted from 0."""
-        key = request_key(context, gen_kwargs)
+    def next(self, kind: str, *args: Any) -> str:
+        """Returns "key:occurrence", the occurrence counted from 0. kind, args: of lm-eval's Instance."""
+        key = request_key(kind, *args)
         self._seen[key] += 1
         return f"{key}:{self._seen[key] - 1}"
 
@@ -106,7 +108,7 @@ def request_rows(
         arguments = normalise(gen_kwargs, MAX_GEN_TOKS)
         _check(request.task_name, arguments)
         yield {
-            "request_id": ids.next(context, gen_kwargs),
+            "request_id": ids.next("generate_until", context, gen_kwargs),
             "prompt": context,
             "prompt_token_ids": cutter.token_ids(context, arguments["max_gen_toks"]),
             "task": request.task_name,

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specpipe.data.locations import locate
@@ -50,7 +51,7 @@ def record(
     trust_remote_code: bool = False,
     add_bos_token: bool | None = None,
 ) -> int:
-    """Writes the generate_until requests of an evaluation as a Parquet dataset. Returns their number.
+    """Writes the requests of an evaluation as a Parquet dataset. Returns their number.
 
     arguments: lm-eval's flags. out: the file, local or a URI. max_length: longest prompt + output in tokens; None for
     the target's own. Raises JobError or ModelError; then nothing is written.
@@ -69,19 +70,24 @@ def record(
 def write_recording(recording: Recording, out: str) -> int:
     """Runs lm-eval with the recording model and publishes its requests at `out`. Returns their number."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "requests.parquet"
+        path, parts = Path(folder) / "requests.parquet", Path(folder) / "parts"
+        parts.mkdir()
         run_harness(
             {
                 **recording.flags,
                 "model": "specpipe-record",
-                "model_args": {**recording.model_args, "path": str(path)},
+                "model_args": {**recording.model_args, "path": str(parts)},
                 "predict_only": True,
                 "output_path": str(Path(folder) / "results.json"),
             }
         )
-        if not path.exists():
-            raise JobError(f"tasks {recording.flags['tasks']}: lm-eval sent no requests; expected generate_until tasks")
-        table = pq.read_table(path)
+        found = sorted(parts.glob("*.parquet"))
+        if not found:
+            raise JobError(
+                f"tasks {recording.flags['tasks']}: lm-eval sent no requests; expected tasks of output_type "
+                "generate_until, multiple_choice, loglikelihood or loglikelihood_rolling"
+            )
+        table = pa.concat_tables([pq.read_table(part) for part in found])
         metadata = {_METADATA: json.dumps(asdict(recording), sort_keys=True).encode()}
         pq.write_table(table.replace_schema_metadata(metadata), path, compression="zstd")
         publish_bytes(out, path.read_bytes())

@@ -14,8 +14,13 @@ _MEASURED = (
     ("time per output token, mean", "mean_tpot_ms", "{:,.2f} ms"),
     ("time", "duration_s", "{:,.1f} s"),
     ("output tokens", "total_output_tokens", "{:,}"),
+    ("scored tokens", "total_scored_tokens", "{:,}"),
+    ("scored tokens/s", "scored_throughput", "{:,.0f}"),
     ("failed rows", "failed", "{:,}"),
 )
+
+
+_MODEL = ("model.target", "model.target_revision", "model.dtype", "model.quantize", "model.kv_dtype")
 
 
 def side_by_side(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
@@ -31,7 +36,9 @@ def side_by_side(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
 
 def certificate(comparison: Comparison) -> str:
     """Returns the certificate as Markdown."""
-    lines = ["### Speculation against plain decoding", "", f"**{comparison.verdict}**", ""]
+    models = [[run.settings.get(name) for name in _MODEL] for run in (comparison.a, comparison.b)]
+    title = "Speculation against plain decoding" if models[0] == models[1] else "Two models"
+    lines = [f"### {title}", "", f"**{comparison.verdict}**", ""]
     lines += ["| | A | B |", "|---|---|---|", f"| | `{comparison.a.name}` | `{comparison.b.name}` |"]
     for m in comparison.metrics:
         lines.append(
@@ -63,6 +70,11 @@ def texts_line(comparison: Comparison) -> str:
         ordered = sorted(texts.positions)
         line += (
             f"; the others differ after {ordered[len(ordered) // 2]:,} tokens (median; the first after {ordered[0]:,})"
+        )
+    if texts.scores:
+        line += (
+            f"; {texts.same_scores:,} of {texts.scores:,} log-probabilities are the same up to rounding (largest "
+            f"difference {texts.largest_difference:.2g}), {texts.greedy_changed:,} greedy ones changed"
         )
     return line + (f"; {texts.failed:,} rows failed" if texts.failed else "")
 

@@ -31,7 +31,7 @@ def history_series(table: Any) -> Iterator[tuple[str, tuple[HistorySeries, ...]]
     for (job, task, filter_name, metric), rows in groups.items():
         rows.sort(key=lambda row: row["time"])
         times = [row["time"] for row in rows]
-        names = ("speculative", "plain", "acceptance_length")
+        names = ("candidate", "baseline", "acceptance_length")
         curves = tuple(HistorySeries(name, times, [row[name] for row in rows]) for name in names)
         yield f"{job}: {task}, {metric} ({filter_name})", curves
 
@@ -46,9 +46,9 @@ def sparkline(values: Sequence[float]) -> str:
 def history_page(table: Any) -> str:
     """Returns the page as HTML. It loads no external resources. table: pyarrow.Table of eval_history.SCHEMA."""
     sections = []
-    for i, (title, (speculative, plain, acceptance)) in enumerate(history_series(table)):
+    for i, (title, (candidate, baseline, acceptance)) in enumerate(history_series(table)):
         figures = (
-            _figure(f"score-{i}", "Score", speculative, plain),
+            _figure(f"score-{i}", "Score", candidate, baseline),
             _figure(f"length-{i}", "Acceptance length", acceptance),
         )
         sections.append(ReportSection(title=title, figures=figures))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -23,17 +24,17 @@ SCHEMA = pa.schema(
         *(
             pa.field(name, pa.float64(), nullable=False)
             for name in (
-                "plain",
-                "plain_stderr",
-                "speculative",
-                "speculative_stderr",
+                "baseline",
+                "baseline_stderr",
+                "candidate",
+                "candidate_stderr",
                 "difference",
                 "difference_stderr",
                 "exact_match_rate",
                 "acceptance_length",
                 "acceptance_rate",
-                "plain_output_throughput",
-                "speculative_output_throughput",
+                "baseline_output_throughput",
+                "candidate_output_throughput",
             )
         ),
         *(pa.field(name, pa.string(), nullable=False) for name in ("finding", "target", "target_revision", "specpipe")),
@@ -44,16 +45,15 @@ SCHEMA = pa.schema(
 def history_rows(job: EvalJob, comparison: Comparison) -> list[dict[str, Any]]:
     """Returns rows of SCHEMA for one evaluation."""
     a, b, texts = comparison.a.measured, comparison.b.measured, comparison.texts
-    assert texts is not None
     facts = {
         "time": datetime.datetime.now(datetime.UTC).replace(microsecond=0),
-        "job": job.speculative.name,
+        "job": job.candidate.name,
         "folder": job.folder,
-        "exact_match_rate": texts.exact_match_rate,
+        "exact_match_rate": math.nan if texts is None else texts.exact_match_rate,
         "acceptance_length": b["spec_decode_acceptance_length"],
         "acceptance_rate": b["spec_decode_acceptance_rate"],
-        "plain_output_throughput": a["output_throughput"],
-        "speculative_output_throughput": b["output_throughput"],
+        "baseline_output_throughput": a["output_throughput"],
+        "candidate_output_throughput": b["output_throughput"],
         "target": comparison.b.settings["model.target"],
         "target_revision": comparison.b.settings["model.target_revision"],
         "specpipe": b["versions"]["specpipe"],
@@ -62,8 +62,8 @@ def history_rows(job: EvalJob, comparison: Comparison) -> list[dict[str, Any]]:
         {
             **facts,
             **{"task": m.task, "filter": m.filter, "metric": m.metric, "n": m.n, "finding": m.finding},
-            **{"plain": m.mean_a, "plain_stderr": m.stderr_a},
-            **{"speculative": m.mean_b, "speculative_stderr": m.stderr_b},
+            **{"baseline": m.mean_a, "baseline_stderr": m.stderr_a},
+            **{"candidate": m.mean_b, "candidate_stderr": m.stderr_b},
             **{"difference": m.difference, "difference_stderr": m.stderr},
         }
         for m in comparison.metrics

@@ -13,11 +13,12 @@ from pydantic import Field, ValidationError
 
 from specpipe.errors import JobError
 from specpipe.job import JobSpec, parse_job
-from specpipe.job.field_types import Int, Keywords, OneIsAList
+from specpipe.job.field_types import Int, Keywords, OneIsAList, Text
 from specpipe.job.job_problems import job_problems
 from specpipe.job.job_section import JobSection
 
-RUN_NAMES = ("plain", "speculative")
+REQUESTS, BASELINE_REQUESTS = "requests.parquet", "requests-baseline.parquet"
+"""Names of the recordings. The baseline has its own where its model encodes requests in another way."""
 _NO_SPECULATION = (("speculation.policy", "off"),)
 
 
@@ -25,13 +26,13 @@ class EvalSection(JobSection):
     """Section `eval`: lm-eval's tasks and flags, and the baseline run."""
 
     tasks: Annotated[tuple[str, ...], OneIsAList, Field(min_length=1)]
-    """Tasks or groups of lm-eval, of output_type generate_until."""
+    """Tasks or groups of lm-eval."""
     flags: Keywords = ()
     """Further flags of lm-eval by name: `{num_fewshot: 5, apply_chat_template: true}`."""
     max_length: Annotated[Int, Field(ge=2)] | None = None
     """Longest prompt + output in tokens; longer prompts are truncated at the beginning. Default: the target's own."""
-    baseline: Keywords = _NO_SPECULATION
-    """Job keys of the baseline run that differ, by dotted name."""
+    baseline: Keywords | Text = _NO_SPECULATION
+    """Job keys of the baseline run that differ, by dotted name; or the folder of an existing run."""
     history: str | None = "runs/eval-history.parquet"
     """Table to append results to, which `specpipe show` plots; none for no history."""
 
@@ -50,14 +51,21 @@ class EvalJob:
 
     evaluation: EvalSection
     folder: str
-    """Local folder for the recording, both runs and the comparison."""
-    speculative: JobSpec
-    plain: JobSpec
+    """Local folder for recordings, runs and the comparison."""
+    candidate: JobSpec
+    """The job of the file."""
+    baseline: JobSpec | str
+    """The job that it is compared with, or the folder of an existing run."""
 
     @property
-    def requests(self) -> str:
-        """Path of the recording."""
-        return os.path.join(self.folder, "requests.parquet")
+    def jobs(self) -> tuple[JobSpec, ...]:
+        """The jobs to run, the baseline first."""
+        return (self.candidate,) if isinstance(self.baseline, str) else (self.baseline, self.candidate)
+
+    @property
+    def baseline_folder(self) -> str:
+        """Output folder of the run that the candidate is compared with."""
+        return self.baseline if isinstance(self.baseline, str) else self.baseline.output.path
 
 
 def load_eval_job(path: str, overrides: Sequence[str] = (), *, limit: int | None = None) -> EvalJob:
@@ -96,12 +104,29 @@ def _job(path: str, values: Mapping[str, Any], evaluation: EvalSection, override
     folder = parse("data.path=requests.parquet").output.path
     if "://" in folder:
         raise JobError(f"{path}: output.path is {folder}; expected a local folder, where lm-eval writes its results")
-    data = f"data.path={os.path.join(folder, 'requests.parquet')}"
-    places = {side: f"output.path={os.path.join(folder, side)}" for side in RUN_NAMES}
-    changes = [f"{name}={value}" for name, value in evaluation.baseline]
-    return EvalJob(
-        evaluation=evaluation,
-        folder=os.path.abspath(folder),
-        speculative=parse(data, places["speculative"]),
-        plain=parse(data, places["plain"], *changes),
-    )
+
+    def side(name: str, recording: str, *changes: str) -> JobSpec:
+        places = f"data.path={os.path.join(folder, recording)}", f"output.path={os.path.join(folder, name)}"
+        return parse(*places, *changes)
+
+    candidate = side("candidate", REQUESTS)
+    baseline: JobSpec | str
+    if isinstance(evaluation.baseline, str):
+        baseline = evaluation.baseline
+    else:
+        changes = [f"{name}={_text(value)}" for name, value in evaluation.baseline]
+        baseline = side("baseline", REQUESTS, *changes)
+        if _encodes(baseline) != _encodes(candidate):  # another tokenizer or template has other tokens
+            baseline = side("baseline", BASELINE_REQUESTS, *changes)
+    return EvalJob(evaluation=evaluation, folder=os.path.abspath(folder), candidate=candidate, baseline=baseline)
+
+
+def _encodes(job: JobSpec) -> tuple[object, ...]:
+    """Returns the settings of a job that make the token ids of its requests."""
+    model = job.model
+    return model.target, model.chat_template, model.max_model_len, model.trust_remote_code
+
+
+def _text(value: object) -> str:
+    """Returns a value as an override of the command line."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""One evaluation from a job file: record, run twice, replay, compare. Completed steps are not repeated."""
+"""One evaluation from a job file: record, run, replay, compare. Completed steps are not repeated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specpipe.evaluation.pages.certificate import certificate
 from specpipe.evaluation.pages.comparison_page import comparison_page
 from specpipe.evaluation.pages.history_page import history_page
 from specpipe.evaluation.schedule.eval_history import append_history, history_rows
-from specpipe.evaluation.schedule.eval_job import RUN_NAMES, EvalJob
+from specpipe.evaluation.schedule.eval_job import EvalJob
 from specpipe.job import JobSpec
 from specpipe.pipeline.run.run import RunResult
 from specpipe.pipeline.store.folder import require_lasting
@@ -43,23 +43,30 @@ def run_evaluation(job: EvalJob, execute: Execute, announce: Callable[[str], Non
     if job.evaluation.history is not None:
         require_lasting(job.evaluation.history, "eval.history")
     os.makedirs(job.folder, exist_ok=True)
-    _record(job, announce)
-    for name, spec in zip(RUN_NAMES, (job.plain, job.speculative), strict=True):
-        announce(f"{name} → {spec.output.path}")
+    for spec in job.jobs:
+        _record(job, spec, announce)
+        announce(f"{os.path.basename(spec.output.path)} → {spec.output.path}")
         result = execute(spec)
         if result.exit_code:
             return EvalResult(exit_code=result.exit_code, comparison=None)
-        if not find_samples(Path(spec.output.path) / RESULTS):
-            announce(f"lm-eval scores {name}")
-            replay(spec.output.path)
-    comparison = compare_paths(job.plain.output.path, job.speculative.output.path)
+        _score(spec.output.path, announce)
+    if isinstance(job.baseline, str):
+        _score(job.baseline, announce)
+    comparison = compare_paths(job.baseline_folder, job.candidate.output.path)
     _publish(job, comparison)
     return EvalResult(exit_code=1 if comparison.differs else 0, comparison=comparison)
 
 
-def _record(job: EvalJob, announce: Callable[[str], None]) -> None:
-    """Records the requests unless they exist. Raises OutputError for a recording of another evaluation."""
-    model = job.speculative.model
+def _score(run: str, announce: Callable[[str], None]) -> None:
+    """Scores a run, unless it has scores."""
+    if not find_samples(Path(run) / RESULTS):
+        announce(f"lm-eval scores {os.path.basename(run.rstrip('/'))}")
+        replay(run)
+
+
+def _record(job: EvalJob, spec: JobSpec, announce: Callable[[str], None]) -> None:
+    """Records the requests of a run unless they exist. Raises OutputError for a recording of another evaluation."""
+    model, path = spec.model, spec.data.path
     wanted = Recording(
         flags=parse_flags(job.evaluation.arguments()).prompts,
         target=model.target,
@@ -67,13 +74,13 @@ def _record(job: EvalJob, announce: Callable[[str], None]) -> None:
         chat_template=model.chat_template,
         trust_remote_code=model.trust_remote_code,
     )
-    if not os.path.exists(job.requests):
+    if not os.path.exists(path):
         announce(f"lm-eval records {', '.join(job.evaluation.tasks)}")
-        count = write_recording(wanted, job.requests)
-        announce(f"{count:,} requests → {job.requests}")
-    elif (existing := read_recording(job.requests)) != wanted:
+        count = write_recording(wanted, path)
+        announce(f"{count:,} requests → {path}")
+    elif (existing := read_recording(path)) != wanted:
         raise OutputError(
-            f"{job.requests} has other flags or another target ({existing.flags['tasks']}, {existing.target}); "
+            f"{path} has other flags or another target ({existing.flags['tasks']}, {existing.target}); "
             "expected this job's, or another output.path"
         )
 

@@ -31,7 +31,8 @@ def build(values: dict[str, object], **changes: object) -> Request | Completion:
         ({"messages": [{"role": "user", "content": "ab"}], "continuations": ["c"]}, b"ab", [b"c"]),
         ({"prompt": "", "continuations": ["c"]}, [0], [b"c"]),
         ({"continuations": [[5, 6]]}, [0], [[5, 6]]),
-        ({"prompt": "a" * 30, "continuations": ["b" * 40]}, b"a" * 30, [b"b" * 40]),
+        ({"prompt": "a" * 19, "continuations": ["b", "bc"]}, b"a" * 19, [b"b", b"bc"]),
+        ({"prompt": "", "continuations": ["b" * 40]}, [0], [b"b" * 40]),
     ],
 )
 def test_prompt_and_continuations_are_token_ids(
@@ -52,6 +53,7 @@ def test_prompt_and_continuations_are_token_ids(
         ({"prompt": "a", "continuations": ["b", 3]}, "column continuations[1]: 3; expected"),
         ({"prompt": "a", "continuations": [[3], [True]]}, "column continuations[1]: [True]; expected"),
         ({"prompt": "a", "continuations": [[3], []]}, "column continuations[1]: []; expected"),
+        ({"prompt": "a" * 19, "continuations": ["bcd"]}, "prompt and continuation have 22 tokens; expected at most 21"),
         ({"prompt": "a", "continuations": [[999]]}, "token id 999"),
         ({"prompt_token_ids": [1], "continuations": ["b"]}, "texts behind a prompt of token ids"),
     ],

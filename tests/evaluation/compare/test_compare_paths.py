@@ -151,6 +151,7 @@ def test_rows_that_failed_in_one_run_are_not_compared() -> None:
                 "generated_text": end,
                 "generated_token_ids": [i],
                 "finish_reason": end,
+                "scores": None,
             }
             for i, end in enumerate(ends)
         ]

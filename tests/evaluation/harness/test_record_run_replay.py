@@ -83,19 +83,6 @@ def test_a_smaller_limit_is_replayed(tiny_run: Callable[..., RunResult], tmp_pat
 
 
 @pytest.mark.slow
-def test_tasks_that_generate_nothing_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "choice.yaml").write_text(
-        "task: choice\ndataset_path: json\noutput_type: multiple_choice\ntest_split: test\n"
-        f"dataset_kwargs: {{data_files: {{test: {ROOT}/jobs/data/word_problems.jsonl}}}}\n"
-        "doc_to_text: '{{question}}'\ndoc_to_target: 0\ndoc_to_choice: ['1', '2']\n"
-    )
-    flags = ["--include_path", str(tmp_path), "--limit", "2"]
-    with pytest.raises(JobError, match=r"choice: these tasks score given texts \(loglikelihood\)"):
-        recorded(tmp_path, *flags, task=["--tasks", "choice"])
-    assert not (tmp_path / "requests.parquet").exists()
-
-
-@pytest.mark.slow
 def test_few_shot_system_prompts_and_several_tasks_at_once(tmp_path: Path) -> None:
     text = (ROOT / "jobs/tasks/tiny_word_problems.yaml").read_text().replace("word_problems.score", "w.score")
     (tmp_path / "w.py").write_text((ROOT / "jobs/tasks/word_problems.py").read_text())

@@ -86,8 +86,13 @@ def test_requests_with_unsupported_arguments_are_refused(tokenizer: Any, asked: 
 def test_repeated_requests_have_different_ids() -> None:
     ids = RequestIds()
     asked = ("Hi", {"do_sample": True, "temperature": 1.0})
-    found = [ids.next(*asked), ids.next(*asked), ids.next("Ho", asked[1]), ids.next(*asked)]
-    key = request_key(*asked)
-    assert found == [f"{key}:0", f"{key}:1", f"{request_key('Ho', asked[1])}:0", f"{key}:2"]
-    assert request_key("Hi", {"temperature": 1.0, "do_sample": True}) == key
-    assert request_key("Hi", {"do_sample": True, "temperature": 0.9}) != key
+    found = [
+        ids.next("generate_until", *asked),
+        ids.next("generate_until", *asked),
+        ids.next("generate_until", "Ho", asked[1]),
+        ids.next("generate_until", *asked),
+    ]
+    key = request_key("generate_until", *asked)
+    assert found == [f"{key}:0", f"{key}:1", f"{request_key('generate_until', 'Ho', asked[1])}:0", f"{key}:2"]
+    assert request_key("generate_until", "Hi", {"temperature": 1.0, "do_sample": True}) == key
+    assert request_key("generate_until", "Hi", {"do_sample": True, "temperature": 0.9}) != key

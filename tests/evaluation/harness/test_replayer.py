@@ -106,9 +106,3 @@ def test_a_template_that_rejects_system_turns_gets_none() -> None:
     replayer.tokenizer.chat_template = None
     with pytest.raises(JobError, match="has no chat template"):
         replayer.apply_chat_template(chat)
-
-
-@pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
-def test_loglikelihood_requests_are_refused(requests: list[Any], kind: str) -> None:
-    with pytest.raises(JobError, match=rf"t: these tasks score given texts \({kind}\)"):
-        getattr(Replayer(run="none", target="builtin:tiny"), kind)(requests)

@@ -30,13 +30,11 @@ def write(folder: Path, **changes: Any) -> str:
 
 def test_two_runs_over_one_recording(tmp_path: Path) -> None:
     job = load_eval_job(write(tmp_path), ["seed=4", "speculation.num_speculative_tokens=5"], limit=7)
-    assert job.plain.data.path == job.speculative.data.path == job.requests == str(tmp_path / "out/requests.parquet")
-    assert [job.plain.output.path, job.speculative.output.path] == [
-        str(tmp_path / "out/plain"),
-        str(tmp_path / "out/speculative"),
-    ]
-    assert (job.plain.speculation.policy, job.speculative.speculation.policy) == ("off", "goodput")
-    assert job.plain.seed == job.speculative.seed == 4 and job.speculative.name == "nightly"
+    baseline, candidate = job.jobs
+    assert baseline.data.path == candidate.data.path == str(tmp_path / "out/requests.parquet")
+    assert [run.output.path for run in job.jobs] == [str(tmp_path / "out" / n) for n in ("baseline", "candidate")]
+    assert (baseline.speculation.policy, candidate.speculation.policy) == ("off", "goodput")
+    assert baseline.seed == candidate.seed == 4 and candidate.name == "nightly"
     found = parse_flags(job.evaluation.arguments()).prompts
     assert (found["tasks"], found["num_fewshot"], found["limit"]) == (["tiny_word_problems"], 2, 7.0)
     assert found["apply_chat_template"] is True
@@ -45,8 +43,23 @@ def test_two_runs_over_one_recording(tmp_path: Path) -> None:
 def test_the_baseline_may_change_any_key(tmp_path: Path) -> None:
     section = {"tasks": ["a"], "baseline": {"speculation.method": "invariant", "seed": 9}}
     job = load_eval_job(write(tmp_path, eval=section))
-    assert (job.plain.speculation.method, job.plain.seed) == ("invariant", 9)
-    assert (job.speculative.speculation.method, job.speculative.seed) == ("standard", 0)
+    baseline, candidate = job.jobs
+    assert (baseline.speculation.method, baseline.seed) == ("invariant", 9)
+    assert (candidate.speculation.method, candidate.seed) == ("standard", 0)
+
+
+def test_another_model_as_baseline_has_a_recording_of_its_own(tmp_path: Path) -> None:
+    job = load_eval_job(write(tmp_path, eval={"tasks": ["a"], "baseline": {"model.target": "some/model"}}))
+    baseline, candidate = job.jobs
+    assert (baseline.model.target, candidate.model.target) == ("some/model", "builtin:tiny")
+    assert baseline.data.path == str(tmp_path / "out/requests-baseline.parquet") != candidate.data.path
+    quantised = load_eval_job(write(tmp_path, eval={"tasks": ["a"], "baseline": {"model.dtype": "bfloat16"}}))
+    assert quantised.jobs[0].data.path == quantised.jobs[1].data.path
+
+
+def test_an_existing_run_may_be_the_baseline(tmp_path: Path) -> None:
+    job = load_eval_job(write(tmp_path, eval={"tasks": ["a"], "baseline": "runs/yesterday"}))
+    assert job.baseline_folder == "runs/yesterday" and job.jobs == (job.candidate,)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +83,7 @@ def test_shipped_evaluation_jobs_are_valid(name: str, monkeypatch: pytest.Monkey
     monkeypatch.chdir(ROOT)
     job = load_eval_job(f"jobs/{name}")
     assert parse_flags(job.evaluation.arguments()).prompts["tasks"] == list(job.evaluation.tasks)
-    assert job.plain.speculation.policy == "off" and "{" not in job.folder
+    assert job.jobs[0].speculation.policy == "off" and "{" not in job.folder
 
 
 def test_run_refuses_the_job_of_an_evaluation(tmp_path: Path) -> None:
@@ -89,14 +102,14 @@ def rows(folder: str, **changes: Any) -> list[dict[str, Any]]:
 
 def test_a_history_keeps_one_entry_per_evaluation(tmp_path: Path) -> None:
     path = str(tmp_path / "deep/history.parquet")
-    append_history(path, rows("a", speculative=0.25))
+    append_history(path, rows("a", candidate=0.25))
     append_history(path, rows("b"))
-    append_history(path, rows("a", speculative=0.75, job="<nightly>"))
+    append_history(path, rows("a", candidate=0.75, job="<nightly>"))
     found = read_history(path)
     assert found["folder"].to_pylist() == ["b", "a"]
-    assert found["speculative"].to_pylist() == [0.5, 0.75]
+    assert found["candidate"].to_pylist() == [0.5, 0.75]
     page = history_page(found)
-    assert page.count("<svg") == 4 and "&lt;nightly&gt;" in page and "speculative 0.7500" in page
+    assert page.count("<svg") == 4 and "&lt;nightly&gt;" in page and "candidate 0.7500" in page
 
     shown = CliRunner().invoke(main, ["show", path])
     assert shown.exit_code == 0 and "0.7500" in shown.stdout and "acceptance_length" in shown.stdout
