@@ -46,7 +46,7 @@ def _weights(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         (worker["weights"] for worker in summary["workers"].values() if "weights" in worker), {}
     )
     for role, text in found.items():
-        yield f"{role.capitalize()} weights", str(text)
+        yield f"{role.capitalize()} weights", text
     if kv := next((str(worker["kv_dtype"]) for worker in summary["workers"].values() if "kv_dtype" in worker), ""):
         yield "KV pages", kv
 

@@ -38,6 +38,7 @@ _SETTINGS = (
     "model.dtype",
     "model.quantize",
     "model.kv_dtype",
+    "model.target_format",
     "sampling.temperature",
     "seed",
     "workers.slots",

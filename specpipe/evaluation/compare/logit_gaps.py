@@ -50,13 +50,13 @@ def logit_gaps(run: RunOutputs, divergences: Sequence[Divergence], dtype: str) -
     """
     import torch
 
-    from specpipe.models.loader import load_model
+    from specpipe.engine.loading.load_weights import load_weights
     from specpipe.models.tokenizer import PromptEncoder, eos_token_ids, load_tokenizer
 
     job = _job(run)
     trust = job.model.trust_remote_code
     source = find_model(job, job.model.target, "target")
-    model = load_model(source, "cpu", torch.float32, "sdpa", trust_remote_code=trust)
+    model = load_weights(source, "cpu", torch.float32, "sdpa", quantize=job.model.quantize, trust_remote_code=trust)
     tokenizer = load_tokenizer(source, trust_remote_code=trust, chat_template=job.model.chat_template)
     encoder = PromptEncoder(
         tokenizer, system_prompt=job.data.system_prompt, template_kwargs=dict(job.model.chat_template_kwargs)

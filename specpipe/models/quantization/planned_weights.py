@@ -29,7 +29,7 @@ class PlannedWeights(NamedTuple):
     def describe(self) -> str:
         """Returns format and size, such as "FP8 by channel, compressed-tensors, 65.7 GiB"."""
         mib = self.bytes / 1024**2
-        return f"{self.format}, {mib / 1024:.1f} GiB" if mib >= 100 else f"{self.format}, {mib:.1f} MiB"
+        return f"{self.format}, {mib / 1024:.1f} GiB" if mib >= 1024 else f"{self.format}, {mib:.1f} MiB"
 
 
 def weights_format(source: ModelSource, quantize: QuantizeChoice) -> str:

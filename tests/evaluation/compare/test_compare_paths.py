@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
@@ -18,7 +19,7 @@ from specpipe.errors import DataError, OutputError
 from specpipe.evaluation.compare.compare_paths import compare_paths
 from specpipe.evaluation.compare.logit_gaps import LogitGap
 from specpipe.evaluation.compare.text_comparison import compare_outputs, first_difference
-from specpipe.evaluation.pages.certificate import certificate
+from specpipe.evaluation.pages.certificate import certificate, side_by_side
 from specpipe.evaluation.pages.comparison_page import comparison_page
 from specpipe.pipeline.run.run import RunResult
 
@@ -164,3 +165,17 @@ def test_rows_that_failed_in_one_run_are_not_compared() -> None:
 @pytest.mark.parametrize(("a", "b", "at"), [([1, 2], [1, 2, 3], 2), ([1, 5], [1, 6], 1), ([], [4], 0), ([7], [7], 1)])
 def test_first_difference_is_the_common_beginnings_length(a: list[int], b: list[int], at: int) -> None:
     assert first_difference(a, b) == at
+
+
+def test_logits_of_a_run_in_8_bits_are_those_of_its_rounded_weights(tiny_run: TinyRun, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    path = tmp_path / "noise.parquet"  # prompts without meaning, whose answers hang on near-ties
+    pa.parquet.write_table(pa.table({"prompt": [random.integers(20, 900, 12).tolist() for _ in range(8)]}), path)
+    for name, quantize in (("full", "none"), ("eight", "fp8")):
+        tiny_run(name, f"model.quantize={quantize}", "sampling.max_new_tokens=32", data={"path": str(path)})
+
+    found = compare_paths(str(tmp_path / "eight"), str(tmp_path / "full"), logits=True)
+
+    assert found.texts is not None and len(found.gaps) == len(found.texts.divergences) > 0
+    assert [gap.top1 for gap in found.gaps] == [divergence.token_a for divergence in found.texts.divergences]
+    assert ("model.quantize", "fp8", "none") in set(side_by_side(found))

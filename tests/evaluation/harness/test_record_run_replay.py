@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from support.fake_workers import InProcessBackend, outputs
 
 from specpipe.errors import JobError, OutputError
@@ -146,3 +147,22 @@ def test_a_repeated_evaluation_skips_its_completed_steps(tmp_path: Path, monkeyp
     other = load_eval_job("jobs/eval-tiny.yaml", overrides, limit=5)
     with pytest.raises(OutputError, match="has other flags"):
         run_evaluation(other, here, lines.append)
+
+
+@pytest.mark.slow
+def test_a_baseline_in_full_precision_measures_quantisation(tmp_path: Path) -> None:
+    values = yaml.safe_load(Path("jobs/eval-tiny.yaml").read_text())
+    values["eval"] |= {"baseline": {"model.quantize": "none"}, "history": str(tmp_path / "history.parquet")}
+    path = tmp_path / "eight.yaml"
+    path.write_text(yaml.safe_dump(values))
+    overrides = [f"output.path={tmp_path}/out", "model.device=cpu", "model.quantize=fp8"]
+    job = load_eval_job(str(path), overrides, limit=24)
+    assert (job.plain.model.quantize, job.speculative.model.quantize) == ("none", "fp8")
+    assert job.plain.speculation == job.speculative.speculation
+
+    found = run_evaluation(job, lambda spec: execute(spec, backend=InProcessBackend(build_parts=build_parts)), print)
+
+    assert found.comparison is not None and found.comparison.texts is not None
+    assert found.comparison.metrics[0].n == found.comparison.texts.rows == 24
+    assert "| model.quantize | none | fp8 |" in (tmp_path / "out/certificate.md").read_text()
+    assert "| model.target_format | — | FP8 by channel, at load |" in (tmp_path / "out/certificate.md").read_text()
