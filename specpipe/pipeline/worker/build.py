@@ -11,7 +11,7 @@ import logging
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specpipe.core import Profile, ProposerName, Request, Shard, resolve_dtype
 from specpipe.data import read_rows
@@ -83,7 +83,7 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
     builder = make_builder(job, encoder, max_model_len=max_model_len, vocab_size=engine.target.vocab_size)
     name = torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {config.threads} threads"
     runners: dict[Role, ModelRunner | None] = {"target": engine.target, "draft": engine.draft}
-    facts = {
+    facts: dict[str, Any] = {
         "device": name,
         "dtype": dtype,
         "kv_dtype": str(engine.target.kv_dtype).removeprefix("torch."),
@@ -94,6 +94,8 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
             if runner is not None
         },
     }
+    if config.device == "cuda":
+        facts["memory_gib"] = torch.cuda.memory_allocated() / 2**30  # weights, KV pages, state and graphs' inputs
     profile = _profile(engine, job) if job.speculation.policy == "goodput" else Profile()
     loaded = [runner for runner in runners.values() if runner is not None]
     kv_scales = kv_scale_table(loaded, [source for source in (target, draft) if source is not None])

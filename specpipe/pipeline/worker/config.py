@@ -22,7 +22,7 @@ class WorkerParts:
     engine: EngineProtocol
     builder: RequestBuilder
     facts: Mapping[str, Any]
-    """device, dtype, kv_dtype, model_load_s, weights."""
+    """device, dtype, kv_dtype, model_load_s, weights, on a GPU memory_gib."""
     profile: Profile = field(default_factory=Profile)
     """Round times measured before the first row; empty for policies that use none, or where measuring failed."""
     kv_scales: KVScaleTable = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,17 @@ import pytest
 import torch
 from support.engines import generate, make_engine, make_requests, run, slow
 from support.quantized_checkpoints import FORMATS, QuantizedCheckpoint, write_checkpoint
+from support.small_models import make_small_model
 from torch import Tensor
 
 from specpipe.engine.forward.attention_interface import register
+from specpipe.engine.forward.quantized_linear import QuantizedLinear
+from specpipe.engine.loading.linear_modules import quantize_linears
 from specpipe.engine.loading.load_weights import load_weights
+from specpipe.errors import ModelError
+from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
+from specpipe_kernels import dequantize
 
 TOKENS = torch.tensor([[5, 77, 31, 200, 9, 310]])
 
@@ -46,3 +53,123 @@ def test_greedy_tokens_equal_generate_on_the_stored_values(name: str, kind: str,
     completions = run(make_engine(model, model, max_k=2), requests, 2)
 
     assert [list(c.token_ids) for c in completions] == generate(checkpoint.reference.float(), requests)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["ct-dynamic", "fp8-block", "awq"])
+def test_layers_on_a_gpu_hold_the_stored_values(name: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, name)
+    model = load_weights(resolve(str(tmp_path), "target"), "cuda", torch.bfloat16, "eager")
+    found = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
+    assert len(found) == 14
+    for place, module in found.items():
+        expected = checkpoint.reference.get_submodule(place).weight
+        torch.testing.assert_close(dequantize(module.quantized, torch.float32).cpu().double(), expected)
+
+
+def edited(name: str, edit: str) -> Callable[[dict[str, Tensor]], None]:
+    """Returns a change of the tensors of layer 0."""
+    at, other = "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        scale = next(key for key in tensors if key.startswith(at) and "scale" in key and "input" not in key)
+        if edit == "swapped":
+            tensors[scale], tensors[scale.replace(at, other)] = tensors[scale.replace(at, other)], tensors[scale]
+        elif edit == "shifted":
+            tensors[scale] = tensors[scale].roll(1, 0)
+        elif edit == "transposed":
+            attention = scale.replace(at, "model.layers.0.self_attn.q_proj")
+            tensors[attention] = tensors[attention].T.contiguous()
+        elif edit == "ignored":
+            tensors[scale] = torch.ones_like(tensors[scale])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [("ct-dynamic", "shifted"), ("ct-static", "swapped"), ("fp8-block", "transposed"), slow("awq", "shifted")]
+    + [slow(name, "ignored") for name in FORMATS],
+)
+def test_a_wrong_scale_changes_logits_by_more_than_the_tolerance(name: str, edit: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, name, change=edited(name, edit))
+    expected = logits(checkpoint.reference)
+    assert float((logits(load(checkpoint)) - expected).abs().max()) > 1e-2 * float(expected.std())
+
+
+def without(*names: str) -> Callable[[dict[str, Tensor]], None]:
+    return lambda tensors: [tensors.pop(name) for name in names] and None
+
+
+def also(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], None]:
+    return lambda tensors: tensors.update({name: tensor})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without("model.norm.weight"), r"it lacks model\.norm\.weight; expected a complete"),
+        (
+            without("model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight_scale"),
+            "lacks model.*up_pro",
+        ),
+        (also("model.norm.weight", torch.ones(255)), r"other shapes or kinds of layers for model\.norm\.weight"),
+        (also("model.extra.weight", torch.ones(3)), r"unexpected model\.extra\.weight"),
+        (
+            also("model.layers.0.mlp.up_proj.weight_zero_point", torch.ones(3)),
+            "has weight_zero_point; expected weight,",
+        ),
+        (without("model.layers.0.mlp.up_proj.weight_scale"), r"up_proj lacks weight_scale; expected weight, weight_sc"),
+        (also("lm_head.weight", torch.ones(320, 256).to(torch.float8_e4m3fn)), "lm_head is stored quantised, and"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(change: Any, message: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, "ct-dynamic", change=change)
+    with pytest.raises(ModelError, match=message):
+        load(checkpoint)
+
+
+def test_layers_in_16_bits_and_tied_heads_stay(tmp_path: Path) -> None:
+    def dense(tensors: dict[str, Tensor]) -> None:
+        values, scale = (tensors.pop(f"model.layers.0.mlp.up_proj.{part}") for part in ("weight", "weight_scale"))
+        tensors["model.layers.0.mlp.up_proj.weight"] = values.float() * scale.float()
+
+    checkpoint = write_checkpoint(tmp_path, "ct-dynamic", change=dense, tie_word_embeddings=True)
+    model = load(checkpoint)
+    torch.testing.assert_close(logits(model), logits(checkpoint.reference), rtol=1e-4, atol=1e-3)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize(
+    ("names", "values"),
+    [
+        (("self_attn.k_scale", "self_attn.v_scale"), ([0.5], [0.25])),
+        (("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"), ([0.5, 2.0], [0.25, 1.0])),
+        (("self_attn.kv_scale",), ([0.5],)),
+    ],
+)
+def test_scales_of_keys_and_values_are_buffers_of_the_attention(
+    names: tuple[str, ...], values: tuple[list[float], ...], tmp_path: Path
+) -> None:
+    def scales(tensors: dict[str, Tensor]) -> None:
+        for name, value in zip(names, values, strict=True):
+            tensors[f"model.layers.1.{name}"] = torch.tensor(value)
+
+    model = load(write_checkpoint(tmp_path, "modelopt", change=scales))
+    attention = model.model.layers[1].self_attn
+    assert [attention.k_scale.tolist(), attention.v_scale.tolist()] == [values[0], values[-1]]
+    assert not hasattr(model.model.layers[0].self_attn, "k_scale")
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_quantising_at_load_rounds_as_a_whole_model_is_rounded(pickled: bool, tmp_path: Path) -> None:
+    make_small_model("gpt2", tmp_path, seed=1)
+    source = resolve(str(tmp_path), "target")
+    expected = load_model(source, "cpu", torch.float32, "eager")
+    if pickled:
+        torch.save(expected.state_dict(), tmp_path / "pytorch_model.bin")
+        (tmp_path / "model.safetensors").unlink()
+    quantize_linears(expected)
+    model = load_weights(source, "cpu", torch.float32, "eager", quantize="fp8")
+    assert all(torch.equal(weights, expected.state_dict()[name]) for name, weights in model.state_dict().items())
+    assert torch.equal(logits(model), logits(expected))
