@@ -66,6 +66,15 @@ class ComparedRun:
             return dtype
         return "float32" if all(str(device).startswith("cpu") for device in self.measured["devices"]) else "bfloat16"
 
+    @property
+    def deciding(self) -> dict[str, Any]:
+        """Settings that decide a greedy output, rounding aside."""
+        return {name: value for name, value in self.settings.items() if name.startswith(("sampling.", "model.target"))}
+
+
+def _sampling_keys(job: Mapping[str, Any]) -> list[str]:
+    return [name for name in job if name.startswith("sampling.") and name not in _SETTINGS]
+
 
 def open_compared_run(path: str, results: str | None = None) -> ComparedRun:
     """Opens a run or results of lm-eval. results: folder with the run's scores; None for `lm_eval` in the run's folder.
@@ -81,7 +90,7 @@ def open_compared_run(path: str, results: str | None = None) -> ComparedRun:
             name=path.rstrip("/"),
             run=run,
             samples=find_samples(below) if below.is_dir() else {},
-            settings={name: job[name] for name in _SETTINGS if name in job},
+            settings={name: job[name] for name in (*_SETTINGS, *_sampling_keys(job)) if name in job},
             measured={
                 **{name: summary.get(name) for name in _MEASURED},
                 "versions": summary["versions"],

@@ -48,6 +48,8 @@ class Comparison:
     """Comparison of outputs; None unless A and B are runs."""
     gaps: tuple[LogitGap, ...] = ()
     """Logits at first differing positions, if requested."""
+    unexplained: int = 0
+    """Greedy rows whose outputs differ, where logits were not requested and rounding is no reason."""
     only_a: int = 0
     """Number of scored documents that only A has."""
     only_b: int = 0
@@ -55,7 +57,9 @@ class Comparison:
     @property
     def differs(self) -> bool:
         """True for a difference that neither chance nor rounding explains."""
-        return any(m.finding == "different" for m in self.metrics) or any(not gap.is_tie for gap in self.gaps)
+        if self.unexplained or any(m.finding == "different" for m in self.metrics):
+            return True
+        return any(not gap.is_tie for gap in self.gaps)
 
     @property
     def verdict(self) -> str:
@@ -67,6 +71,14 @@ class Comparison:
             )
         if worst := [m for m in self.metrics if m.finding == "different"]:
             return f"{worst[0].task} {worst[0].metric} ({worst[0].filter}): {worst[0].verdict}"
+        if self.unexplained:
+            assert self.texts is not None
+            names = [name for name, value in self.a.deciding.items() if self.b.deciding.get(name) != value]
+            reason = f"{', '.join(names)} differ{'s' if len(names) == 1 else ''}" if names else "both ran in fp32"
+            return (
+                f"DIFFERENT: greedy outputs differ in {self.unexplained:,} of {self.texts.rows:,} rows, and {reason}; "
+                "--logits finds out which differences are numerical ties"
+            )
         if self.texts is not None and self.texts.identical and not any(m.best_changed for m in self.metrics):
             scores = f", and all {self.texts.scores:,} log-probabilities up to rounding" if self.texts.scores else ""
             return f"identical: all {self.texts.rows:,} outputs are the same, token for token{scores}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from specpipe.core import Request, Shard
-from specpipe.data import EncoderProtocol, list_files, read_rows
+from specpipe.data import list_files, read_rows
 from specpipe.errors import OutputError
 from specpipe.evaluation.compare.rounding import rounding_tolerance
 from specpipe.evaluation.compare.text_comparison import Divergence
@@ -51,19 +51,15 @@ def logit_gaps(run: RunOutputs, divergences: Sequence[Divergence], dtype: str) -
     import torch
 
     from specpipe.engine.loading.load_weights import load_weights
-    from specpipe.models.tokenizer import PromptEncoder, eos_token_ids, load_tokenizer
+    from specpipe.models.tokenizer import eos_token_ids, load_tokenizer
 
     job = _job(run)
     trust = job.model.trust_remote_code
     source = find_model(job, job.model.target, "target")
     model = load_weights(source, "cpu", torch.float32, "sdpa", quantize=job.model.quantize, trust_remote_code=trust)
-    tokenizer = load_tokenizer(source, trust_remote_code=trust, chat_template=job.model.chat_template)
-    encoder = PromptEncoder(
-        tokenizer, system_prompt=job.data.system_prompt, template_kwargs=dict(job.model.chat_template_kwargs)
-    )
-    ends = eos_token_ids(source, tokenizer)
+    ends = eos_token_ids(source, load_tokenizer(source, trust_remote_code=trust))
     found = []
-    for divergence, request in _greedy_requests(run, job, encoder, divergences):
+    for divergence, request in greedy_requests(run, divergences):
         ids = torch.tensor([[*request.prompt_token_ids, *divergence.common]])
         with torch.inference_mode():
             logits = model(input_ids=ids, use_cache=False).logits[0, -1].float().cpu()
@@ -109,10 +105,21 @@ def _job(run: RunOutputs) -> JobSpec:
     return parse_job(values, source=run.folder.file("manifest.json"))
 
 
-def _greedy_requests(
-    run: RunOutputs, job: JobSpec, encoder: EncoderProtocol, divergences: Sequence[Divergence]
-) -> Iterator[tuple[Divergence, Request]]:
-    """Yields the first MAX_LOGIT_GAPS divergences of greedy rows with their requests, encoded as by the workers."""
+def greedy_requests(run: RunOutputs, divergences: Sequence[Divergence]) -> Iterator[tuple[Divergence, Request]]:
+    """Yields the first MAX_LOGIT_GAPS divergences of greedy rows with their requests, encoded as by the workers.
+
+    Raises OutputError if an input file is missing, ModelError, DataError.
+    """
+    from specpipe.models.tokenizer import PromptEncoder, load_tokenizer
+
+    job = _job(run)
+    source = find_model(job, job.model.target, "target")
+    tokenizer = load_tokenizer(
+        source, trust_remote_code=job.model.trust_remote_code, chat_template=job.model.chat_template
+    )
+    encoder = PromptEncoder(
+        tokenizer, system_prompt=job.data.system_prompt, template_kwargs=dict(job.model.chat_template_kwargs)
+    )
     files = {file.path: file for file in list_files(job.data.path, job.data.format, job.data.prompt)}
     builder = make_builder(job, encoder, max_model_len=1 << 30, vocab_size=1 << 30)
     builder = replace(builder, max_model_len=job.model.max_model_len or 1 << 30)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,23 @@ def test_runs_without_scores_are_compared_by_outputs(tiny_run: TinyRun, tmp_path
     with pytest.raises(DataError, match="a was not scored; expected `specpipe eval replay"):
         score(tmp_path / "b")
         compare_paths(str(tmp_path / "a"), str(next((tmp_path / "b" / "lm_eval").glob("*.jsonl"))))
+
+
+def test_greedy_outputs_with_another_sampling_key_differ(tiny_run: TinyRun, tmp_path: Path, plain: Path) -> None:
+    tiny_run("penalised", "speculation.policy=off", "sampling.repetition_penalty=9")
+    paths = [str(plain), str(tmp_path / "penalised")]
+    shown = CliRunner().invoke(main, ["compare", *paths])
+    assert shown.exit_code == 1 and "rows, and sampling.repetition_penalty differs; --logits" in shown.stdout
+    assert re.search(r"sampling.repetition_\w+ +1.0 +9.0", shown.stdout)
+
+
+def test_greedy_outputs_of_equal_runs_in_fp32_do_not_differ_by_rounding(
+    tiny_run: TinyRun, tmp_path: Path, plain: Path, accept_everything: Callable[[], None]
+) -> None:
+    accept_everything()
+    tiny_run("broken")
+    comparison = compare_paths(str(plain), str(tmp_path / "broken"))
+    assert comparison.differs and "and both ran in fp32" in comparison.verdict
 
 
 def test_synthetic_incomplete_and_unrelated_runs_are_refused(
