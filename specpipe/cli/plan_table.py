@@ -66,6 +66,7 @@ def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None
     done = f", {plan.done_shards:,} of them done" if plan.done_shards else ""
     repeated = f"; about {plan.shared_prompts:.0%} of the prompts repeat the row before and are computed once"
     pages = "KV pages in 8 bits" if plan.kv_dtype == "fp8" else "KV pages"
+    kv = bytes_text(plan.kv_budget) + (f" of {bytes_text(plan.kv_bytes)} for" if plan.kv_budget < plan.kv_bytes else "")
     for left, right in (
         ("rows", f"{plan.rows:,}{samples} in {plan.files:,} file(s)" + repeated * (plan.shared_prompts >= 0.01)),
         ("shards", f"{plan.shards:,}{done}"),
@@ -73,7 +74,7 @@ def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None
         ("target", f"{plan.target} ({plan.weights['target'].describe()})"),
         *([("draft", f"{plan.draft} ({plan.weights['draft'].describe()})")] if plan.draft else []),
         ("speculation", speculation),
-        ("memory a worker", f"{bytes_text(plan.weight_bytes)} weights, up to {bytes_text(plan.kv_bytes)} {pages}"),
+        ("memory a worker", f"{bytes_text(plan.weight_bytes)} weights, {kv} {pages}"),
         ("sampling", describe_sampling(plan)),
         ("ends at", describe_endings(plan)),
         ("longest row", f"{plan.max_model_len:,} tokens, prompt and output"),

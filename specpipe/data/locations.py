@@ -59,8 +59,10 @@ class Location(NamedTuple):
 def locate(text: str) -> Location:
     """Resolves a local path (made absolute, `~` expanded) or a URI (one cached filesystem per authority).
 
-    Raises DataError for a URI with a password and for one that no Arrow filesystem supports.
+    Raises DataError for a NUL character, for a URI with a password, and for one that no Arrow filesystem supports.
     """
+    if "\0" in text:
+        raise DataError(f"{text!r} contains a NUL character, which no path can; expected a path or URI")
     if not _URI.match(text):
         return Location(pa.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text)))
     parts = urlsplit(text)

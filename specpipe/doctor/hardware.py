@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from specpipe.core import host_memory
+
 
 class Gpu(NamedTuple):
     """A GPU visible under CUDA_VISIBLE_DEVICES. Memory in bytes."""
@@ -69,19 +71,7 @@ def free_memory(device: str) -> int:
     """Returns free bytes: of the GPU with most for "cuda", of the machine or its container for "cpu"."""
     if device == "cuda":
         return max((gpu.free for gpu in gpus()), default=0)
-    meminfo = Path("/proc/meminfo").read_text(encoding="utf-8")
-    available = next(int(line.split()[1]) << 10 for line in meminfo.splitlines() if line.startswith("MemAvailable"))
-    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
-    return available if limit is None or used is None else min(available, max(0, limit - used))
-
-
-def _cgroup(name: str) -> int | None:
-    """Returns a number of this container's control group (version 2); None where there is no limit."""
-    try:
-        text = Path("/sys/fs/cgroup", name).read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+    return host_memory.free_memory()
 
 
 def mount_type(path: Path) -> str:

@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specpipe.core import Completion, Request, Shard
 from specpipe.data import Row, list_files, read_rows
@@ -19,6 +19,7 @@ from specpipe.errors import InputError, OutputError, SpecpipeError
 from specpipe.job import JobSpec
 from specpipe.models.quantization.planned_weights import FP8_CAPABILITY
 from specpipe.models.source import ModelSource, Role, hub_access, is_on_hub
+from specpipe.pipeline.job_check import check_models
 from specpipe.pipeline.prepare import find_model
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.worker.build import make_builder
@@ -59,7 +60,8 @@ def _output(job: JobSpec) -> Iterator[Diagnosis]:
     folder.claim()
     location = locate(folder.path)
     path = Path(location.path) if location.is_local else None
-    _require_writable(location, path)
+    if path is None:
+        _require_store_writable(location)
     if path is None or "RAY_ADDRESS" not in os.environ or hardware.mount_type(path) in _SHARED_FILESYSTEMS:
         yield Diagnosis(name="output folder", status="ok", found=f"{folder.path} is writable")
         return
@@ -68,22 +70,14 @@ def _output(job: JobSpec) -> Iterator[Diagnosis]:
     yield Diagnosis(name="output folder", status="note", found=found, remedy=remedy)
 
 
-def _require_writable(location: Location, path: Path | None) -> None:
-    """Raises OutputError. Writes and deletes a file in an object store; for a local folder checks permissions only."""
-    if path is None:
-        probe = location.child(f".specpipe-doctor-{uuid.uuid4().hex}")
-        try:
-            publish_bytes(probe.text(), b"")
-            probe.filesystem.delete_file(probe.path)
-        except OSError as error:
-            raise OutputError(f"{location.text()} cannot be written: {error}; check the credentials") from error
-        return
-    existing = next(p for p in (path, *path.parents) if p.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise OutputError(
-            f"{path} cannot be written: {existing} is not a folder that this user can write to. Change its "
-            "permissions, or choose another output.path"
-        )
+def _require_store_writable(location: Location) -> None:
+    """Writes and deletes a file in an object store. Raises OutputError."""
+    probe = location.child(f".specpipe-doctor-{uuid.uuid4().hex}")
+    try:
+        publish_bytes(probe.text(), b"")
+        probe.filesystem.delete_file(probe.path)
+    except OSError as error:
+        raise OutputError(f"{location.text()} cannot be written: {error}; check the credentials") from error
 
 
 def _names(job: JobSpec) -> list[tuple[Role, str]]:
@@ -108,20 +102,8 @@ def _model(job: JobSpec, role: Role, name: str) -> Iterator[tuple[Diagnosis, Mod
 
 def _fit(job: JobSpec, models: dict[Role, ModelSource]) -> Iterator[Diagnosis]:
     """Checks that the engine supports these models and that their vocabularies match. Reads no weights."""
-    from specpipe.models.loader import load_config
-    from specpipe.models.support import check_pair, check_support
-    from specpipe.models.tokenizer import load_tokenizer
-
-    trust = job.model.trust_remote_code
-    tokenizers: list[Any] = []
-    for source in models.values():
-        config = load_config(source, trust_remote_code=trust)
-        check_support(config, name=source.name, max_model_len=job.model.max_model_len)
-        tokenizers.append(load_tokenizer(source, trust_remote_code=trust))
-    if len(tokenizers) == 2:
-        names = [source.name for source in models.values()]
-        check_pair(*tokenizers, target_name=names[0], draft_name=names[1])
-    pair = "both are supported and share a vocabulary" if len(tokenizers) == 2 else "supported"
+    check_models(job, list(models.values()))
+    pair = "both are supported and share a vocabulary" if len(models) == 2 else "supported"
     yield Diagnosis(name="models", status="ok", found=pair)
 
 

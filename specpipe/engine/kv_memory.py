@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 
 import torch
 
 from specpipe.core import EngineConfig
+from specpipe.core.host_memory import cpu_kv_budget
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.state.scored_rows import MAX_SCORED_TOKENS
 from specpipe.engine.state.text_decoder import TextDecoder
 from specpipe.errors import MachineError
 
-CPU_MEMORY_SHARE = 0.25
-"""Share of the machine's memory for KV pages: weights, activations and the user's own work need the rest."""
 GPU_MEMORY_SHARE = 0.95
 """Share of the memory that is free beside activations; CUDA takes the rest for the graphs themselves."""
 ALLOCATOR_SLACK = 1.25
@@ -35,7 +33,7 @@ def sized_engine(
         return Engine(runners[0], draft, config=config, decoder=decoder, eos_ids=eos_ids, num_pages=pages)
 
     on_cpu = runners[0].device.type == "cpu"
-    return make(_num_pages(runners, config, _cpu_budget() if on_cpu else _gpu_budget(make(1))))
+    return make(_num_pages(runners, config, cpu_kv_budget() if on_cpu else _gpu_budget(make(1))))
 
 
 def _num_pages(runners: Sequence[ModelRunner], config: EngineConfig, budget: int) -> int:
@@ -50,11 +48,6 @@ def _num_pages(runners: Sequence[ModelRunner], config: EngineConfig, budget: int
             "smaller models"
         )
     return min(usable, affordable) + 1
-
-
-def _cpu_budget() -> int:
-    """Returns the bytes for KV pages on this machine's CPU."""
-    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_MEMORY_SHARE)
 
 
 def _gpu_budget(engine: Engine) -> int:

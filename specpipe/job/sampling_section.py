@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from specpipe.core import SamplingParams
 from specpipe.errors import InputError
-from specpipe.job.field_types import Count, Int, Number, OneIsAList, Tuning, default_of
+from specpipe.job.field_types import Int, Number, OneIsAList, Tuning, default_of
 from specpipe.job.job_section import JobSection
 
 SAMPLING_FIELDS = (
@@ -29,10 +29,13 @@ SAMPLING_FIELDS = (
 """Keys of `sampling` that are fields of SamplingParams."""
 
 
+MAX_SAMPLES = 10_000
+
+
 class SamplingSection(JobSection):
     """Sampling of tokens. A row can override every key but `n` and `defaults` by a column of that name."""
 
-    n: Count = 1
+    n: Annotated[Int, Field(ge=1, le=MAX_SAMPLES)] = 1
     """Outputs of each prompt, in adjacent rows with their index in the column `sample`. Each has its own seed; greedy
     outputs are identical."""
     temperature: Number = default_of(SamplingParams, "temperature")

@@ -7,15 +7,19 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from specpipe.core import MAX_ATTEMPTS, STALL_S, EngineConfig
-from specpipe.job.field_types import Count, Described, Number, Tuning, default_of
+from specpipe.job.field_types import Count, Described, Int, Number, Tuning, default_of
 from specpipe.job.job_section import JobSection
+
+MAX_WORKERS = 10_000
+MAX_SLOTS = 65_536
+"""More rows at once than the memory of any GPU holds."""
 
 
 class WorkerRange(JobSection):
     """Range of workers: the run starts with room for `min`, and more join as there is room, up to `max`."""
 
     min: Count = 1
-    max: Count
+    max: Annotated[Count, Field(le=MAX_WORKERS)]
 
     @model_validator(mode="after")
     def _check_range(self) -> WorkerRange:
@@ -29,13 +33,13 @@ class WorkersSection(JobSection):
 
     count: Tuning[
         Annotated[
-            Count | Literal["auto"] | WorkerRange,
-            Described("an integer (>= 1), auto or a range such as {min: 2, max: 8}"),
+            Annotated[Count, Field(le=MAX_WORKERS)] | Literal["auto"] | WorkerRange,
+            Described("an integer (1 to 10,000), auto or a range such as {min: 2, max: 8}"),
         ]
     ] = "auto"
     """`auto`: one for each GPU of the cluster, or one without GPUs. `{min: 2, max: 8}`: the run starts once min fit;
     in a cluster workers join and leave later, up to max."""
-    slots: Tuning[Count] = default_of(EngineConfig, "slots")
+    slots: Tuning[Annotated[Int, Field(ge=1, le=MAX_SLOTS)]] = default_of(EngineConfig, "slots")
     """Rows that a worker generates at once."""
     gpus_per_worker: Tuning[Count] = 1
     """Only 1 is supported: a pair runs on one GPU."""

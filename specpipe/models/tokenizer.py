@@ -175,6 +175,11 @@ class PromptEncoder:
             raise InputError("the chat has no messages; expected at least one with role and content")
         if self._system_prompt is not None and messages[0].get("role") != "system":
             messages = [{"role": "system", "content": self._system_prompt}, *messages]
+        if any(message.get("tool_calls") for message in messages) and not self._knows_tools:
+            raise InputError(
+                f"the chat has tool_calls, which the chat template of {self._name} leaves out; choose a model whose "
+                "template knows tools, or give one with model.chat_template"
+            )
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
@@ -183,6 +188,10 @@ class PromptEncoder:
         except (TemplateError, TypeError, KeyError) as error:
             raise InputError(f"the chat template of {self._name} rejects these messages: {error}") from error
         return text
+
+    @property
+    def _knows_tools(self) -> bool:
+        return "tool_calls" in str(self._tokenizer.chat_template)
 
     def _require_template(self) -> None:
         if not self._tokenizer.chat_template:

@@ -20,13 +20,16 @@ class MemoryFailure(EngineError):
     """The device ran out of memory; a smaller engine can continue."""
 
 
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory")  # of CUDA, of torch's allocator on a CPU
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns True for torch.OutOfMemoryError and for an error that was raised while one was handled.
 
     A failed CUDA graph capture raises such an error of its own.
     """
     if type(error).__name__ == "OutOfMemoryError" or (
-        isinstance(error, RuntimeError) and "out of memory" in str(error)
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
     ):
         return True
     before = error.__cause__ or error.__context__

@@ -127,7 +127,8 @@ def test_output_folder_of_another_job_is_rejected(folder: Path) -> None:
 
 def test_dry_run_prints_the_plan_and_writes_nothing(job: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    shown = specpipe("run", job, "--dry-run", "--limit", 10)
+    tiny = [argument for role in ("target", "draft") for argument in ("--set", f"model.{role}=builtin:tiny")]
+    shown = specpipe("run", job, "--dry-run", "--limit", 10, *tiny)
     assert shown.exit_code == 0, shown.output
     assert "10 in 1 file(s)" in shown.stdout
     assert all(len(line) <= 80 for line in shown.stdout.splitlines() if str(tmp_path)[:20] not in line)

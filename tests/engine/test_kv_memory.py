@@ -42,9 +42,9 @@ def test_pages_are_bounded_by_slots_and_memory(small_pair, monkeypatch: pytest.M
     pair = small_pair("llama")
     assert sized_engine(runners(pair), CONFIG, PlainDecoder(), ()).kv_pages == 5 * CONFIG.pages_per_row
     page_bytes = sum(runner.page_bytes for runner in runners(pair))
-    monkeypatch.setattr(kv_memory, "_cpu_budget", lambda: 7 * page_bytes + 1)
+    monkeypatch.setattr(kv_memory, "cpu_kv_budget", lambda: 7 * page_bytes + 1)
     assert sized_engine(runners(pair), CONFIG, PlainDecoder(), ()).kv_pages == 7
-    monkeypatch.setattr(kv_memory, "_cpu_budget", lambda: page_bytes - 1)
+    monkeypatch.setattr(kv_memory, "cpu_kv_budget", lambda: page_bytes - 1)
     with pytest.raises(MachineError, match=r"no memory is left for KV pages.*lower workers\.slots"):
         sized_engine(runners(pair), CONFIG, PlainDecoder(), ())
 

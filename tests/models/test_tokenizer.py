@@ -71,6 +71,12 @@ def test_messages_that_the_template_rejects_are_input_errors(messages: list[dict
         PromptEncoder(small_tokenizer()).encode(messages)
 
 
+def test_calls_of_tools_that_a_template_leaves_out_are_refused() -> None:
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [{"id": "x"}]}]
+    with pytest.raises(InputError, match="has tool_calls, which the chat template of the target leaves out"):
+        PromptEncoder(small_tokenizer()).encode(chat)
+
+
 def test_a_prompt_of_no_tokens_is_refused() -> None:
     tokenizer = small_tokenizer.__wrapped__()
     tokenizer.backend_tokenizer.post_processor = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +19,7 @@ from safetensors.numpy import save_file
 from support.byte_encoder import ByteEncoder
 from support.fake_engine import FakeEngine
 
+import specpipe.models.tiny
 from specpipe.core import EngineConfig, ShardReport
 from specpipe.data import list_files
 from specpipe.job import JobSpec, parse_job
@@ -57,6 +60,18 @@ def make_job(folder: Path, *overrides: str, rows: int = 24) -> JobSpec:
         "output": {"path": str(folder / "out")},
     }
     return parse_job(values, overrides, source="test")
+
+
+TINY = Path(specpipe.models.tiny.__file__).parent / "target"
+
+
+def real_models(folder: Path, **changes: object) -> None:
+    """Gives the models of `make_job` the configuration and tokenizer of a real one."""
+    config = json.loads((TINY / "config.json").read_text()) | {"eos_token_id": None}
+    for model in ("target", "draft"):
+        (folder / model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 200, **changes}))
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(TINY / name, folder / model)
 
 
 SOURCE = ModelSource(path="", name="fake", revision="0" * 16)

@@ -26,6 +26,17 @@ _EXTENSIONS: dict[str, FileKind] = {
     "jsonl": "jsonl",
     "ndjson": "jsonl",
 }
+_TO_PARQUET = "import pyarrow.csv as c, pyarrow.parquet as p; p.write_table(c.read_csv('FILE'), 'FILE.parquet')"
+_CONVERSIONS = {
+    "gz": "gunzip --keep FILE",
+    "zst": "zstd --decompress FILE",
+    "bz2": "bunzip2 --keep FILE",
+    "xz": "xz --decompress --keep FILE",
+    "zip": "unzip FILE",
+    "csv": f'python -c "{_TO_PARQUET}"',
+    "tsv": f'python -c "{_TO_PARQUET}"'.replace("'FILE')", "'FILE', parse_options=c.ParseOptions(delimiter='\\t'))"),
+}
+"""Commands that convert files of formats that are not read, by extension."""
 _GLOB = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _WILDCARD = re.compile(r"[*?\[]")
 _THREADS = 16  # reading footers from an object store is bound by latency
@@ -120,11 +131,19 @@ def _find(path: str, format: str) -> list[_FoundFile]:
     if info.type == pa.fs.FileType.File:
         return [_FoundFile(location, info, _kind_of(location.path, format))]
     if info.type == pa.fs.FileType.Directory:
-        found = _below(location, location.path, "**", format)
+        matches = _matches(location, location.path, "**")
     elif _WILDCARD.search(location.path):
-        found = _glob(location, format)
+        matches = _glob(location)
     else:
         raise DataError(f"data.path {path} does not exist (resolved to {location.text()})")
+    found = [
+        _FoundFile(location.at(info.path), info, kind)
+        for info in matches
+        if (kind := _EXTENSIONS.get(_extension(info.path))) is not None and format in ("auto", kind)
+    ]
+    unread = [info.path for info in matches if _extension(info.path) in _CONVERSIONS]
+    if unread and (not found or info.type != pa.fs.FileType.Directory):
+        raise DataError(_conversion(unread[0]))
     if not found:
         raise DataError(f"data.path {path} matches no file; expected files that end in {_known_extensions()}")
     kinds = {file.kind for file in found}
@@ -133,15 +152,23 @@ def _find(path: str, format: str) -> list[_FoundFile]:
     return found
 
 
-def _glob(location: Location, format: str) -> list[_FoundFile]:
+def _conversion(path: str) -> str:
+    command = _CONVERSIONS[_extension(path)].replace("FILE", path)
+    return f"{path} is in a format that is not read; expected {_known_extensions()}. Convert it with `{command}`"
+
+
+def _glob(location: Location) -> list[Any]:
     wildcard = _WILDCARD.search(location.path)
     assert wildcard is not None
     base = location.path[: wildcard.start()].rpartition("/")[0] or "/"
-    return _below(location, base, location.path[len(base.rstrip("/")) + 1 :], format)
+    return _matches(location, base, location.path[len(base.rstrip("/")) + 1 :])
 
 
-def _below(location: Location, base: str, pattern: str, format: str) -> list[_FoundFile]:
-    """Returns files under `base` whose relative path matches `pattern`. Skips hidden files and other formats."""
+def _matches(location: Location, base: str, pattern: str) -> list[Any]:
+    """Returns pyarrow.FileInfos of files under `base` whose relative path matches `pattern`, sorted by path.
+
+    Skips hidden files, and what `datasets` caches beside its own files (cache-….arrow).
+    """
     regex = _translate(pattern)
     recursive = "/" in pattern or "**" in pattern
     selector = pa.fs.FileSelector(base, recursive=recursive, allow_not_found=True)
@@ -149,12 +176,10 @@ def _below(location: Location, base: str, pattern: str, format: str) -> list[_Fo
     for info in location.filesystem.get_file_info(selector):
         relative = info.path[len(base.rstrip("/")) + 1 :]
         hidden = any(part.startswith((".", "_")) for part in relative.split("/"))
-        if info.type != pa.fs.FileType.File or hidden or not regex.fullmatch(relative):
-            continue
-        kind = _EXTENSIONS.get(_extension(info.path))
-        if kind is not None and format in ("auto", kind):
-            found.append(_FoundFile(location.at(info.path), info, kind))
-    return sorted(found, key=lambda file: file.location.path)
+        cached = info.base_name.startswith("cache-") and info.base_name.endswith(".arrow")
+        if info.type == pa.fs.FileType.File and not hidden and not cached and regex.fullmatch(relative):
+            found.append(info)
+    return sorted(found, key=lambda info: str(info.path))
 
 
 def _translate(pattern: str) -> re.Pattern[str]:
@@ -177,6 +202,8 @@ def _kind_of(path: str, format: str) -> FileKind:
         return cast(FileKind, format)
     if extension == "json":
         return "jsonl"  # often JSON lines; jsonl.scan rejects an array. Folder scans skip .json: usually metadata.
+    if extension in _CONVERSIONS:
+        raise DataError(_conversion(path))
     if extension not in _EXTENSIONS:
         raise DataError(f"{path} has none of the extensions {_known_extensions()}; set its format with data.format")
     return _EXTENSIONS[extension]

@@ -11,8 +11,9 @@ from specpipe.errors import InputError
 
 Message = dict[str, object]
 _CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "model", "observation", "ipython")
+_TEXT_PARTS = ("text", "input_text", "output_text", None)
 _SHAREGPT_ROLES = {"human": "user", "user": "user", "system": "system"}
-_NO_EFFECT: Mapping[str, tuple[object, ...]] = {
+NO_EFFECT: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "logit_bias": ({},),
     "echo": (False,),
@@ -78,11 +79,11 @@ def _prompt_of(name: str, value: object, values: Mapping[str, object], samples: 
     if isinstance(value, str):
         return Prompt(shown=_checked_text(name, value), text=value)
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return _from_list(name, value, values)
+        return _from_list(name, value, values, samples)
     raise InputError(f"column {name}: {_show(value)}; expected text, token ids or chat messages")
 
 
-def _from_list(name: str, items: Sequence[object], values: Mapping[str, object]) -> Prompt:
+def _from_list(name: str, items: Sequence[object], values: Mapping[str, object], samples: int) -> Prompt:
     if not items:
         raise InputError(f"column {name}: an empty list; expected at least one entry")
     if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
@@ -91,20 +92,28 @@ def _from_list(name: str, items: Sequence[object], values: Mapping[str, object])
     entries = [item for item in items if isinstance(item, Mapping)]
     if len(entries) != len(items):
         raise InputError(f"column {name}: holds {_show(items)}; expected token ids, or turns with role and content")
-    return _from_conversation(name, entries) if "from" in entries[0] else _from_messages(name, entries)
+    if "from" in entries[0]:
+        return _from_conversation(name, entries)
+    _require_no_effect("column ", values, samples)
+    return _from_messages(name, entries)
 
 
 def _from_body(name: str, body: Mapping[str, object], samples: int) -> Prompt:
-    if body.get("n") not in (None, 1, samples):
-        raise InputError(f"column {name}.n: {_show(body['n'])}; expected sampling.n of the job, {samples}")
-    for key, without_effect in _NO_EFFECT.items():
-        value = body.get(key)
-        if value is not None and value not in without_effect:
-            raise InputError(f"column {name}.{key}: {_show(value)} is not supported; expected no value")
+    _require_no_effect(f"column {name}.", body, samples)
     for key in ("messages", "prompt"):
         if body.get(key) is not None and not isinstance(body[key], Mapping):
             return _prompt_of(f"{name}.{key}", body[key], {}, samples)
     raise InputError(f"column {name}: has neither messages nor prompt; expected one of them")
+
+
+def _require_no_effect(prefix: str, values: Mapping[str, object], samples: int) -> None:
+    """Raises InputError for OpenAI parameters, in a body or beside messages, that would change the output."""
+    if values.get("n") not in (None, 1, samples):
+        raise InputError(f"{prefix}n: {_show(values['n'])}; expected sampling.n of the job, {samples}")
+    for key, without_effect in NO_EFFECT.items():
+        value = values.get(key)
+        if value is not None and value not in without_effect:
+            raise InputError(f"{prefix}{key}: {_show(value)} is not supported; expected no value")
 
 
 def _from_messages(name: str, entries: Sequence[Mapping[str, object]]) -> Prompt:
@@ -114,7 +123,9 @@ def _from_messages(name: str, entries: Sequence[Mapping[str, object]]) -> Prompt
         if role not in _CHAT_ROLES:
             raise InputError(f"column {name}[{i}].role: {_show(role)}; expected one of {', '.join(_CHAT_ROLES)}")
         message = {key: value for key, value in entry.items() if value is not None}
-        if message.get("content") is not None or role != "assistant" or "tool_calls" not in message:
+        if role == "assistant" and "tool_calls" in message:
+            message.setdefault("content", "")  # as chat APIs write; templates read it
+        if message.get("content") != "" or role == "user":
             message["content"] = content_text(f"{name}[{i}].content", message.get("content"))
         messages.append(message)
         shown = str(message["content"]) if role == "user" else shown
@@ -129,7 +140,7 @@ def content_text(name: str, content: object) -> str:
         raise InputError(f"column {name}: {_show(content)}; expected text")
     texts = []
     for part in content:
-        text = part.get("text") if isinstance(part, Mapping) and part.get("type") in ("text", None) else None
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS else None
         if not isinstance(text, str):
             raise InputError(f"column {name}: has a part {_show(part)}; expected parts of type text")
         texts.append(_checked_text(name, text))

@@ -13,7 +13,7 @@ from specpipe.core import Completion, Request, SamplingParams, Shard
 from specpipe.data.columns import CONTINUATIONS, ID_COLUMNS, PROMPT_COLUMNS
 from specpipe.data.reading.dataset_rows import Row, utf8
 from specpipe.data.requests.continuations import Continuations, find_continuations, has_prompt
-from specpipe.data.requests.prompts import Message, Prompt, find_prompt, request_body
+from specpipe.data.requests.prompts import NO_EFFECT, Message, Prompt, find_prompt, request_body
 from specpipe.data.requests.row_overrides import OVERRIDES, integer, row_sampling
 from specpipe.data.requests.row_samples import hash_seed
 from specpipe.errors import InputError, SpecpipeError
@@ -213,7 +213,7 @@ class RequestBuilder:
 def input_columns(prompt_column: str | None) -> tuple[str, ...]:
     """Returns the input columns that can change a request, and so a shard's hash. prompt_column: data.prompt."""
     own = (prompt_column,) if prompt_column else ()
-    return tuple(dict.fromkeys((*own, *PROMPT_COLUMNS, CONTINUATIONS, *ID_COLUMNS, *OVERRIDES)))
+    return tuple(dict.fromkeys((*own, *PROMPT_COLUMNS, CONTINUATIONS, *ID_COLUMNS, *OVERRIDES, *NO_EFFECT, "n")))
 
 
 def expected_identity(row: Row, position: int, *, job_seed: int, prompt_column: str | None) -> tuple[str, set[int]]:
@@ -237,7 +237,13 @@ def _identifier(values: Mapping[str, object]) -> str:
         value = values.get(column)
         if value is None:
             continue
+        if isinstance(value, float):
+            raise InputError(
+                f'column {column}: {value!r:.60}; expected text or a whole number, such as "{value!r:.20}" in quotes'
+            )
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise InputError(f"column {column}: {value!r:.60}; expected text or a whole number")
-        return utf8(str(value))
+        if utf8(str(value)) != str(value):  # two identifiers could become one
+            raise InputError(f"column {column}: {value!r:.60} has a lone surrogate; expected valid Unicode text")
+        return str(value)
     return ""

@@ -19,6 +19,8 @@ class Placement:
     device: DeviceName
     cpus: float
     """CPUs that Ray reserves for a worker."""
+    elastic: bool = False
+    """Workers may run on other machines than this one."""
     logs: str = ""
     """Folder of the workers' logs, on every machine that runs workers; empty for backends without such logs."""
 
@@ -57,7 +59,7 @@ def place(
             f"{workers} worker(s) with {per_worker:g} CPUs each need more than the {cpus:g} of this machine. Lower "
             "workers.count or workers.cpus_per_worker"
         )
-    return Placement(workers=workers, device=device, cpus=per_worker)
+    return Placement(workers=workers, device=device, cpus=per_worker, elastic=elastic)
 
 
 def _workers_on_gpus(job: JobSpec, gpus: int, *, elastic: bool) -> int:

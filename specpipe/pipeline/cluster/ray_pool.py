@@ -23,6 +23,8 @@ from specpipe.pipeline.worker.worker import Worker
 from specpipe.telemetry.metrics import run_label
 
 _ACTOR_THREADS = MAX_SHARDS_IN_FLIGHT + 4  # one per shard, and some for status requests
+# What Ray says where its memory monitor, or the kernel, killed a process.
+_KILLED = ("OutOfMemory", "OOM", "SIGKILL", "out of memory")
 _RAY_IDS = re.compile(r"(class_name|actor_id|pid|name|namespace|ip): ")
 _MAX_REASON = 400  # characters of Ray's text about a death
 _STDERR = 2  # file descriptor of Ray's log of the worker; its sys.stderr need not be a file
@@ -138,4 +140,6 @@ def _specpipe_error(error: BaseException) -> SpecpipeError:
     lines = [line.strip() for line in str(error).splitlines()]
     reason = " ".join(line for line in lines if line and not _RAY_IDS.match(line))
     reason = reason if len(reason) <= _MAX_REASON else f"{reason[: _MAX_REASON - 1]}…"
-    return EngineError(f"the worker's process died ({type(error).__name__}: {reason})")
+    killed = any(words in f"{type(error).__name__} {error}" for words in _KILLED)
+    remedy = "; if it ran out of memory, lower workers.slots or model.max_model_len" if killed else ""
+    return EngineError(f"the worker's process died ({type(error).__name__}: {reason}){remedy}")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from specpipe.core import DTYPE_BYTES, DeviceName, DtypeName, EngineConfig, KVDtypeChoice, SamplingParams, resolve_dtype
+from specpipe.core import DeviceName, DtypeName, KVDtypeChoice, SamplingParams, resolve_dtype
 from specpipe.data import shared_share
 from specpipe.errors import ModelError
 from specpipe.job import JobSpec
 from specpipe.models.generation import generation_defaults
-from specpipe.models.quantization.planned_weights import PlannedWeights, plan_weights
+from specpipe.models.quantization.planned_weights import PlannedWeights
 from specpipe.models.source import Role
 from specpipe.models.tokenizer import eos_token_ids
 from specpipe.pipeline.cluster.gpus import visible_gpus
 from specpipe.pipeline.cluster.placement import place
+from specpipe.pipeline.job_check import check_memory, check_models, kv_budget, memory_need
 from specpipe.pipeline.prepare import PreparedJob, prepare
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.store.ledger import read_ledger
@@ -62,7 +60,9 @@ class RunPlan:
     kv_dtype: KVDtypeChoice
     """Number format of KV pages."""
     kv_bytes: int
-    """Bytes of a worker's KV pages with every slot at max_model_len; a worker allocates less where memory is short."""
+    """Bytes of a worker's KV pages with every slot at max_model_len."""
+    kv_budget: int
+    """Bytes of KV pages that a worker allocates; on a GPU less where memory is short."""
     output: str
 
     @property
@@ -79,6 +79,8 @@ def plan_run(job: JobSpec) -> RunPlan:
     gpus = 0 if job.model.device == "cpu" else visible_gpus()
     elastic = "RAY_ADDRESS" in os.environ
     placement = place(job, cpus=len(os.sched_getaffinity(0)), gpus=gpus, elastic=elastic)
+    if not elastic:
+        check_memory(prepared, workers=placement.workers, device=placement.device)
     manifest = read_manifest(folder)
     shared = prepared.shared_blocks()
     if manifest is not None:
@@ -88,7 +90,9 @@ def plan_run(job: JobSpec) -> RunPlan:
     else:
         shards = prepared.shards(shared, workers=placement.workers, device=placement.device)
         done = 0
+    check_models(job, [prepared.target, *([prepared.draft] if prepared.draft else [])])
     dtype = resolve_dtype(job.model.dtype, placement.device)
+    need = memory_need(prepared, dtype, placement.device)
     return RunPlan(
         files=len(prepared.files),
         rows=sum(shard.rows for shard in shards),
@@ -109,8 +113,11 @@ def plan_run(job: JobSpec) -> RunPlan:
         recommended=_recommended(prepared),
         eos_token_ids=eos_token_ids(prepared.target),
         output=folder.path,
-        weights=_weights(prepared, dtype, placement.device),
-        **_memory(prepared, dtype),
+        weights=need.weights,
+        max_model_len=need.max_model_len,
+        kv_dtype=job.engine_config(need.max_model_len).kv_dtype,
+        kv_bytes=need.kv_bytes,
+        kv_budget=kv_budget(need, placement.device, placement.workers),
     )
 
 
@@ -124,43 +131,3 @@ def _recommended(prepared: PreparedJob) -> dict[str, float | int]:
     if not values["temperature"]:  # transformers writes such a file for every model; it recommends nothing
         return {}
     return {name: value for name, value in values.items() if value != getattr(sampling, name)}
-
-
-def _weights(prepared: PreparedJob, dtype: DtypeName, device: DeviceName) -> dict[Role, PlannedWeights]:
-    model = prepared.job.model
-    found: dict[Role, PlannedWeights] = {
-        "target": plan_weights(prepared.target, dtype=dtype, device=device, quantize=model.quantize)
-    }
-    if prepared.draft is not None:
-        found["draft"] = plan_weights(prepared.draft, dtype=dtype, device=device, quantize=model.quantize_draft)
-    return found
-
-
-def _memory(prepared: PreparedJob, dtype: DtypeName) -> dict[str, Any]:
-    """Returns max_model_len, kv_dtype and kv_bytes of RunPlan."""
-    job = prepared.job
-    sources = [prepared.target, *([prepared.draft] if prepared.draft else [])]
-    configs = [json.loads((Path(source.path) / "config.json").read_text(encoding="utf-8")) for source in sources]
-    lengths = [_first(config, "max_position_embeddings", "n_positions") for config in configs]
-    max_model_len = job.model.max_model_len or min((length for length in lengths if length), default=2048)
-    engine: EngineConfig = job.engine_config(max_model_len)
-    tokens = engine.slots * engine.pages_per_row * engine.page_size
-    value_bytes = 1 if engine.kv_dtype == "fp8" else DTYPE_BYTES[dtype]
-    return {
-        "max_model_len": max_model_len,
-        "kv_dtype": engine.kv_dtype,
-        "kv_bytes": sum(tokens * _kv_values_per_token(config) * value_bytes for config in configs),
-    }
-
-
-def _first(config: Mapping[str, Any], *names: str) -> int:
-    """Returns the first of these configuration values that is set; 0 without one."""
-    return next((int(config[name]) for name in names if config.get(name)), 0)
-
-
-def _kv_values_per_token(config: Mapping[str, Any]) -> int:
-    """Returns the number of values that one token adds to the K and V of all layers."""
-    heads = _first(config, "num_attention_heads", "n_head")
-    head_dim = _first(config, "head_dim") or _first(config, "hidden_size", "n_embd") // max(1, heads)
-    kv_heads = _first(config, "num_key_value_heads") or heads
-    return 2 * _first(config, "num_hidden_layers", "n_layer") * kv_heads * head_dim

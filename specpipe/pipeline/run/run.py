@@ -22,6 +22,7 @@ from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.driver.progress_tracker import EarlierProgress
 from specpipe.pipeline.failures import StaleRunError
 from specpipe.pipeline.interrupts import drain_on_interrupt
+from specpipe.pipeline.job_check import check_memory
 from specpipe.pipeline.logs import log_fields
 from specpipe.pipeline.prepare import PreparedJob, prepare
 from specpipe.pipeline.run.report_page import write_report
@@ -152,6 +153,8 @@ class Run:
         `watch` receives snapshots on the driver's thread. When an error ends the run early, its telemetry is published
         before the error is raised; a newer start that owns the folder ends the run without any more writes.
         """
+        if not placement.elastic:
+            check_memory(self._prepared, workers=placement.workers, device=placement.device)
         self._log_folder = placement.logs
         manifest = self._manifest = self._current_manifest(placement)
         config = self._begin_epoch(manifest, placement)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -112,9 +114,13 @@ class RunFolder:
     def claim(self) -> None:
         """Checks that a run may use this folder.
 
-        Raises OutputError for a folder with files that do not belong to a run, JobError for a temporary one.
+        Raises OutputError for a local folder without permission to write, or with files that do not belong to a run,
+        JobError for a temporary one.
         """
         require_lasting(self.path, "output.path")
+        location = locate(self.path)
+        if location.is_local:
+            _require_writable(Path(location.path))
         names = self.names()
         if not names or PRIVATE in names or MANIFEST in names:
             return
@@ -175,3 +181,15 @@ class RunFolder:
 
     def _location(self, name: str) -> Location:
         return locate(self.path).child(name)
+
+
+def _require_writable(path: Path) -> None:
+    """Creates and deletes a folder: permissions alone do not show mounts that are read-only or virtual (/proc)."""
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".specpipe-", dir=existing))
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {existing} is not a folder that this user can write to ({error.strerror}). "
+            "Change its permissions, or choose another output.path"
+        ) from None

@@ -154,15 +154,50 @@ def test_a_name_with_wildcard_characters_is_found_as_it_stands(tmp_path: Path) -
     assert next(read_rows(by_uri, 0, 1)).values == {"prompt": "x"}
 
 
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("rows.jsonl.gz", "gunzip --keep "),
+        ("rows.jsonl.zst", "zstd --decompress "),
+        ("rows.csv", "c.read_csv('"),
+        ("rows.tsv", "ParseOptions(delimiter="),
+        ("rows.zip", "unzip "),
+    ],
+)
+def test_formats_that_are_not_read_are_refused_with_a_command(tmp_path: Path, name: str, command: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    for path in (tmp_path / name, tmp_path, tmp_path / "rows*"):
+        with pytest.raises(DataError, match=r"in a format that is not read.*Convert it with") as caught:
+            list_files(str(path))
+        assert command in str(caught.value) and str(tmp_path / name) in str(caught.value)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    assert len(list_files(str(tmp_path))) == 1  # in a folder they may be copies
+    with pytest.raises(DataError, match="is in a format that is not read"):
+        list_files(str(tmp_path / "rows*"))
+
+
+def test_a_folder_of_save_to_disk_is_read_without_its_cache(tmp_path: Path, rows: list[dict[str, object]]) -> None:
+    write(tmp_path / "stream.arrow", rows[:9]).rename(tmp_path / "data-00000-of-00001.arrow")
+    (tmp_path / "cache-0123.arrow").write_bytes((tmp_path / "data-00000-of-00001.arrow").read_bytes())
+    for name in ("state.json", "dataset_info.json"):
+        (tmp_path / name).write_text("{}")
+    assert [file.rows for file in list_files(str(tmp_path))] == [9]
+
+
+def test_a_path_with_a_nul_is_refused() -> None:
+    with pytest.raises(DataError, match="contains a NUL character"):
+        locate("runs/a\0b")
+
+
 def test_mixed_unknown_and_missing_files_say_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
     pq.write_table(pa.table({"prompt": ["x"]}), tmp_path / "a.parquet")
-    (tmp_path / "a.csv").write_text("prompt\nx\n")
+    (tmp_path / "a.txt").write_text("prompt\nx\n")
     with pytest.raises(DataError, match=r"jsonl and parquet files; choose one with data\.format"):
         list_files(str(tmp_path))
     assert [file.kind for file in list_files(str(tmp_path), "parquet")] == ["parquet"]
     with pytest.raises(DataError, match=r"set its format with data\.format"):
-        list_files(str(tmp_path / "a.csv"))
+        list_files(str(tmp_path / "a.txt"))
     with pytest.raises(DataError, match="does not exist"):
         list_files(str(tmp_path / "b.jsonl"))
     (tmp_path / "b.parquet").write_bytes(b"PAR1 but not really")
@@ -254,10 +289,10 @@ def test_kept_columns_that_parquet_cannot_hold_are_named(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
 def test_a_column_that_is_there_twice_is_named(tmp_path: Path, kind: str) -> None:
-    write_table(tmp_path / f"a.{kind}", pa.Table.from_arrays([pa.array(["x"])] * 5, ["n", "n", "m", "m", "prompt"]))
+    write_table(tmp_path / f"a.{kind}", pa.Table.from_arrays([pa.array(["x"])] * 5, ["k", "k", "m", "m", "prompt"]))
     files = list_files(str(tmp_path))
-    require_prompt_column(files)  # nobody reads n and m
+    require_prompt_column(files)  # nobody reads k and m
     with pytest.raises(DataError, match=r"has 2 columns called 'm'; expected one: rename the others"):
         require_prompt_column(files, "m")
-    with pytest.raises(DataError, match=r"has 2 columns called 'n'"):
-        kept_schema(files, ["n"])
+    with pytest.raises(DataError, match=r"has 2 columns called 'k'"):
+        kept_schema(files, ["k"])

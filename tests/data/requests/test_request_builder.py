@@ -12,7 +12,7 @@ from support.byte_encoder import ByteEncoder, Encoded
 
 from specpipe.core import Completion, Request, SamplingParams, Shard
 from specpipe.data import RequestBuilder, Row, expected_identity, row_seed, to_table
-from specpipe.data.requests.prompts import Message
+from specpipe.data.requests.prompts import Message, find_prompt
 from specpipe.errors import InputError, ModelError
 
 _KEYS = ("role", "content", "from", "value", "type", "text", "messages", "prompt", "human", "user")
@@ -82,6 +82,14 @@ def test_chats_conversations_and_batch_lines_are_prompts(values: dict[str, objec
     assert build(values).prompt == text
 
 
+def test_empty_contents_that_chat_apis_write_are_served() -> None:
+    call = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}
+    turns_ = [{"role": "system", "content": ""}, {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
+    for assistant in (call, call | {"content": None}, call | {"content": ""}):
+        prompt = find_prompt({"messages": [*turns_, assistant]}, None)
+        assert [m["content"] for m in prompt.messages] == ["", "Hi", ""]
+
+
 def test_token_ids_are_taken_as_they_are() -> None:
     request = build({"prompt_token_ids": [1, 2, 255], "prompt": "shown"})
     assert (request.prompt_token_ids, request.prompt) == ((1, 2, 255), "shown")
@@ -95,7 +103,7 @@ def test_a_named_column_goes_before_the_usual_ones() -> None:
 
 @pytest.mark.parametrize(
     ("column", "value", "request_id"),
-    [("request_id", "a", "a"), ("custom_id", "b", "b"), ("id", 12, "12"), ("id", None, "1107"), ("id", "\ud800", "?")],
+    [("request_id", "a", "a"), ("custom_id", "b", "b"), ("id", 12, "12"), ("id", None, "1107")],
 )
 def test_a_row_may_name_itself(column: str, value: object, request_id: str) -> None:
     assert build({"prompt": "x", column: value}).request_id == request_id
@@ -198,6 +206,11 @@ def test_truncation_keeps_a_token_in_the_shortest_model() -> None:
         (turns(("human", "\udfff"), ("gpt", "x")), "column conversations[0].value: a lone surrogate"),
         ({"messages": ["hi"]}, "column messages: holds ['hi']"),
         (chat((None, "x")), "column messages[0].role: no value; expected one of system"),
+        ({"prompt": "a", "id": "a\ud800"}, "column id: 'a\\ud800' has a lone surrogate; expected valid Unicode"),
+        ({"prompt": "a", "id": 1.5}, 'expected text or a whole number, such as "1.5" in quotes'),
+        ({"messages": [{"role": "user", "content": "a"}], "tools": [{"a": 1}]}, "column tools: [{'a': 1}] is not supp"),
+        ({"messages": [{"role": "user", "content": "a"}], "logit_bias": {"1": 2}}, "column logit_bias: {'1': 2} is n"),
+        ({"messages": [{"role": "user", "content": "a"}], "n": 3}, "column n: 3; expected sampling.n of the job, 1"),
         ({"messages": [{"role": "user", "tool_calls": []}]}, "column messages[0].content: no value; expected text"),
         (chat(("user", "x"), ("narrator", "y")), "column messages[1].role: 'narrator'; expected one of system"),
         (chat(("user", None)), "column messages[0].content: no value; expected text"),

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.fake_workers import make_job
+from support.fake_workers import make_job, real_models
 
 from specpipe.cli.plan_table import describe_endings, describe_sampling, print_plan
-from specpipe.errors import ModelError
+from specpipe.core.host_memory import CPU_MEMORY_SHARE, cpu_kv_budget, total_memory
+from specpipe.errors import JobError, MachineError, ModelError, OutputError
 from specpipe.pipeline.prepare import prepare
 from specpipe.pipeline.run.dry_run import RunPlan, plan_run
 
@@ -18,6 +19,7 @@ AUTHORS = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": 
 
 def plan(folder: Path, *overrides: str, generation: object = AUTHORS) -> RunPlan:
     job = make_job(folder, *overrides)
+    real_models(folder)
     (folder / "target/generation_config.json").write_text(json.dumps(generation))
     return plan_run(job)
 
@@ -38,6 +40,39 @@ def test_defaults_model_uses_recommended_sampling(tmp_path: Path) -> None:
         "temperature 0.6, top_k 0, top_p 0.9, min_p 0, up to 10 new tokens; "
         "the model's authors recommend top_k 50 (sampling.defaults: model)"
     )
+
+
+def test_jobs_that_cannot_run_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"max_model_len is 99999999, but model .* takes at most 200 positions"):
+        plan(tmp_path, "model.max_model_len=99999999")
+    with pytest.raises(OutputError, match="/proc/out cannot be written: /proc is not a folder that this user can"):
+        plan(tmp_path, "output.path=/proc/out")
+    job = make_job(tmp_path)
+    real_models(tmp_path)
+    tokenizer = json.loads((tmp_path / "draft/tokenizer.json").read_text())
+    tokenizer["added_tokens"] += [{**tokenizer["added_tokens"][-1], "id": 5000, "content": "<more>"}]
+    (tmp_path / "draft/tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ModelError, match="their vocabularies differ first at id"):
+        plan_run(job)
+
+
+def test_workers_that_do_not_fit_into_memory_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        MachineError, match=r"9,000 worker\(s\) with 3 slots need .* GiB, .* are free. Lower workers.count"
+    ):
+        plan(tmp_path, "workers.count=9000", "workers.cpus_per_worker=0.0001")
+    with pytest.raises(MachineError, match=r"with 65,536 slots need .* GiB, of which .* slots without their KV"):
+        plan(tmp_path, "workers.slots=65536", "speculation.num_speculative_tokens=32", "workers.count=50")
+    for key in ("workers.slots", "sampling.n", "workers.count"):
+        with pytest.raises(JobError, match=f"{key} is 1000000000"):
+            make_job(tmp_path, f"{key}=1000000000")
+
+
+def test_kv_memory_of_a_cpu_worker_is_what_the_engine_allocates(tmp_path: Path) -> None:
+    found = plan(tmp_path)
+    assert found.kv_budget == found.kv_bytes
+    assert cpu_kv_budget() <= CPU_MEMORY_SHARE * total_memory()
+    assert cpu_kv_budget(weights=10 * total_memory()) == 0
 
 
 def test_penalties_and_logprobs_are_shown(tmp_path: Path) -> None:
@@ -92,8 +127,7 @@ def test_dtype_and_memory_are_those_of_the_workers_device(tmp_path: Path, monkey
             "workers.count=1",
             "sampling.defaults=specpipe",
         )
-        for model in ("target", "draft"):
-            (tmp_path / model / "config.json").write_text(json.dumps({**sizes, "dtype": "float32"}))
+        real_models(tmp_path, **sizes, dtype="float32")
         return plan_run(job)
 
     cpu, cuda = found("cpu"), found("cuda")
