@@ -63,7 +63,7 @@ class TensorReader:
 
 def _fill(file: BinaryIO, flat: Tensor) -> None:
     """Reads bytes of the host [n] from the file's position. Raises ValueError if it ends early."""
-    view, done = memoryview(flat.numpy()), 0
+    view, done = flat.numpy().data, 0
     while done < len(view):
         count = file.readinto(view[done:])  # type: ignore[attr-defined]
         if not count:
