@@ -98,22 +98,23 @@ def _fp8_tiling(rows: int, n: int, k: int, *, epilogue: int, head_dim: int) -> G
 def _int4_tiling(rows: int, n: int, k: int, group: int, *, epilogue: int, head_dim: int) -> GemmTiling:
     """Returns the tile sizes of a product of a weight in 4 bits.
 
-    Converting takes about as long as loading: several programs on a multiprocessor hide each other's waits.
+    Converting takes about as long as loading: several programs on a multiprocessor hide each other's waits. Steps are
+    as long as registers hold the converted weight beside the sums.
     """
-    block_n, warps, programs, words, stages = 64, 4, 512, 128, 3
-    if rows > 32:
-        block_n, warps, programs, words = 128, 8, 192, 64
+    block_n, warps, programs, words = 64, 4, 384, 128 if rows <= 16 else 64
+    if epilogue == GLU:
+        programs, words = 320, 64 if rows <= 32 else 32
+    elif 32 < rows <= 64:
+        block_n, warps, programs = 128, 8, 192
+    if rows > 64:
+        warps = 8
     if epilogue == ROPE:
         block_n = min(block_n // 2, max(32, power_of_2(head_dim // 2)))
-    elif epilogue == GLU:
-        block_n, warps, programs, stages = 64, 4 if rows <= 64 else 8, programs // 2, 2
-    if rows > 64:
-        stages = 2
     words = min(words, group)
     splits, tiles = 1, -(-n // block_n)
     while tiles * splits < programs and splits < 8 and k // (2 * splits) >= 4 * words:
         splits *= 2
-    return GemmTiling(block_n, 4 * words, splits, stages, warps, False)
+    return GemmTiling(block_n, 4 * words, splits, 3, warps, False)
 
 
 def _splits(n: int, k: int, block_n: int, block_k: int, epilogue: int, programs: int, steps: int) -> int:

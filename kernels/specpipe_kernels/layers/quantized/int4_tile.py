@@ -104,8 +104,8 @@ def multiply_int4(
     if GLU:
         high_0, high_1, high_2, high_3 = _load_scales(inputs, first // 4, high_n, in_tile, SIZES)
     for step in tl.range(0, steps, num_stages=TILES.stages):
-        word = first // 4 + step * WORDS
-        column = word // 128 * 512 + word % 128
+        word = tl.multiple_of(first // 4 + step * WORDS, WORDS)
+        column = tl.multiple_of(word // 128 * 512 + word % 128, WORDS)
         in_k = word * 4 < K
         w_tile = tl.load(w_at + word, mask=in_tile[:, None] & in_k, other=0)
         if GLU:
