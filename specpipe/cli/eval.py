@@ -86,7 +86,7 @@ def replay(out: str | None, requests: str | None, run: str, flags: tuple[str, ..
     click.echo(f"→ {scored.folder}")
 
 
-@evaluate.command(short_help="Record, run plain and speculative, score and compare.")
+@evaluate.command(short_help="Record, run, score and compare with a baseline.")
 @click.argument("job", type=click.Path())
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Use only the first N documents of each task.")
 @set_option
@@ -96,10 +96,12 @@ def replay(out: str | None, requests: str | None, run: str, flags: tuple[str, ..
 def run(
     ctx: click.Context, job: str, limit: int | None, overrides: tuple[str, ...], verbose: bool, log_json: bool
 ) -> None:
-    """Run JOB, a job file with a section `eval`, plain and speculative, and compare the scores.
+    """Run JOB, a job file with a section `eval`, and its baseline, and compare the scores.
+
+    The baseline is the same job without speculation, or with other keys (eval.baseline), or an existing run.
 
     Suited to a schedule (output.path: runs/{name}-{date}). Run the same command again to resume. The exit code is 1 if
-    speculation changed a score by more than chance explains.
+    they differ by more than chance and rounding explain.
     """
     from specpipe.cli.log_setup import configure_logging
 

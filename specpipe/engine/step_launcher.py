@@ -97,6 +97,10 @@ class StepLauncher:
         self._scheduler.prefills.draft_prefilled(chunks)
 
     def _target_chunks(self) -> list[Chunk]:
+        """Returns what the target prefills in this step, less the beginnings of pages that it copies first."""
+        copies = self._scheduler.prefills.copy_beginnings()
+        if copies:
+            self._target.copy_pages(*self._state.upload(copies).unbind(1))
         return self._scheduler.prefills.target_chunks(self._scheduler.config.prefill_budget)
 
     def _copy_tails(self) -> bool:

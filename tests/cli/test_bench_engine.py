@@ -76,7 +76,7 @@ def test_scores_computes_choices_and_common_pages_once() -> None:
     (result,) = json_lines(f"scores {SMALL} {work}")
     assert result["requests"] == 15 and result["prompt_tokens"] == 15 * 83
     assert result["distinct_tokens"] == 70 + 5 * (9 + 3 * 4)
-    rest = 70 % 16  # tokens of the page in which questions leave their common beginning: computed by each of them
+    rest = 70 % 16  # tokens of the page in which questions depart: computed by those that start together
     assert result["prefill_tokens"] <= result["distinct_tokens"] + 4 * rest
     assert result["ratio"] > 0 and result["requests_per_s"] > 0
 

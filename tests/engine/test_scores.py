@@ -118,12 +118,36 @@ def test_scores_equal_the_models_and_prompts_are_computed_once(
 
     check(completions, pair.reference, 96)
     parts = [part for step in steps for part in step.shards.values()]
-    assert sum(part.prefill_tokens for part in parts) == distinct_tokens(requests)
+    prefilled = sum(part.prefill_tokens for part in parts)
+    assert prefilled <= distinct_tokens(requests)
     assert sum(part.scored_tokens for part in parts) == sum(request.scored_tokens for request in requests)
     assert not any(step.running for step in steps), "score rows take part in no round"
     computed = sum(len(c.request.prompt_token_ids) - 1 - c.cached_tokens for c in completions)
-    assert computed == distinct_tokens(requests) - sum(request.scored_tokens for request in requests)
+    assert computed == prefilled - sum(request.scored_tokens for request in requests)
     assert engine.kv_pages_used == 0
+
+
+@pytest.mark.parametrize("budget", [64, slow(3), slow(5)])
+@pytest.mark.parametrize("own", [2, 3, 6])
+def test_questions_that_depart_within_a_page_compute_each_token_once(small_pair, budget: int, own: int) -> None:
+    pair = small_pair("llama")
+    tokens = random.Random(own)
+    shots = [tokens.randrange(VOCAB) for _ in range(11)]  # two pages and three tokens
+    rows = [
+        score_request(row, [*shots, row, *(tokens.randrange(VOCAB) for _ in range(own))], [[7, 8], [9]])
+        for row in range(5)
+    ]
+    engine = make_engine(
+        pair.target, slots=1, max_k=0, proposer="none", page_size=PAGE, prefill_budget=budget, pages=200
+    )
+    engine.submit(rows, plan(0, proposer="none"))
+
+    completions, steps = drain_reports(engine)
+
+    check(completions, pair.reference, 96)
+    prompts = {request.prompt_token_ids[:end] for request in rows for end in range(1, len(request.prompt_token_ids))}
+    scored = sum(request.scored_tokens for request in rows)
+    assert sum(part.prefill_tokens for step in steps for part in step.shards.values()) == len(prompts) + scored
 
 
 @pytest.mark.parametrize(("k", "proposer"), [(3, "draft"), slow(0, "none"), slow(3, "ngram")])

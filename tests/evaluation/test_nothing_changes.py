@@ -146,3 +146,52 @@ def test_lm_evals_own_transformers_backend_answers_the_same(folder: Path, tmp_pa
     theirs = [s for s in results["samples"]["tiny_word_problems"] if s["filter"] == "strict-match"]
     assert [sample["arguments"][0][0] for sample in theirs] == asked and len(asked) == 200
     assert [sample["resps"][0][0] for sample in theirs] == ours, json.dumps(asked[0])
+
+
+def test_lm_evals_own_transformers_backend_scores_the_same(folder: Path) -> None:
+    """Needs lm-eval's `hf` extra, as the test above."""
+    pytest.importorskip("accelerate")
+    pytest.importorskip("peft")
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    tasks = ["tiny_choices", "tiny_solutions"]
+    results = simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(TARGET), "dtype": "float32", "max_length": 60},
+        tasks=tasks,
+        task_manager=TaskManager(include_path="jobs/tasks"),
+        device="cpu",
+        batch_size=7,
+        limit=DOCUMENTS,
+        bootstrap_iters=0,
+    )
+    flags = ["--tasks", ",".join(tasks), "--include_path", "jobs/tasks", "--limit", str(DOCUMENTS)]
+    record(flags, str(folder / "scores.parquet"), target="builtin:tiny", max_length=60)
+    run(folder, "scores", folder / "scores.parquet")
+    ours = {task: samples_of(folder / "scores", task) for task in tasks}
+    for task in tasks:
+        theirs = {sample["doc_id"]: sample for sample in results["samples"][task]}
+        assert theirs.keys() == ours[task].keys() and len(theirs) == DOCUMENTS
+        for doc, sample in theirs.items():
+            pairs = zip(flat(sample["resps"]), flat(ours[task][doc]["resps"]), strict=True)
+            for expected, found in pairs:
+                if str(expected) in ("True", "False"):
+                    assert str(expected) == str(found)
+                else:
+                    assert float(found) == pytest.approx(float(expected), abs=1e-4, rel=1e-6)
+    [file] = (folder / "scores/lm_eval").glob("results_*.json")
+    scored = json.loads(file.read_text())["results"]
+    for task in tasks:
+        for name, value in results["results"][task].items():
+            if isinstance(value, float) and "stderr" not in name:
+                assert scored[task][name] == pytest.approx(value, rel=1e-5), (task, name)
+
+
+def samples_of(run: Path, task: str) -> dict[int, dict[str, Any]]:
+    [file] = (run / "lm_eval").glob(f"samples_{task}_*.jsonl")
+    return {row["doc_id"]: row for row in map(json.loads, file.read_text().splitlines())}
+
+
+def flat(values: Any) -> list[Any]:
+    return [x for value in values for x in flat(value)] if isinstance(values, list | tuple) else [values]

@@ -1,4 +1,6 @@
-"""Runs ROWS rows on a Ray worker with the fake engine: `python -m support.million FOLDER ROWS`.
+"""Runs ROWS rows on a Ray worker with the fake engine: `python -m support.million FOLDER ROWS [scores]`.
+
+With `scores` every row has three continuations to score.
 
 Prints, once a second as JSON lines, the rows done and the resident memory of driver and worker (MiB).
 """
@@ -17,12 +19,15 @@ from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.run.run import Viewer, execute
 
 
-def write_rows(path: Path, rows: int) -> None:
+def write_rows(path: Path, rows: int, *, scores: bool) -> None:
     schema = pa.schema([("prompt", pa.string())])
+    if scores:
+        schema = schema.append(pa.field("continuations", pa.list_(pa.string())))
     with pq.ParquetWriter(path, schema) as writer:
         for first in range(0, rows, 10_000):
             prompts = [f"What comes after {i}?" for i in range(first, min(rows, first + 10_000))]
-            writer.write_table(pa.table({"prompt": prompts}, schema=schema))
+            columns = {"prompt": prompts, "continuations": [["one", "two", "more"]] * len(prompts)}
+            writer.write_table(pa.table({name: columns[name] for name in schema.names}, schema=schema))
 
 
 def resident_mib(pid: int) -> float:
@@ -32,7 +37,7 @@ def resident_mib(pid: int) -> float:
 
 if __name__ == "__main__":
     folder, rows = Path(sys.argv[1]), int(sys.argv[2])
-    write_rows(folder / "rows.parquet", rows)
+    write_rows(folder / "rows.parquet", rows, scores="scores" in sys.argv)
     backend = FaultyBackend(folder, step_s=0.0)
 
     def measure(progress: Progress) -> None:

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from specpipe.engine.forward.attention_batch import AttentionSpec
 from specpipe_kernels import UNSCALED, KVScales
 
+_COPIED_AT_ONCE = 32
+"""Pages: bounds the temporary memory of a copy, 8 MB a page for Llama-3.1-8B in bfloat16."""
+
 
 class KVPages(NamedTuple):
     """The KV memory of one attention module."""
@@ -80,4 +83,5 @@ def copy_pages(memory: Iterable[Tensor], source: Tensor, target: Tensor) -> None
     for pages in memory:
         if pages.itemsize == 1:
             pages = pages.view(torch.uint8)
-        pages.index_copy_(1, target, pages.index_select(1, source))
+        for some, to in zip(source.split(_COPIED_AT_ONCE), target.split(_COPIED_AT_ONCE), strict=True):
+            pages.index_copy_(1, to, pages.index_select(1, some))

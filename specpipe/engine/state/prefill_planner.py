@@ -9,7 +9,7 @@ from typing import NamedTuple
 from specpipe.core import EngineConfig
 from specpipe.engine.state.chunks import Chunk, MissingTokens, Validity, plan_chunks
 from specpipe.engine.state.page_allocator import PageAllocator
-from specpipe.engine.state.prefix_tree import PrefixNode, PrefixTail
+from specpipe.engine.state.prefix_tree import PrefixNode, PrefixTail, common_tokens
 from specpipe.engine.state.row_state import RowState
 
 
@@ -77,6 +77,11 @@ class PrefillPlanner:
             self._record_target(row, start, stop)
             for node in row.prefix[start // self._config.page_size : stop // self._config.page_size]:
                 node.target_valid = True
+                if node.parent is not None:
+                    node.parent.latest = node
+            last = stop // self._config.page_size
+            if stop % self._config.page_size and last < len(row.prefix):
+                row.prefix[last].begun = True
 
     def _record_target(self, row: RowState, start: int, stop: int) -> None:
         """Records that the target's KV of a row is valid below `stop`; what it lacked below `start` was shared."""
@@ -118,6 +123,41 @@ class PrefillPlanner:
                 row.draft_valid = draft_valid
         for row in copies.rows:  # now, so that none of them was a source
             self._record_target(row, row.shared_end, row.shared_end)
+        return copies
+
+    def copy_beginnings(self) -> list[tuple[int, int]]:
+        """Returns pages of the target to copy, source and destination, for score rows that depart within a page.
+
+        Questions behind common examples differ from some token of a page on. What they have in common with the full
+        page that was computed last is copied, and recorded as computed. The rest of the page is overwritten before it
+        is read. A node's page is copied to once, before any part of it was computed.
+        """
+        copies: list[tuple[int, int]] = []
+        tails: set[PrefixTail] = set()
+        size = self._config.page_size
+        for row in self._rows.values():
+            if row.window is None or not row.lacks_tail or row.target_valid % size:
+                continue
+            page, prefix, tail = row.target_valid // size, row.prefix, row.tail
+            while page < len(prefix) and prefix[page].target_valid:
+                page += 1
+            node = prefix[page] if page < len(prefix) else None
+            if tail is None or (node is None and (tail in tails or tail.sources or tail.page)):
+                continue
+            parent, key = (tail.parent, tail.key) if node is None else (node.parent, node.key)
+            source = None if parent is None else parent.latest
+            if (node is not None and node.begun) or source is None or not source.target_valid:
+                continue
+            common = common_tokens(key, source.key)
+            if not common:
+                continue
+            if node is None:
+                tails.add(tail)
+                copies.append((source.page, self._first_own_page(row)))
+            else:
+                node.begun = True
+                copies.append((source.page, node.page))
+            self._record_target(row, page * size + common, page * size + common)
         return copies
 
     def _first_own_page(self, row: RowState) -> int:

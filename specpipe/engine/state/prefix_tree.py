@@ -48,7 +48,19 @@ def prefix_keys(tokens: Sequence[int], page_size: int) -> PrefixKeys:
 class PrefixNode:
     """One page of a prefix. Nodes are compared by identity."""
 
-    __slots__ = ("children", "draft_valid", "key", "page", "parent", "pending", "refs", "tails", "target_valid")
+    __slots__ = (
+        "begun",
+        "children",
+        "draft_valid",
+        "key",
+        "latest",
+        "page",
+        "parent",
+        "pending",
+        "refs",
+        "tails",
+        "target_valid",
+    )
 
     def __init__(self, parent: PrefixNode | None, key: bytes) -> None:
         """parent: None for the root, which stands before the first page."""
@@ -61,6 +73,10 @@ class PrefixNode:
         """Running rows whose block table holds the page."""
         self.pending = 0
         """Waiting rows that will need the page."""
+        self.begun = False
+        """True once the target's KV of a part of the page was computed or copied."""
+        self.latest: PrefixNode | None = None
+        """The child whose page the target computed last."""
         self.target_valid = self.draft_valid = False
         """True if the model's KV of the whole page has been computed by work that was launched: work launched later
         on the same stream may read it."""
@@ -68,7 +84,7 @@ class PrefixNode:
     def lose_page(self) -> int:
         """Returns the page number and leaves the node without a page."""
         page, self.page = self.page, 0
-        self.target_valid = self.draft_valid = False
+        self.target_valid = self.draft_valid = self.begun = False
         return page
 
     def remove_unused(self) -> None:
@@ -110,6 +126,14 @@ class PrefixTail:
         if tails is not None and not (self.page or self.running or self.pending):
             del tails[self.key]
             self.parent.remove_unused()
+
+
+def common_tokens(first: bytes, second: bytes) -> int:
+    """Returns the number of tokens with which two keys begin alike."""
+    if first == second:
+        return len(first) // 4
+    pairs = zip(memoryview(first).cast("i"), memoryview(second).cast("i"), strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)) // 4)
 
 
 class PrefixTree:

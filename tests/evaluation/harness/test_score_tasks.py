@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from functools import partialmethod
@@ -16,6 +17,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from support.fake_workers import InProcessBackend, outputs
 
+from specpipe.core import StepReport
 from specpipe.errors import OutputError
 from specpipe.evaluation.harness.recording import record
 from specpipe.evaluation.harness.replay import replay
@@ -24,7 +26,9 @@ from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
 from specpipe.models.tokenizer import load_tokenizer
 from specpipe.pipeline.run.run import RunResult, execute
+from specpipe.pipeline.store.verify import verify
 from specpipe.pipeline.worker.build import build_parts
+from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 
 pytestmark = pytest.mark.usefixtures("among_the_tasks", "only_our_tasks")
 TASKS = ["--tasks", "tiny_all", "--include_path", "jobs/tasks"]
@@ -193,6 +197,37 @@ def test_slots_shards_and_workers_change_nothing(tmp_path: Path, overrides: list
     backend = InProcessBackend(build_parts=build_parts, workers=workers)
     assert execute(parse_job(job, overrides, source="test"), backend=backend).exit_code == 0
     check_equal(Path(replay(str(tmp_path / "run")).folder), 24, 1024)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_in_the_middle_changes_no_score(tmp_path: Path) -> None:
+    path = str(tmp_path / "requests.parquet")
+    record([*TASKS, "--limit", "12"], path, target="builtin:tiny")
+    engines: list[Any] = []
+
+    def parts_of_which_the_first_die(config: WorkerConfig) -> WorkerParts:
+        parts = build_parts(config)
+        engines.append(parts.engine)
+        step, steps = parts.engine.step, itertools.count()
+
+        def fails() -> StepReport | None:
+            if next(steps) == 9:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return step()
+
+        if len(engines) == 1:
+            parts.engine.step = fails  # type: ignore[method-assign]
+        return parts
+
+    job = {
+        "model": {"target": "builtin:tiny", "draft": "builtin:tiny", "device": "cpu"}, "data": {"path": path},
+        "speculation": {"policy": "fixed"}, "workers": {"slots": 4, "shard_tokens": 1500},
+        "output": {"path": str(tmp_path / "run")},
+    }  # fmt: skip
+    result = execute(parse_job(job, source="test"), backend=InProcessBackend(build_parts=parts_of_which_the_first_die))
+    assert result.exit_code == 0 and len(engines) > 1
+    check_equal(Path(replay(str(tmp_path / "run")).folder), 12, 1024)
+    assert not verify(str(tmp_path / "run")).findings
 
 
 def test_a_missing_window_is_an_error() -> None:

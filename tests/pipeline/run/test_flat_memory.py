@@ -77,10 +77,11 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_million_rows_need_no_more_memory_than_ten_thousand(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [(), ("scores",)], ids=["generated", "scored"])
+def test_million_rows_need_no_more_memory_than_ten_thousand(tmp_path: Path, kind: tuple[str, ...]) -> None:
     path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-m", "support.million", str(tmp_path), "1000000"],
+        [sys.executable, "-m", "support.million", str(tmp_path), "1000000", *kind],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=1100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
