@@ -11,6 +11,9 @@ EXIT_USAGE = 2
 EXIT_INCOMPLETE = 3  # ended, but with more failed rows or shards than the job allows
 EXIT_INTERRUPTED = 130  # can be resumed
 
+LONG_NUMBER = "for integer string conversion"
+"""Part of Python's message for an integer of more than 4,300 digits, which has no error class of its own."""
+
 
 class SpecpipeError(Exception):
     """Base class of all errors that specpipe raises deliberately."""

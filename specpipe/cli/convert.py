@@ -75,7 +75,11 @@ def _export(run: str, to: str, out: str | None, *, overwrite: bool, chat_options
         raise click.UsageError("--turns and --keep require --to parquet; the columns of a run are named in its job")
     form = cast(ExportFormat, to)
     report = export(run, form, out or f"{run.rstrip('/')}.{ENDINGS[form]}", overwrite=overwrite)
-    click.echo(f"{report.rows:,} rows{f', {report.failed:,} of them failed' if report.failed else ''} → {report.out}")
+    if to == "sharegpt":  # has no place for errors
+        rows, failed = report.rows - report.failed, f", {report.failed:,} failed left out"
+    else:
+        rows, failed = report.rows, f", {report.failed:,} of them failed"
+    click.echo(f"{rows:,} rows{failed if report.failed else ''} → {report.out}")
 
 
 def _print_report(report: ConvertReport) -> None:

@@ -21,6 +21,8 @@ _PROMPTS = (
 )
 
 _JOB = """\
+# yaml-language-server: $schema={schema}
+#
 # A job for specpipe. It runs unchanged on a laptop without a network:
 #
 #   specpipe run {job} --dry-run     print the plan
@@ -75,19 +77,27 @@ output:
 @click.command(short_help="Write a commented job file to start from.")
 @click.argument("path", type=click.Path(dir_okay=False), default="job.yaml")
 @overwrite_option
-def init(path: str, overwrite: bool) -> None:
-    """Write a commented job file to PATH (default: job.yaml), and a file of example prompts beside it.
+@click.option("--schema", is_flag=True, help="Print the JSON schema of job files, and write nothing.")
+def init(path: str, overwrite: bool, schema: bool) -> None:
+    """Write a commented job file to PATH (default: job.yaml), and beside it example prompts and a JSON schema.
 
-    The job runs without changes on the embedded models.
+    The job runs without changes on the embedded models. Editors with a YAML language server complete and check its keys
+    by the schema.
     """
     from specpipe.errors import JobError
+    from specpipe.job.json_schema import json_schema
 
+    if schema:
+        click.echo(json_schema())
+        return
     job = Path(path)
+    schema_file = job.with_name(f"{job.stem}.schema.json")
     prompts = job.with_name(f"{job.stem}-prompts.jsonl")
     rows = [{"id": f"p{i}", "messages": [{"role": "user", "content": text}]} for i, text in enumerate(_PROMPTS)]
     texts = {
-        job: _JOB.format(job=job, prompts=json.dumps(str(prompts)), runs=f"runs/{job.stem}"),
+        job: _JOB.format(schema=schema_file.name, job=job, prompts=json.dumps(str(prompts)), runs=f"runs/{job.stem}"),
         prompts: "".join(json.dumps(row) + "\n" for row in rows),
+        schema_file: json_schema() + "\n",
     }
     if existing := [str(file) for file in texts if file.exists() and not overwrite]:
         raise JobError(f"{' and '.join(existing)} already exists; give another PATH, or --overwrite")
@@ -97,4 +107,4 @@ def init(path: str, overwrite: bool) -> None:
             file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise JobError(f"{error.filename} cannot be written: {error.strerror}") from error
-    click.echo(f"Wrote {job} and {prompts}. Run the job with: specpipe run {job}")
+    click.echo(f"Wrote {job}, {prompts} and {schema_file}. Run the job with: specpipe run {job}")

@@ -26,6 +26,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def rate(per_second: float) -> str:
+    """Returns a rate as text, with two digits below 10: 1,832, 5.7 or 0.43."""
+    return f"{per_second:,.0f}" if per_second >= 9.95 or not per_second else f"{per_second:.2g}"
+
+
 class RunDisplay:
     """Shows Progress snapshots on stdout while its block runs; prints nothing before the first one."""
 
@@ -82,7 +87,7 @@ def _facts(progress: Progress, interruptible: bool) -> list[str]:
     if not progress.workers and (waiting := _not_ready(progress)):
         return [waiting]
     facts = [
-        f"{progress.tokens_per_s:,.0f} tok/s",
+        f"{rate(progress.tokens_per_s)} tok/s",
         f"acceptance length {progress.acceptance_length:.2f}",
         f"K {progress.k:.1f}",
         f"queue depth {progress.queue_depth:,.0f}",
@@ -110,7 +115,7 @@ def _not_ready(progress: Progress) -> str:
     waiting = progress.unplaced if progress.elapsed_s >= _PLACEMENT_S else 0
     starting = progress.starting + progress.unplaced - waiting
     parts = [
-        f"{starting} starting" if starting else "",
+        f"{starting} starting: loading weights, warming up" if starting else "",
         f"{waiting} waiting for room in the cluster" if waiting else "",
     ]
     return ", ".join(part for part in parts if part)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specpipe.cli.run_display import duration
+from specpipe.cli.run_display import duration, rate
 
 if TYPE_CHECKING:
     from specpipe.pipeline.run.run import RunResult
@@ -21,7 +21,7 @@ _MAX_WIDTH = 80
 def print_result(result: RunResult, max_failed_rows: int) -> None:
     """Prints the totals of a finished run, and what the user can do next."""
     console = Console()
-    print_summary({**result.summary, "state": result.state}, title=result.folder, console=console)
+    print_summary({**result.summary, "state": result.state}, title=result.folder, console=console, wall_s=result.wall_s)
     console.print("Outputs: outputs/*.parquet. Report with plots: report.html.", highlight=False)
     failed = result.summary["failed"]
     if result.state == "already complete":
@@ -35,13 +35,15 @@ def print_result(result: RunResult, max_failed_rows: int) -> None:
         console.print("Run it again with --retry-failed to retry only these rows.", highlight=False)
 
 
-def print_summary(summary: Mapping[str, Any], *, title: str, console: Console | None = None) -> None:
-    """Prints the contents of summary.json as a table."""
+def print_summary(
+    summary: Mapping[str, Any], *, title: str, console: Console | None = None, wall_s: float = 0.0
+) -> None:
+    """Prints the contents of summary.json as a table. wall_s: seconds of the start that ended just now; 0: none."""
     console = console or Console()
     table = Table(box=box.SIMPLE_HEAD, show_header=False, width=min(_MAX_WIDTH, console.width), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
-    for section in (_rows(summary), _speed(summary), _speculation(summary), _time(summary)):
+    for section in (_rows(summary), _speed(summary), _speculation(summary), _time(summary, wall_s)):
         for name, value in section:
             table.add_row(Text(name, style="dim"), value)
         table.add_section()
@@ -93,7 +95,7 @@ def _speed(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *rows,
         (
             "throughput",
-            f"{summary['output_throughput']:,.1f} output tok/s (peak {summary['peak_output_throughput']:,.0f}), "
+            f"{rate(summary['output_throughput'])} output tok/s (peak {rate(summary['peak_output_throughput'])}), "
             f"{summary['request_throughput']:,.2f} rows/s",
         ),
         ("time to first token", _latency(summary, "ttft")),
@@ -127,8 +129,8 @@ def _speculation(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _tuning(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if summary["expected_tokens_per_s"]:
-        realised = f"measured {summary['engine_tokens_per_s']:,.0f} tok/s, prefill included"
-        rows.append(("expected in rounds", f"{summary['expected_tokens_per_s']:,.0f} tok/s; {realised}"))
+        realised = f"measured {rate(summary['engine_tokens_per_s'])} tok/s, prefill included"
+        rows.append(("expected in rounds", f"{rate(summary['expected_tokens_per_s'])} tok/s; {realised}"))
         rows.append(("latest plan", summary["plan_reason"]))
     if summary["useless_draft"]:
         rows.append(("useless draft", summary["useless_draft"]))
@@ -146,11 +148,12 @@ def _histogram(rows: Mapping[str, int]) -> str:
     return ", ".join(f"K={k} {share:.0%}" for k, share in shares.items() if share >= 0.005)
 
 
-def _time(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _time(summary: Mapping[str, Any], wall_s: float) -> list[tuple[str, str]]:
     phases = {phase: seconds for phase, seconds in summary["phase_seconds"].items() if phase != "load"}
     busy = sum(phases.values())
     split = ", ".join(f"{phase} {seconds / busy:.0%}" for phase, seconds in phases.items() if busy and seconds)
-    rows = [("time", duration(summary["duration_s"]) + (f" ({split})" if split else ""))]
+    rows = [("time", f"{duration(wall_s)}, with start-up")] if wall_s else []
+    rows.append(("  rows running", duration(summary["duration_s"]) + (f" ({split})" if split else "")))
     devices = ", ".join(summary["devices"])
     count = len([worker for worker in summary["workers"].values() if worker["shards"]])
     if devices:

@@ -27,12 +27,15 @@ def plan_shards(
     limit: int | None = None,
     samples: int = 1,
     shared: Blocks | None = None,
+    least_rows: int = 1,
 ) -> tuple[Shard, ...]:
     """Returns shards that contain every row of `files` once, in order; no shard spans two files. Deterministic.
 
     A shard has about `shard_tokens` tokens (prompt + output). Towards the end shards shrink to a quarter of a worker's
     share of the remaining tokens (guided self-scheduling, Polychronopoulos and Kuck 1987), so that the workers finish
     together. limit: number of rows to plan, from the first; None for all. samples: outputs per row.
+
+    least_rows: input rows of a shard, at least, unless a worker would have fewer than two shards then.
 
     shared: [rows] as `shared_blocks` returns it. What a prompt shares with the row before counts as no tokens, and a
     shard ends at the row that shares least with the next one, within a quarter of its rows.
@@ -46,12 +49,13 @@ def plan_shards(
         first_row += rows
     left = sum(plan.tokens(0, plan.rows) for plan in plans)
     smallest = max(1, min(shard_tokens, left // (2 * workers)) // _SMALLEST)
+    least_rows = max(1, min(least_rows, first_row // (2 * workers)))
     shards: list[Shard] = []
     for plan in plans:
         start = 0
         while start < plan.rows:
             budget = min(shard_tokens, max(smallest, left // (_PARTS * workers)))
-            stop = plan.end_of_shard(start, budget)
+            stop = min(plan.rows, max(start + least_rows, plan.end_of_shard(start, budget)))
             shards.append(plan.shard(len(shards), start, stop, samples))
             left -= plan.tokens(start, stop)
             start = stop

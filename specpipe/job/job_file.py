@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from specpipe.errors import JobError
+from specpipe.errors import LONG_NUMBER, JobError
 from specpipe.job.job_problems import JobProblem, job_problems
 from specpipe.job.job_spec import JobSpec
 
@@ -134,6 +134,8 @@ def _expanded_size(node: yaml.Node | None, sizes: dict[int, int | None], source:
 
 def _yaml_problem(error: Exception) -> str:
     """Returns place and text of a YAML error in one line."""
+    if LONG_NUMBER in str(error):
+        return "a number of more than 4,300 digits"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return " ".join(str(error).split())
     mark, texts = error.problem_mark, [text for text in (error.context, error.problem) if text]
@@ -168,7 +170,7 @@ def _apply_override(values: dict[str, Any], override: str) -> Keys:
         _expanded_size(yaml.compose(text, Loader=yaml.SafeLoader), {}, f"--set {dotted}")
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise JobError(f"--set {override}: the value is not valid YAML: {_yaml_problem(error)}") from None
+        raise JobError(f"--set {override:.100}: the value is not valid YAML: {_yaml_problem(error)}") from None
     if len(keys) == 1:
         values[keys[0]] = value
         return keys

@@ -73,6 +73,8 @@ class PreparedJob:
             limit=job.data.limit,
             samples=job.sampling.n,
             shared=shared,
+            # Smaller ones would leave slots empty. Who gives a size gets it.
+            least_rows=1 if job.workers.shard_tokens else job.workers.slots // job.sampling.n,
         )
         if not shards:
             raise DataError(f"data.path {job.data.path} has no rows; expected at least one")

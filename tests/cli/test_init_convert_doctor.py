@@ -4,8 +4,10 @@ import json
 import os
 from pathlib import Path
 
+import jsonschema
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from specpipe.cli.main import main
@@ -45,6 +47,19 @@ def test_commented_keys_of_the_job_are_valid() -> None:
     Path("all.yaml").write_text("\n".join(line.replace("  # ", "  ", 1) if line in keys else line for line in kept))
     spec = load_job("all.yaml")
     assert spec.sampling.defaults == "model" and spec.speculation.policy == "off" and spec.data.limit == 100
+
+
+def test_init_writes_a_schema_that_its_job_meets() -> None:
+    specpipe("init")
+    text = Path("job.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=job.schema.json\n")
+    schema = json.loads(Path("job.schema.json").read_text())
+    assert schema == json.loads(specpipe("init", "other.yaml", "--schema").stdout) and not Path("other.yaml").exists()
+    job = yaml.safe_load(text)
+    jsonschema.validate(job, schema)
+    for section, key, value in (("workers", "slot", 4), ("workers", "slots", 0), ("sampling", "top_p", "high")):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**job, section: {**job[section], key: value}}, schema)
 
 
 def test_init_replaces_files_only_with_overwrite() -> None:

@@ -166,3 +166,17 @@ def test_complete_run_needs_no_cluster(folder: Path) -> None:
     assert again.exit_code == 0, again.output
     assert "already complete" in again.stdout
     assert "Report with plots: report.html" in again.stdout
+
+
+@pytest.mark.parametrize("command", ["verify", "show", "compare"])
+def test_a_file_in_place_of_a_run_is_named(command: str, folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a"}\n')
+    arguments = (folder / "out", file) if command == "compare" else (file,)
+    assert_rejected(specpipe(command, *arguments), str(file), "expected")
+
+
+def test_numbers_of_thousands_of_digits_are_named_shortly(job: Path) -> None:
+    result = specpipe("run", job, "--dry-run", "--set", f"seed={'9' * 6000}")
+    assert_rejected(result, "a number of more than 4,300 digits")
+    assert len(result.stderr) < 300

@@ -30,6 +30,11 @@ def test_pipe_gets_at_most_one_line_per_interval() -> None:
     assert "[1:01] 500/2000 rows · 1,832 tok/s · acceptance length 2.61 · K 2.5 · queue depth 812 · ETA 3:07" in text
 
 
+def test_low_rates_have_two_digits() -> None:
+    texts = [shown(False, dataclasses.replace(BASE, tokens_per_s=rate)) for rate in (0.0, 0.434, 5.71, 9.96, 1832.4)]
+    assert [re.search(r"rows · ([\d.,]+) tok/s", text)[1] for text in texts] == ["0", "0.43", "5.7", "10", "1,832"]
+
+
 def test_terminal_gets_a_bar_within_its_width() -> None:
     text = shown(True, BASE)
     assert "500/2,000 rows  25%" in text
@@ -38,9 +43,11 @@ def test_terminal_gets_a_bar_within_its_width() -> None:
 
 def test_new_worker_is_shown_as_starting_until_placement_is_late() -> None:
     waiting = dataclasses.replace(BASE, workers=0, starting=1, unplaced=2, elapsed_s=0.0)
-    assert "500/2000 rows · 3 starting\n" in shown(False, waiting)
+    assert "500/2000 rows · 3 starting: loading weights, warming up\n" in shown(False, waiting)
     late = dataclasses.replace(waiting, elapsed_s=5.0)
-    assert "500/2000 rows · 1 starting, 2 waiting for room in the cluster\n" in shown(False, late)
+    assert "500/2000 rows · 1 starting: loading weights, warming up, 2 waiting for room in the cluster\n" in shown(
+        False, late
+    )
 
 
 def test_failures_and_draining_are_shown_when_present() -> None:
@@ -51,7 +58,7 @@ def test_failures_and_draining_are_shown_when_present() -> None:
     for words in (
         "3 failed rows",
         "1 failed shard",
-        "4 workers (2 starting, 3 waiting for room in the cluster)",
+        "4 workers (2 starting: loading weights, warming up, 3 waiting for room in the cluster)",
         "Ctrl-C again",
     ):
         assert words in text

@@ -54,6 +54,17 @@ def test_shards_have_at_most_a_quarter_of_the_remaining_share() -> None:
     assert shards[0].rows == 5_000 // (4 * workers)
 
 
+def test_shards_hold_as_many_rows_as_there_are_slots() -> None:
+    def rows(count: int, workers: int) -> list[int]:
+        kwargs = {"shard_tokens": 32_768, "max_new_tokens": 256, "least_rows": 16, "workers": workers}
+        return [shard.rows for shard in plan_shards([file(count)], **kwargs)]
+
+    assert rows(24, 1) == [12, 12]
+    assert rows(67, 1) == [16, 16, 16, 16, 3]
+    assert rows(67, 4) == [8] * 8 + [3]
+    assert min(rows(10_000, 4)[:-1]) == 16
+
+
 def test_long_prompts_count_as_what_the_model_takes() -> None:
     long = file(1000, prompt_bytes=4_000_000)
     capped = plan_shards([long], shard_tokens=10_000, max_new_tokens=100, workers=1, max_prompt_tokens=900)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from specpipe.data.locations import Location
-from specpipe.errors import DataError, InputError
+from specpipe.errors import LONG_NUMBER, DataError, InputError
 
 STRIDE = 1024
 """Rows between two entries of the offset index."""
@@ -81,6 +81,8 @@ def parse(data: bytes | None) -> dict[str, object]:
     except RecursionError:
         raise InputError("the line is nested too deeply") from None
     except ValueError as error:
+        if LONG_NUMBER in str(error):
+            raise InputError("the line has a number of more than 4,300 digits; expected a shorter one") from None
         raise InputError(f"the line is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise InputError(f"the line is {_kind(values)}; expected a JSON object")

@@ -76,6 +76,11 @@ def _sampling_keys(job: Mapping[str, Any]) -> list[str]:
     return [name for name in job if name.startswith("sampling.") and name not in _SETTINGS]
 
 
+def _is_samples(path: Path) -> bool:
+    with path.open("rb") as file:
+        return b'"doc_id"' in file.readline()
+
+
 def open_compared_run(path: str, results: str | None = None) -> ComparedRun:
     """Opens a run or results of lm-eval. results: folder with the run's scores; None for `lm_eval` in the run's folder.
 
@@ -98,7 +103,7 @@ def open_compared_run(path: str, results: str | None = None) -> ComparedRun:
             },
         )
     files = find_samples(Path(path)) if Path(path).exists() else {}
-    if not files:
+    if not files or (Path(path).is_file() and not _is_samples(Path(path))):
         raise DataError(
             f"{path} has nothing to compare; expected a run's folder, or a samples file or results folder of lm-eval"
         )

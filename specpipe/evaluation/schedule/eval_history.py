@@ -76,7 +76,10 @@ def read_history(path: str) -> Any:
         table = pq.read_table(path)
         return table.select(SCHEMA.names).cast(SCHEMA)
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-        raise DataError(f"{path} is not a history of evaluations: {error}") from error
+        reason = str(error).splitlines()[0][:100]
+        raise DataError(
+            f"{path} is not a history of evaluations ({reason}); expected one, or the output folder of a run"
+        ) from error
 
 
 def append_history(path: str, rows: Sequence[dict[str, Any]]) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_WINDOW_S = 15.0  # displayed speeds are means over these seconds
+_WINDOW_S = 30.0  # displayed speeds are means over these seconds: slow machines report a round every few seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,9 @@ from specpipe.pipeline.driver.tasks import TaskQueue
 from specpipe.pipeline.messages import WorkerStatus
 from specpipe.telemetry.shard_table import acceptance, total
 
+_ETA_WINDOW_S = 120.0
+_ETA_ROWS = 16
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlierProgress:
@@ -54,7 +57,8 @@ class ProgressTracker:
         self._done_rows, self._failed_rows = earlier.rows, earlier.failed_rows
         self._total_rows = tasks.rows + earlier.rows
         self._total_shards = len(tasks) + earlier.shards
-        self._tokens, self._rows = Speed(), Speed()
+        self._tokens, self._rows = Speed(), Speed(_ETA_WINDOW_S)
+        self._earlier_rows = earlier.rows
         self._now, self._began = now, now()
         self.retries = self.lost_workers = 0
 
@@ -74,7 +78,6 @@ class ProgressTracker:
         now = self._now()
         self._rows.add(now, done)
         self._tokens.add(now, sum(status.output_tokens for status in statuses))
-        rows_per_s = self._rows.per_second
         depths = [self._fleet.queue_depth(member, self._tasks.rows) for member in members]
         return Progress(
             elapsed_s=now - self._began,
@@ -93,11 +96,18 @@ class ProgressTracker:
             queue_depth=sum(depths) / max(1, len(depths)),
             acceptance_length=self._acceptance_length(statuses),
             tokens_per_s=self._tokens.per_second,
-            eta_s=(self._total_rows - done) / rows_per_s if rows_per_s else None,
+            eta_s=self._eta_s(done),
             draining=draining,
             retries=self.retries,
             lost_workers=self.lost_workers,
         )
+
+    def _eta_s(self, done: int) -> float | None:
+        """Returns the remaining seconds; None before enough rows have ended: the first end in bursts, or are short."""
+        finished, rows_per_s = done - self._earlier_rows, self._rows.per_second
+        if not rows_per_s or finished < min(_ETA_ROWS, self._total_rows // 4):
+            return None
+        return (self._total_rows - done) / rows_per_s
 
     def _acceptance_length(self, statuses: list[WorkerStatus]) -> float:
         """Returns that of all published shards, or of the shards in flight while none is published."""

@@ -7,6 +7,7 @@ earlier starts have published, drives the workers, and publishes telemetry, summ
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -64,6 +65,8 @@ class RunResult:
     """Exit code of `specpipe run`."""
     summary: Mapping[str, Any]
     """Content of summary.json."""
+    wall_s: float = 0.0
+    """Seconds of this start, with planning, Ray's start, loading and warm-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ def execute(
     Raises SpecpipeError for what the user must correct, and KeyboardInterrupt when interrupted twice. Published parts
     stay in either case, and a later start continues from them.
     """
+    began = time.monotonic()
     viewer, backend = viewer or Viewer(), backend or RayBackend()
     folder = RunFolder.at(job.output.path)
     folder.claim()
@@ -97,7 +101,7 @@ def execute(
             return run.close("already complete")
         viewer.announce(run.headline)
         with backend.connect(job) as placement:
-            return run.drive(placement, backend, viewer.progress)
+            return replace(run.drive(placement, backend, viewer.progress), wall_s=time.monotonic() - began)
 
 
 class Run:

@@ -77,6 +77,8 @@ class RunFolder:
                 return file.read()
         except FileNotFoundError:
             return None
+        except NotADirectoryError:
+            raise OutputError(f"{self.path} is a file; expected the output folder of a run") from None
         except OSError as error:
             raise OutputError(f"{location.text()} cannot be read: {error}. Check its permissions") from error
 

@@ -105,6 +105,10 @@ def test_exported_sharegpt_can_be_converted_again(batch_run: Path, tmp_path: Pat
     assert report.failed == 1 and [chat["id"] for chat in chats] == ["a-1", "a-3", "a-4"]
     speakers = [turn["from"] for turn in chats[2]["conversations"]]
     assert speakers == ["system", "human", "gpt"]
+    shown = CliRunner().invoke(
+        main, ["convert", str(batch_run), "--to", "sharegpt", "--out", report.out, "--overwrite"]
+    )
+    assert shown.output == f"3 rows, 1 failed left out → {report.out}\n"
     assert chats[2]["conversations"][-1]["value"] == rows[3]["generated_text"]
     read = convert_chats(report.out, str(tmp_path / "again.parquet"))
     assert (read.records, read.written) == (3, sum(bool(chat["conversations"][-1]["value"]) for chat in chats))
