@@ -151,6 +151,10 @@ def _layer(
     place = f"model {source.name}: layer {module}"
     if rules is None:
         raise ModelError(f"{place} is quantised, and config.json has no quantization_config; expected its format there")
+    if ".experts." in module:
+        raise ModelError(
+            f"{place} is an expert in {rules.method}, which specpipe does not read; expected experts in 16 bits"
+        )
     layout = rules.layout_of(module)
     if layout is None:
         raise ModelError(

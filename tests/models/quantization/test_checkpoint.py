@@ -96,6 +96,20 @@ def test_permuted_groups_are_refused_before_weights_are_read(name: str, order: s
         inspect_checkpoint(ModelSource(path=str(folder), name="big", revision=""))
 
 
+def test_quantised_experts_are_refused_before_weights_are_read(tmp_path: Path) -> None:
+    def add(tensors: dict[str, Tensor]) -> None:
+        for part in ("weight", "weight_scale"):
+            tensors[f"model.layers.0.mlp.experts.0.up_proj.{part}"] = tensors[
+                f"model.layers.0.mlp.up_proj.{part}"
+            ].clone()
+
+    folder = write_checkpoint(tmp_path, "ct-dynamic", change=add).folder
+    with pytest.raises(
+        ModelError, match=r"experts\.0\.up_proj is an expert in compressed-tensors, which specpipe does"
+    ):
+        inspect_checkpoint(ModelSource(path=str(folder), name="big", revision=""))
+
+
 def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "ct-dynamic").folder
     file = folder / "model-00002-of-00002.safetensors"

@@ -9,10 +9,16 @@ import torch
 from support.quantized_checkpoints import write_checkpoint
 from support.small_models import make_small_model
 
+from specpipe.engine.forward.attention_interface import register
 from specpipe.engine.loading.load_weights import load_outline, load_weights
 from specpipe.errors import ModelError
 from specpipe.models.quantization.planned_weights import plan_weights
 from specpipe.models.source import resolve
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    register()
 
 
 def size(model: torch.nn.Module) -> int:
