@@ -3,13 +3,17 @@
 A program owns BLOCK_N rows of the weights and streams them once; the M rows of x (at most MAX_ROWS, or MAX_GLU_ROWS
 where two weights share a tile of x) are the short side of its matrix tile. Where N alone gives too few programs to
 saturate the memory, SPLITS programs share K; the last one to arrive adds the parts in a fixed order, so that results do
-not depend on timing. Weights in 8 bits (up to MAX_FP8_ROWS) are converted in registers; their scales, one per output,
-are applied to the sums.
+not depend on timing.
+
+x and w in 8 bits go to the matrix unit as they are. Scales that change along K (of groups of columns of x, of blocks of
+w) are applied to the sums of each step, the others to those of all steps. The weight's first steps are loaded before
+the previous launch has ended: it must not write them.
 
 Epilogues fuse the element-wise work of a decoder layer:
-- GLU: a program owns the same rows of the gate and of the up projection and multiplies the results;
-- RESIDUAL: the residual is added, and an RMS norm is left pending: the kernel writes h, h * norm_weight, and the sum of
-  h² over each program's columns. The next product scales its sums by rsqrt(mean h² + eps);
+- GLU: a program owns the same rows of the gate and of the up projection and multiplies the results, which it may round
+  to 8 bits;
+- RESIDUAL: the residual is added, and an RMS norm is left pending: the kernel writes h, h * norm_weight (also in
+  8 bits), and the sum of h² over each program's columns. The next product scales its sums by rsqrt(mean h² + eps);
 - ROPE: a program owns both halves of a rotation, one tile of the matrix unit; queries are rotated, keys and values are
   stored in their pages.
 
