@@ -27,6 +27,9 @@ class GemmTiling(NamedTuple):
     warps: int
     by_descriptor: bool
     """Tiles are loaded by the tensor memory accelerator instead of by each thread. Not for ROPE."""
+    early: bool = False
+    """In 8 bits: the weight's first steps are loaded before the previous launch has ended. x then passes through
+    registers, which costs more than it saves above 32 rows."""
 
 
 @cache
@@ -50,7 +53,7 @@ def gemm_tiling(
     if int4_group:
         return _int4_tiling(rows, n, k, int4_group, epilogue=epilogue, head_dim=head_dim)
     if itemsize == 1:
-        return _fp8_tiling(rows, n, k, epilogue=epilogue, head_dim=head_dim)
+        return _fp8_tiling(rows, n, k, epilogue=epilogue, processors=processors, head_dim=head_dim)
     wide, large = rows > 32, epilogue == PLAIN and n >= LARGE
     block_n, block_k, stages, warps = 64, 128, 4, 4
     # K is split until there are `programs` programs, as long as each keeps `steps` steps: enough bytes in flight.
@@ -80,19 +83,21 @@ def gemm_tiling(
     return GemmTiling(block_n, block_k, splits, stages, warps, wide and (large or epilogue == GLU))
 
 
-def _fp8_tiling(rows: int, n: int, k: int, *, epilogue: int, head_dim: int) -> GemmTiling:
+def _fp8_tiling(rows: int, n: int, k: int, *, epilogue: int, processors: int, head_dim: int) -> GemmTiling:
     """Returns the tile sizes of a product in 8 bits.
 
     Tiles of RESIDUAL and GLU have as many outputs as the next product has columns a step: they share a scale.
     """
-    block_n, stages, warps, programs = 128, 6, 4, 96
-    if epilogue == ROPE:
-        block_n, programs = min(64, max(16, power_of_2(head_dim // 2))), 64
-    elif epilogue == GLU:
-        stages, warps = 3, 8
-    if rows > 32 and epilogue != GLU:
-        stages, warps = 5, 8
-    return GemmTiling(block_n, 128, _splits(n, k, block_n, 128, epilogue, programs, 4), stages, warps, False)
+    wide = rows > 32
+    block_n, splits, stages, warps = 128, _splits(n, k, 128, 128, epilogue, 96, 4), 5, 8
+    if epilogue == GLU:
+        stages = 4
+    elif epilogue == ROPE:
+        few = n < 32 * processors
+        block_n = min(32 if few else 64, max(16, power_of_2(head_dim // 2)))
+        splits = _splits(n, k, block_n, 128, epilogue, 160 if few or wide else 64, 4)
+        stages, warps = 4 if wide and not few else 6, 4
+    return GemmTiling(block_n, 128, splits, stages, warps, False, not wide)
 
 
 def _int4_tiling(rows: int, n: int, k: int, group: int, *, epilogue: int, head_dim: int) -> GemmTiling:

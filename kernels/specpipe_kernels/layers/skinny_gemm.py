@@ -140,7 +140,8 @@ def skinny_gemm(
     )  # fmt: skip
     groups = (given.x_group, given.scale_columns if given.x_scale is not None else 0)
     step, block_k = _step(tile_sizes.block_k, groups)
-    tile_sizes = tile_sizes._replace(block_k=block_k)
+    # Narrower steps: more of them, so that as many bytes are in flight.
+    tile_sizes = tile_sizes._replace(block_k=block_k, stages=tile_sizes.stages * max(1, tile_sizes.block_k // block_k))
     count = n // dim * cdiv(dim // 2, tile_sizes.block_n) if rope is not None else cdiv(n, tile_sizes.block_n)
     block_m = max(16, power_of_2(rows))
     outputs = _allocate(values, given.dtype, out, out_shape, count, epilogue == GLU, norm_weight is not None, fp8)

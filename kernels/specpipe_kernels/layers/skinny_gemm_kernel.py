@@ -210,12 +210,14 @@ def _weight_scales(inputs, first_k, tile_n, in_tile, SIZES: tl.constexpr, GLU: t
 
 @triton.jit
 def _multiply(
-    x, weight, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile,
+    x, weight, inputs, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile,
     SIZES: tl.constexpr, TILES: tl.constexpr, TILE_N: tl.constexpr, GLU: tl.constexpr,
 ):  # fmt: skip
     """Returns sums over a split of K [TILE_N, BLOCK_M], and with GLU those of the up projection [BLOCK_N, BLOCK_M].
 
     first: first entry of K. k_lanes [BLOCK_K] and first come from the kernel, ahead of its loads.
+
+    In 8 bits the matrix unit keeps fewer than 24 bits of its sums: those of a step are added in fp32 outside of it.
     """
     BLOCK_M: tl.constexpr = SIZES.block_m
     BLOCK_N: tl.constexpr = TILES.block_n
@@ -226,24 +228,30 @@ def _multiply(
         # With descriptors, the loads are adjacent, so that Triton makes them arrive at one barrier.
         x_tile = _load_rows(x, first_k, k_lanes, m, rows, stride_x, SIZES, TILES)
         w_tile, w_high = _load_weight(weight, tile, first_k, k_lanes, tile_n, in_tile, SIZES, TILES, GLU)
-        acc = tl.dot(w_tile, x_tile, acc, input_precision="ieee")
-        if GLU:
-            acc_high = tl.dot(w_high, x_tile, acc_high, input_precision="ieee")
+        if SIZES.eight_bits:
+            x_scale = _row_scales(inputs, first_k, m, rows, SIZES)[None, :]
+            w_scale, w_scale_high = _weight_scales(inputs, first_k, tile_n, in_tile, SIZES, GLU)
+            acc += tl.dot(w_tile, x_tile, out_dtype=tl.float32) * x_scale * w_scale
+            if GLU:
+                acc_high += tl.dot(w_high, x_tile, out_dtype=tl.float32) * x_scale * w_scale_high
+        else:
+            acc = tl.dot(w_tile, x_tile, acc, input_precision="ieee")
+            if GLU:
+                acc_high = tl.dot(w_high, x_tile, acc_high, input_precision="ieee")
     return acc, acc_high
 
 
 @triton.jit
-def _multiply_fp8(
+def _multiply_early(
     x, weight, inputs, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile,
     SIZES: tl.constexpr, TILES: tl.constexpr, TILE_N: tl.constexpr, GLU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Waits for x and returns the same as `_multiply`, of operands in 8 bits; arguments as there.
 
     Triton's pipeline loads the weight of the first steps ahead of the loop, and so before the wait. Rows and scales of
-    the next step are loaded into registers, which the pipeline leaves where they are.
-
-    In 8 bits the matrix unit keeps fewer than 24 bits of its sums: those of a step are added in fp32 outside of it.
+    the two next steps are loaded into registers, which the pipeline leaves where they are.
     """
+    STEP: tl.constexpr = SIZES.step
     BLOCK_M: tl.constexpr = SIZES.block_m
     BLOCK_N: tl.constexpr = TILES.block_n
     BLOCK_K: tl.constexpr = TILES.block_k
@@ -251,22 +259,26 @@ def _multiply_fp8(
     acc_high = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     x_tile = tl.zeros([BLOCK_K, BLOCK_M], tl.float8e4nv)
     x_scale = tl.zeros([BLOCK_M], tl.float32)
+    next_x = x_tile
+    next_scale = x_scale
     w_scale, w_scale_high = _weight_scales(inputs, first, tile_n, in_tile, SIZES, GLU)
     for step in range(0, steps):
-        first_k = first + step * SIZES.step
+        first_k = first + step * STEP
         w_tile, w_high = _load_weight(weight, tile, first_k, k_lanes, tile_n, in_tile, SIZES, TILES, GLU)
         if step == 0:
             wait_for_inputs(PDL)
             x_tile = _load_rows(x, first, k_lanes, m, rows, stride_x, SIZES, TILES)
+            next_x = _load_rows(x, first + STEP, k_lanes, m, rows, stride_x, SIZES, TILES)
             x_scale = _row_scales(inputs, first, m, rows, SIZES)
-        next_k = first_k + SIZES.step
-        next_x = _load_rows(x, next_k, k_lanes, m, rows, stride_x, SIZES, TILES)
-        next_scale = _row_scales(inputs, next_k, m, rows, SIZES)
-        next_w_scale, next_w_scale_high = _weight_scales(inputs, next_k, tile_n, in_tile, SIZES, GLU)
+            next_scale = _row_scales(inputs, first + STEP, m, rows, SIZES)
+        later_x = _load_rows(x, first_k + 2 * STEP, k_lanes, m, rows, stride_x, SIZES, TILES)
+        later_scale = _row_scales(inputs, first_k + 2 * STEP, m, rows, SIZES)
+        next_w_scale, next_w_scale_high = _weight_scales(inputs, first_k + STEP, tile_n, in_tile, SIZES, GLU)
         acc += tl.dot(w_tile, x_tile, out_dtype=tl.float32) * x_scale[None, :] * w_scale
         if GLU:
             acc_high += tl.dot(w_high, x_tile, out_dtype=tl.float32) * x_scale[None, :] * w_scale_high
-        x_tile, x_scale, w_scale, w_scale_high = next_x, next_scale, next_w_scale, next_w_scale_high
+        x_tile, x_scale, next_x, next_scale = next_x, next_scale, later_x, later_scale
+        w_scale, w_scale_high = next_w_scale, next_w_scale_high
     return acc, acc_high
 
 
@@ -365,8 +377,8 @@ def _skinny_gemm_kernel(
         rotated_mask = mask & (head < HEADS.q_heads + HEADS.kv_heads)
         if PREFETCH:
             rotations = _load_rotations(rope, position, last_position, lane, rotated_mask, D)
-    if SIZES.eight_bits:
-        acc, acc_high = _multiply_fp8(
+    if TILES.early:
+        acc, acc_high = _multiply_early(
             x, weight, inputs, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N,
             GLU, PDL,
         )  # fmt: skip
@@ -382,10 +394,11 @@ def _skinny_gemm_kernel(
         acc, acc_high = multiply_int4(
             x, weight, inputs, first, steps, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N, GLU, PDL
         )
-    elif not SIZES.eight_bits:
+    elif not TILES.early:
         acc, acc_high = _multiply(
-            x, weight, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N, GLU
-        )
+            x, weight, inputs, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N,
+            GLU,
+        )  # fmt: skip
     let_next_start(PDL)
     if SPLITS > 1:
         PART: tl.constexpr = BLOCK_N * BLOCK_M * (2 if PAIR > 0 else 1)
