@@ -6,14 +6,16 @@ CUDA tensors run Triton, the rest runs plain torch (`specpipe_kernels.runtime.ba
 from specpipe_kernels.classical.rejection_sampler import RejectionSampler
 from specpipe_kernels.layers.quantize_fp8 import quantize_fp8
 from specpipe_kernels.layers.quantized.int4_layout import pack_int4, with_scales_by_group
-from specpipe_kernels.operations.experts import mix_experts, route_tokens
+from specpipe_kernels.operations.experts import mix_experts, mix_experts_residual, route_tokens
 from specpipe_kernels.operations.linear import (
+    add_rms_norm,
     linear,
     linear_glu,
     linear_residual,
     linear_rope_store_kv,
     rms_norm,
     rms_norm_fp8,
+    rope_store_kv,
 )
 from specpipe_kernels.operations.paged_attention import paged_attention, store_kv, write_index
 from specpipe_kernels.operations.penalties import apply_penalties, count_tokens
@@ -85,6 +87,7 @@ __all__ = [
     "TokenLogprobs",
     "TokenScores",
     "Weight",
+    "add_rms_norm",
     "apply_penalties",
     "commit_rows",
     "count_tokens",
@@ -96,6 +99,7 @@ __all__ = [
     "linear_residual",
     "linear_rope_store_kv",
     "mix_experts",
+    "mix_experts_residual",
     "open_rows",
     "pack_int4",
     "paged_attention",
@@ -103,6 +107,7 @@ __all__ = [
     "rejection_sample",
     "rms_norm",
     "rms_norm_fp8",
+    "rope_store_kv",
     "route_tokens",
     "sample",
     "sample_recovered_tokens",

@@ -122,7 +122,7 @@ def _checked_config(spec: EngineSpec) -> EngineConfig:
     configs = [load_config(source, trust_remote_code=spec.trust_remote_code) for source in spec.sources]
     max_model_len = spec.config.max_model_len or min(context_length(c) for c in configs)
     for source, config in zip(spec.sources, configs, strict=True):
-        check_support(config, name=source.name, max_model_len=max_model_len, device=spec.device, dtype=spec.dtype)
+        check_support(config, name=source.name, max_model_len=max_model_len)
     page_size = min(spec.config.page_size, CPU_PAGE_SIZE) if spec.device == "cpu" else spec.config.page_size
     return replace(spec.config, max_model_len=max_model_len, page_size=page_size)
 

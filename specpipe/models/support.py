@@ -21,7 +21,6 @@ _UNSUPPORTED = {
     "phimoe": "has its sliding window in attention masks alone",
 }
 """Families that declare replaceable attention but compute wrong results with it (tests/models/test_families.py)."""
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def context_length(config: Any) -> int:
@@ -39,13 +38,11 @@ def context_length(config: Any) -> int:
     return int(min([given, *(o for o in originals if o)]))
 
 
-def check_support(
-    config: Any, *, name: str = "", max_model_len: int | None = None, device: str = "cpu", dtype: str = "float32"
-) -> None:
+def check_support(config: Any, *, name: str = "", max_model_len: int | None = None) -> None:
     """Raises ModelError with the reason for a model that cannot be served correctly.
 
     config: a transformers configuration. max_model_len: longest prompt + output of the job in tokens; None for the
-    model's own limit. device, dtype: where and in which format it would run.
+    model's own limit.
     """
     label = name or config.model_type
     _check_architecture(config, label)
@@ -56,12 +53,6 @@ def check_support(
         raise ModelError(f"model {label} ({config.model_type}) is not a causal language model of transformers")
     _check_layers(config, label)
     _check_positions(config, label, max_model_len)
-    experts = max((getattr(config, field, None) or 0 for field in _EXPERT_COUNTS), default=0)
-    if experts > 1 and device.startswith("cuda") and dtype != "bfloat16":
-        raise ModelError(
-            f"model {label} is a mixture of experts, which runs on a GPU in bfloat16 only; dtype is {dtype}: set "
-            "model.dtype to bfloat16"
-        )
 
 
 def check_pair(target: Any, draft: Any, *, target_name: str = "the target", draft_name: str = "the draft") -> None:

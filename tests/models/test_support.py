@@ -76,14 +76,6 @@ def test_positions_that_a_model_lacks_are_refused() -> None:
         check_support(small_config("gpt2"), max_model_len=CONTEXT + 1)
 
 
-def test_a_mixture_of_experts_needs_bfloat16_on_a_gpu() -> None:
-    config = small_config("gpt_oss")
-    check_support(config, device="cpu", dtype="float32")
-    check_support(config, device="cuda", dtype="bfloat16")
-    with pytest.raises(ModelError, match=r"set model\.dtype to bfloat16"):
-        check_support(config, device="cuda", dtype="float16")
-
-
 def test_equal_vocabularies_pass_whatever_the_rest_of_the_tokenizers() -> None:
     other = small_tokenizer.__wrapped__()
     other.chat_template = None

@@ -1,4 +1,4 @@
-"""Sums the results of each token's experts."""
+"""Sums the results of each token's experts, alone or with the residual and the next norm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
-from specpipe_kernels.runtime.sizes import cdiv
+from specpipe_kernels.runtime.sizes import cdiv, power_of_2
 
 _BLOCK = 1024
 
@@ -25,6 +25,29 @@ def _combine_pairs_kernel(parts, out, H: tl.constexpr, TOP_K: tl.constexpr, BLOC
     tl.store(out + token * H + lane, total.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _combine_residual_kernel(
+    parts, residual, norm_weight, h_out, out, eps, stride_residual,
+    H: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    inside = lane < H
+    if NORM:
+        weight = tl.load(norm_weight + lane, mask=inside, other=0.0).to(tl.float32)
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    h = tl.load(residual + token * stride_residual + lane, mask=inside, other=0.0).to(tl.float32)
+    for i in tl.static_range(TOP_K):
+        h += tl.load(parts + (token * TOP_K + i) * H + lane, mask=inside, other=0.0).to(tl.float32)
+    rounded = h.to(h_out.dtype.element_ty)
+    tl.store(h_out + token * H + lane, rounded, mask=inside)
+    if NORM:
+        h = rounded.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(h * h, 0) / H + eps)
+        tl.store(out + token * H + lane, (h * scale * weight).to(out.dtype.element_ty), mask=inside)
+
+
 def combine_pairs(parts: Tensor, top_k: int) -> Tensor:
     """Returns the sums [M, H] over the experts of each token. parts: [M * top_k, H], contiguous; sums in fp32."""
     tokens, hidden = parts.shape[0] // top_k, parts.shape[1]
@@ -33,3 +56,22 @@ def combine_pairs(parts: Tensor, top_k: int) -> Tensor:
         parts, out, H=hidden, TOP_K=top_k, BLOCK=_BLOCK, num_warps=4, **launch_options(parts)
     )
     return out
+
+
+def combine_residual(
+    parts: Tensor, top_k: int, residual: Tensor, norm_weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Returns h = residual [M, H] + the sums over the experts of each token, and the RMS norm of h.
+
+    parts: [M * top_k, H], contiguous. norm_weight [H]; without it the second result is h.
+    """
+    tokens, hidden = residual.shape
+    h = parts.new_empty(tokens, hidden)
+    out = h if norm_weight is None else parts.new_empty(tokens, hidden)
+    block = power_of_2(hidden)
+    _combine_residual_kernel[(tokens,)](
+        parts, residual, parts if norm_weight is None else norm_weight, h, out, eps, residual.stride(0), H=hidden,
+        TOP_K=top_k, BLOCK=block, NORM=norm_weight is not None, num_warps=max(1, min(8, block // 512)),
+        **launch_options(parts),
+    )  # fmt: skip
+    return h, out

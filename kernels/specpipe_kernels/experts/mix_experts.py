@@ -4,19 +4,41 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specpipe_kernels.experts.combine_pairs import combine_pairs
+from specpipe_kernels.experts.combine_pairs import combine_pairs, combine_residual
 from specpipe_kernels.experts.group_pairs import group_pairs
 from specpipe_kernels.experts.grouped_gemm import grouped_gemm, grouped_tiling
-from specpipe_kernels.reference.layers.quantize_rows import quantize_rows
-from specpipe_kernels.types import Experts, Fp8ExpertWeight, Fp8Rows
+from specpipe_kernels.layers.quantized.quantize_rows import quantize_rows
+from specpipe_kernels.types import Experts, Fp8ExpertWeight, Fp8Rows, Normed
 
 
 def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
     """See `specpipe_kernels.mix_experts`."""
-    tokens, top_k = expert_ids.shape
-    if not tokens:
+    if not x.shape[0]:
         return x.new_empty(x.shape)
-    rows = quantize_rows(x, x.shape[1]) if isinstance(experts.gate_up, Fp8ExpertWeight) else x
+    return combine_pairs(_weighted_parts(x, expert_ids, weights, experts), expert_ids.shape[1])
+
+
+def mix_experts_residual(
+    x: Tensor,
+    expert_ids: Tensor,
+    weights: Tensor,
+    experts: Experts,
+    residual: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Normed]:
+    """See `specpipe_kernels.mix_experts_residual`."""
+    if not x.shape[0]:
+        return residual, Normed(residual, None, eps)
+    parts = _weighted_parts(x, expert_ids, weights, experts)
+    h, normed = combine_residual(parts, expert_ids.shape[1], residual, norm_weight, eps)
+    return h, Normed(normed, None, eps)
+
+
+def _weighted_parts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+    """Returns the weighted outputs of each token's experts, [M * k, H]."""
+    tokens, top_k = expert_ids.shape
+    rows = quantize_rows(x) if isinstance(experts.gate_up, Fp8ExpertWeight) else x
     itemsize = 1 if isinstance(rows, Fp8Rows) else x.element_size()
     tiling = grouped_tiling(tokens * top_k, experts.num_experts, itemsize=itemsize)
     tiles = group_pairs(expert_ids, experts.num_experts, tiling.block_m)
@@ -26,4 +48,4 @@ def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts
     )  # fmt: skip
     parts = grouped_gemm(gated, experts.down, experts.down_bias, tiles, top_k=top_k, tiling=tiling, pair_weight=weights)
     assert isinstance(parts, Tensor)
-    return combine_pairs(parts, top_k)
+    return parts

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import Experts
+from specpipe_kernels.types import Experts, Normed
 
 
 def route_tokens(logits: Tensor, top_k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
@@ -41,10 +41,36 @@ def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts
 
     Raises ValueError for ids of another shape or dtype.
     """
+    _check(x, expert_ids, weights)
+    result: Tensor = implementation("experts.mix_experts", x)(x, expert_ids.contiguous(), weights.contiguous(), experts)
+    return result
+
+
+def mix_experts_residual(
+    x: Tensor,
+    expert_ids: Tensor,
+    weights: Tensor,
+    experts: Experts,
+    residual: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Normed]:
+    """Returns h = residual [M, H] + `mix_experts` of the other arguments, and the RMS norm of h.
+
+    norm_weight [H]: weight of that norm; without it the second result is undefined.
+    """
+    _check(x, expert_ids, weights)
+    function = implementation("experts.mix_experts", x, "mix_experts_residual")
+    result: tuple[Tensor, Normed] = function(
+        x, expert_ids.contiguous(), weights.contiguous(), experts, residual, norm_weight, eps
+    )
+    return result
+
+
+def _check(x: Tensor, expert_ids: Tensor, weights: Tensor) -> None:
+    """Raises ValueError for ids of another shape or dtype than [M, k] int32, or weights of another shape."""
     if expert_ids.dtype != torch.int32 or expert_ids.shape[0] != x.shape[0] or weights.shape != expert_ids.shape:
         raise ValueError(
             f"expert_ids {list(expert_ids.shape)} {expert_ids.dtype}, weights {list(weights.shape)}; expected "
             f"[{x.shape[0]}, k] torch.int32 and the same shape"
         )
-    result: Tensor = implementation("experts.mix_experts", x)(x, expert_ids.contiguous(), weights.contiguous(), experts)
-    return result

@@ -28,6 +28,12 @@ def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
     return result
 
 
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Returns h = x + residual [M, H] and `rms_norm` of h."""
+    result: tuple[Tensor, Tensor] = implementation("layers.rms_norm", x, "add_rms_norm")(x, residual, weight, eps)
+    return result
+
+
 def linear(x: Rows, weight: Weight, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
     """Returns x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in x's dtype, sums in fp32.
 
@@ -109,4 +115,26 @@ def linear_rope_store_kv(
         x, weight, bias, cos, sin, positions, k_pages, v_pages, write_index,
         q_heads=q_heads, q_norm=q_norm, k_norm=k_norm, eps=eps, scales=scales,
     )  # fmt: skip
+    return result
+
+
+def rope_store_kv(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    write_index: Tensor,
+    *,
+    q_heads: int,
+    scales: KVScales = UNSCALED,
+) -> Tensor:
+    """Rotates and stores queries, keys and values qkv [M, (Hq + 2 Hkv) * D]; returns the queries [M, Hq, D].
+
+    The second half of `linear_rope_store_kv`, which documents the other arguments.
+    """
+    result: Tensor = implementation("layers.rope_store_kv", qkv)(
+        qkv, cos, sin, positions, k_pages, v_pages, write_index, q_heads=q_heads, scales=scales
+    )
     return result

@@ -100,7 +100,7 @@ def test_merged_weights_are_stored_once(small_pair) -> None:
     assert len(storages) == 1
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["gpt2", "gemma2"])
 def test_other_families_keep_their_own_stack(small_pair, kind: str) -> None:
     model = copy.deepcopy(small_pair(kind).target)
     assert not fused_runner(model, 320).fused

@@ -187,6 +187,21 @@ def test_experts_equal_the_fp64_oracle(device: str, case: Case) -> None:
 
 
 @on_each_device
+@pytest.mark.parametrize("norm", [True, False])
+def test_residual_and_next_norm_join_the_weighted_sum(device: str, norm: bool) -> None:
+    made = inputs(Case(5, 4, 2, 72, 40), device)
+    residual = torch.randn(5, 80, generator=torch.Generator().manual_seed(6)).to(made.x)[:, :72]
+    weight = torch.rand(72, generator=torch.Generator().manual_seed(7)).to(made.x) if norm else None
+    want = oracle(*made) + residual.double().cpu()
+    for module in (triton_mix, reference_mix):
+        h, normed = module.mix_experts_residual(*made[:4], residual, weight, 1e-5)
+        assert error(h, want) < TOLERANCE[device]
+        if weight is not None:
+            root = torch.rsqrt(want.square().mean(-1, keepdim=True) + 1e-5)
+            assert normed.squares is None and error(normed.values, want * root * weight.double().cpu()) < 0.01
+
+
+@on_each_device
 @pytest.mark.parametrize("load", ["one expert has all", "one expert has none", "last expert alone"])
 def test_any_load_of_experts_is_served(device: str, load: str) -> None:
     made = inputs(Case(21, 4, 1, 48, 32), device)

@@ -8,7 +8,16 @@ from torch.nn import functional
 
 from specpipe_kernels.experts.pack_mxfp4 import unpack_mxfp4
 from specpipe_kernels.reference.layers.dequantize import dequantize
-from specpipe_kernels.types import Activation, Experts, ExpertWeights, Fp8ExpertWeight, Mxfp4Weight, QuantizedWeight
+from specpipe_kernels.reference.layers.rms_norm import rms_norm
+from specpipe_kernels.types import (
+    Activation,
+    Experts,
+    ExpertWeights,
+    Fp8ExpertWeight,
+    Mxfp4Weight,
+    Normed,
+    QuantizedWeight,
+)
 
 
 def activate(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
@@ -31,6 +40,20 @@ def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts
         result = functional.linear(gated, _weight_of(experts.down, expert, gated), _row(experts.down_bias, expert))
         out.index_add_(0, token, result.float() * weights[token, choice, None].float())
     return out.to(x.dtype)
+
+
+def mix_experts_residual(
+    x: Tensor,
+    expert_ids: Tensor,
+    weights: Tensor,
+    experts: Experts,
+    residual: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Normed]:
+    """See `specpipe_kernels.mix_experts_residual`."""
+    h = residual + mix_experts(x, expert_ids, weights, experts)
+    return h, Normed(h if norm_weight is None else rms_norm(h, norm_weight, eps), None, eps)
 
 
 def _weight_of(weights: ExpertWeights, expert: int, like: Tensor) -> Tensor:

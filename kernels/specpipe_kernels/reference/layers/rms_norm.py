@@ -20,3 +20,9 @@ def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
     h = x.to(torch.float32)
     rows = quantize_rows(h * weight.float(), x.shape[1])
     return rows._replace(scale=rows.scale * torch.rsqrt(h.square().mean(-1) + eps), dtype=x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `specpipe_kernels.add_rms_norm`."""
+    h = x + residual
+    return h, rms_norm(h, weight, eps)

@@ -1,0 +1,56 @@
+"""The feed-forward part of a decoder layer that is a mixture of experts.
+
+Shapes: N tokens, H hidden size, E experts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from specpipe_kernels import Experts, Normed, linear, mix_experts_residual, route_tokens
+
+_ALWAYS_NORMALIZED = ("MixtralTopKRouter", "GptOssTopKRouter")
+_NORMALIZED_BY_CONFIG = ("Qwen3MoeTopKRouter", "OlmoeTopKRouter")
+
+
+class Mixture(NamedTuple):
+    """Router and experts of one layer."""
+
+    router: Tensor
+    """[E, H]."""
+    router_bias: Tensor | None
+    """[E]."""
+    top_k: int
+    """Experts per token."""
+    normalize: bool
+    """True: the weights of a token's experts sum to 1."""
+    experts: Experts
+
+    def forward(self, x: Tensor, h: Tensor, norm_weight: Tensor | None, eps: float) -> tuple[Tensor, Normed]:
+        """x [N, H] normed, h [N, H] residual stream → h plus the experts' outputs, and its RMS norm.
+
+        norm_weight [H]: weight of that norm; without it the second result is undefined.
+        """
+        ids, weights = route_tokens(linear(x, self.router, self.router_bias), self.top_k, normalize=self.normalize)
+        return mix_experts_residual(x, ids, weights, self.experts, h, norm_weight, eps)
+
+
+def mixture_of(mlp: Any) -> Mixture | None:
+    """Returns the mixture of a transformers layer's `mlp`, or None if this module does not reproduce it.
+
+    Its experts must have own weights (`experts_interface.use_own_experts`).
+    """
+    router, experts = getattr(mlp, "gate", getattr(mlp, "router", None)), getattr(mlp, "experts", None)
+    kind, own = type(router).__name__, getattr(experts, "experts", None)
+    if own is None or kind not in (*_ALWAYS_NORMALIZED, *_NORMALIZED_BY_CONFIG):
+        return None
+    bias = getattr(router, "bias", None)
+    return Mixture(
+        router=router.weight.data,
+        router_bias=None if bias is None else bias.data,
+        top_k=router.top_k,
+        normalize=kind in _ALWAYS_NORMALIZED or bool(router.norm_topk_prob),
+        experts=own,
+    )
