@@ -8,9 +8,19 @@ import torch
 from torch import nn
 
 from specpipe.benchmark.bench_config import BenchQuantize
+from specpipe.engine.forward.experts_interface import experts_modules, set_weights
 from specpipe.engine.forward.quantized_linear import QuantizedLinear
 from specpipe.errors import ModelError
-from specpipe_kernels import QuantizedWeight, Weight, pack_int4, quantize_fp8, with_scales_by_group
+from specpipe_kernels import (
+    ExpertWeights,
+    Fp8ExpertWeight,
+    Mxfp4Weight,
+    QuantizedWeight,
+    Weight,
+    pack_int4,
+    quantize_fp8,
+    with_scales_by_group,
+)
 
 _NO_SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 _LLAMA_3: dict[str, Any] = _NO_SPECIAL | {
@@ -22,6 +32,19 @@ _LLAMA_3: dict[str, Any] = _NO_SPECIAL | {
     "rms_norm_eps": 1e-5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
 }
+_GPT_OSS: dict[str, Any] = _NO_SPECIAL | {
+    "model_type": "gpt_oss",
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "sliding_window": 128,
+    "num_experts_per_tok": 4,
+    "tie_word_embeddings": False,
+}
+_QWEN_3: dict[str, Any] = _NO_SPECIAL | {"vocab_size": 151936, "head_dim": 128, "max_position_embeddings": 40960}
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": _LLAMA_3
     | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "tie_word_embeddings": False},
@@ -38,6 +61,18 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"model_type": "phi3", "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192}
     | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32}
     | {"tie_word_embeddings": False},
+    "qwen3-30b-a3b": _QWEN_3
+    | {"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "moe_intermediate_size": 768}
+    | {"num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8}
+    | {"norm_topk_prob": True, "tie_word_embeddings": False},
+    "qwen3-0.6b": _QWEN_3
+    | {"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
+    | {"num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
+    "gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
+    "gpt-oss-120b": _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
+    "gpt-oss-draft": _LLAMA_3
+    | {"vocab_size": 201088, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16}
+    | {"num_attention_heads": 16, "head_dim": 64, "tie_word_embeddings": True},
     "small": _LLAMA_3
     | {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     | {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
@@ -75,8 +110,18 @@ def random_model(
 
 
 def draw_quantized(model: Any, quantize: BenchQuantize, device: torch.device) -> None:
-    """Replaces the linear layers, except the head, by quantised ones with random weights on the device."""
+    """Replaces the linear layers, except the head, and experts by quantised ones with random weights on the device."""
     head, std = model.get_output_embeddings(), model.config.initializer_range
+    if quantize in ("fp8", "mxfp4"):
+        for module in experts_modules(model).values():
+            shapes = [
+                (p.shape[0], p.shape[2], p.shape[1]) if module.is_transposed else tuple(p.shape)
+                for p in (module.gate_up_proj, module.down_proj)
+            ]
+            gate_up, down = (random_experts(*shape, quantize, std, device) for shape in shapes)
+            set_weights(module, gate_up, down)
+    if quantize == "mxfp4":
+        return
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and module is not head:
             weight = random_weight(module.out_features, module.in_features, quantize, std, device)
@@ -95,6 +140,20 @@ def random_weight(
         return with_scales_by_group(QuantizedWeight(pack_int4(entries), scale, None, (1, 128)))
     dense = torch.randn(n, k, dtype=dtype, device=device) * std
     return quantize_fp8(dense) if quantize == "fp8" else dense
+
+
+def random_experts(e: int, n: int, k: int, quantize: BenchQuantize, std: float, device: torch.device) -> ExpertWeights:
+    """Returns random weights [e, n, k] of experts: e4m3 with scales for blocks of 128 x 128, or mxfp4."""
+    blocks = -(-k // 128)
+    if quantize == "mxfp4":
+        words = torch.randint(-(2**15), 2**15, (e, n, 32 * blocks), dtype=torch.int16, device=device)
+        exponents = torch.full((e, n, blocks), 0x79797979, dtype=torch.int32, device=device)  # 2^-6
+        return Mxfp4Weight(words, exponents)
+    values = torch.empty(e, n, k, dtype=torch.float8_e4m3fn, device=device)
+    for one in values:
+        one.copy_(torch.randn(n, k, device=device) * 64)
+    scale = torch.full((e, -(-n // 128), blocks), std / 64, device=device)
+    return Fp8ExpertWeight(values, scale, (128, 128))
 
 
 def _draw_missing(model: Any, device: torch.device) -> None:

@@ -27,9 +27,7 @@ def use_own_experts(model: nn.Module) -> int:
     """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    modules: list[Any] = [
-        module for module in model.modules() if hasattr(module, "is_transposed") and hasattr(module, "has_gate")
-    ]
+    modules = list(experts_modules(model).values())
     made = [experts_of(module) for module in modules]
     if not modules or None in made:
         return 0
@@ -40,6 +38,18 @@ def use_own_experts(model: nn.Module) -> int:
     return len(modules)
 
 
+def set_weights(module: Any, gate_up: ExpertWeights, down: ExpertWeights) -> None:
+    """Replaces the dense weights of transformers' experts module by quantised ones, [E, 2 I, H] and [E, H, I].
+
+    They become buffers. The module runs once `use_own_experts` has been called.
+    """
+    del module.gate_up_proj, module.down_proj
+    for name, weight in (("gate_up", gate_up), ("down", down)):
+        for part, tensor in enumerate(_stored(weight)):
+            module.register_buffer(f"{name}_{part}", tensor, persistent=False)
+    module.quantized = gate_up, down
+
+
 def experts_of(module: Any) -> Experts | None:
     """Returns the weights of transformers' experts module, or None if `mix_experts` cannot compute them.
 
@@ -48,15 +58,28 @@ def experts_of(module: Any) -> Experts | None:
     activation = _activation_of(module)
     if activation is None or not module.has_gate or getattr(module, "has_post_expert_norm", False):
         return None
-    if module.is_transposed:
-        for parameter in (module.gate_up_proj, module.down_proj):
-            parameter.data = parameter.data.transpose(1, 2).contiguous().transpose(1, 2)
-    weights = [
-        parameter.data.transpose(1, 2) if module.is_transposed else parameter.data
-        for parameter in (module.gate_up_proj, module.down_proj)
-    ]
     biases = [module.gate_up_proj_bias.data, module.down_proj_bias.data] if module.has_bias else [None, None]
-    return Experts(weights[0], biases[0], weights[1], biases[1], not module.is_concatenated, activation)
+    gate_up, down = module.quantized if hasattr(module, "quantized") else _dense_weights(module)
+    return Experts(gate_up, biases[0], down, biases[1], not module.is_concatenated, activation)
+
+
+def _dense_weights(module: Any) -> tuple[Tensor, Tensor]:
+    """Returns [E, 2 I, H] and [E, H, I], contiguous."""
+    gate_up, down = module.gate_up_proj, module.down_proj
+    if not module.is_transposed:
+        return gate_up.data, down.data
+    for parameter in (gate_up, down):
+        parameter.data = parameter.data.transpose(1, 2).contiguous().transpose(1, 2)
+    return gate_up.data.transpose(1, 2), down.data.transpose(1, 2)
+
+
+def experts_modules(model: nn.Module) -> dict[str, Any]:
+    """Returns transformers' experts modules of a model by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "is_transposed") and hasattr(module, "has_gate")
+    }
 
 
 def _activation_of(module: Any) -> Activation | None:

@@ -51,13 +51,13 @@ class ModelRunner:
         self.context_length = context_length
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
-        self._attention: dict[nn.Module, AttentionSpec] = probe_attention(model, self.device)
-        self._pages: list[Tensor] = []
-        self._scales: dict[nn.Module, KVScales] = {}
         if fused is None:
             fused = self.device.type != "cpu"
         if fused:
             use_own_experts(model)
+        self._attention: dict[nn.Module, AttentionSpec] = probe_attention(model, self.device)
+        self._pages: list[Tensor] = []
+        self._scales: dict[nn.Module, KVScales] = {}
         self._stack: FusedStack | None = None
         if fused and can_fuse(model, self._attention):
             self._stack = FusedStack(model, self._attention, positions=context_length)
