@@ -101,6 +101,7 @@ def _speed(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("time to first token", _latency(summary, "ttft")),
         ("time per output token", _latency(summary, "tpot")),
         ("inter-token latency", _latency(summary, "itl")),
+        *([("uncompiled forwards", f"{uncompiled:,}")] if (uncompiled := summary.get("uncompiled_forwards")) else []),
     ]
 
 

@@ -24,6 +24,8 @@ class ShardRound:
     """Tokens of continuations whose log-probabilities were read."""
     preemptions: int = 0
     """Rows that lost their slot because KV memory ran out. They are computed again later, with the same tokens."""
+    uncompiled_forwards: int = 0
+    """Forwards since the last report in which no compiled code fitted a layer; reported for one shard of a step."""
     verified: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     """Acceptance of all draft tokens that the target verified. The policy learns from these."""
     emitted_tokens: int = 0

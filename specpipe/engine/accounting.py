@@ -45,6 +45,7 @@ class ShardTally:
         self.accepted: list[int] = []
         self.gaps: list[float] = []
         self.plain = self.emitted = self.emitted_accepted = self.prefill_tokens = self.scored = self.preemptions = 0
+        self.uncompiled_forwards = 0
 
     def add_row(self, *, proposed: int, accepted: int, kept: int, gap: float | None, speculates: bool) -> None:
         """Adds one row's part of a round.
@@ -68,6 +69,7 @@ class ShardTally:
             prefill_tokens=self.prefill_tokens,
             scored_tokens=self.scored,
             preemptions=self.preemptions,
+            uncompiled_forwards=self.uncompiled_forwards,
             verified=count_acceptance(np.array(self.proposed, dtype=np.int64), np.array(self.accepted, dtype=np.int64)),
             emitted_tokens=self.emitted,
             emitted_accepted_tokens=self.emitted_accepted,

@@ -68,6 +68,7 @@ class Engine:
         self.config = config
         self.target, self.draft = target, draft
         self._runners = [target] if draft is None else [target, draft]
+        self._uncompiled_reported = 0
         for runner in self._runners:
             runner.allocate_pages(num_pages)
         self._device = target.device
@@ -221,11 +222,19 @@ class Engine:
         if collected is not None:
             context = _mean_kv_read(collected.launch, self.config.page_size)
             completions += self._collector.collect(collected, tally)
+        self._count_uncompiled(tally)
         if launched is None and collected is None and not completions:
             self._stamps.reset()
             return None
         shards = {shard: t.freeze() for shard, t in tally.items()}
         return self._report(collected, context, time.perf_counter() - began, shards, completions)
+
+    def _count_uncompiled(self, tally: dict[int, ShardTally]) -> None:
+        """Adds forwards that ran uncompiled since the last step to a shard of this one, if there is any."""
+        total = sum(runner.uncompiled_forwards for runner in self._runners)
+        for shard in list(tally)[:1]:
+            tally[shard].uncompiled_forwards += total - self._uncompiled_reported
+            self._uncompiled_reported = total
 
     def _report(
         self,

@@ -164,6 +164,7 @@ def summarise(shards: pa.Table, facts: RunFacts) -> dict[str, Any]:
         **_latency(shards, "itl"),
         **_speculation(shards),
         "preemptions": total(shards, "preemptions"),
+        "uncompiled_forwards": total(shards, "uncompiled_forwards"),
         "phase_seconds": {phase: total(shards, f"{phase}_s") for phase in PHASES},
         "devices": sorted({str(worker["device"]) for worker in facts.workers.values() if "device" in worker}),
         "workers": _per_worker(shards, facts),

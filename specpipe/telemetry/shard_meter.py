@@ -17,7 +17,7 @@ class ShardMeter:
         self._seconds = dict.fromkeys(_ENGINE_PHASES, 0.0)
         self._verified = AcceptanceCounts()
         self._emitted_accepted = 0
-        self._preemptions = 0
+        self._preemptions = self._uncompiled = 0
         self._ngram = AcceptanceCounts()
         self._ngram_rows = 0
         self._k_rows: dict[int, int] = {}
@@ -49,6 +49,7 @@ class ShardMeter:
             self._ngram_rows += part.rows - part.plain_rows
         self._emitted_accepted += part.emitted_accepted_tokens
         self._preemptions += part.preemptions
+        self._uncompiled += part.uncompiled_forwards
         for gap in part.gaps_s:
             self._itl.add(gap)
         if not part.rows:
@@ -138,6 +139,7 @@ class ShardMeter:
             slots=self._slots,
             mean_occupancy=self._row_seconds / self._round_s if self._round_s else 0.0,
             preemptions=self._preemptions,
+            uncompiled_forwards=self._uncompiled,
             rounds=self._rounds,
             round_ms=1e3 * self._round_s / self._rounds if self._rounds else 0.0,
             busy_s=busy,

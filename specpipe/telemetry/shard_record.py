@@ -97,6 +97,8 @@ class ShardRecord:
     """Mean of the worker's running rows during this shard's rounds, weighted by time."""
     preemptions: int = 0
     """Times that a row lost its slot because KV memory ran out and was recomputed later."""
+    uncompiled_forwards: int = 0
+    """Forwards whose layers ran uncompiled, because no compiled code fitted."""
     rounds: int = 0
     """Rounds with at least one row of the shard."""
     round_ms: float = 0.0

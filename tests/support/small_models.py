@@ -82,6 +82,12 @@ def small_config(kind: str, *, vocab_size: int = VOCAB_SIZE, **changes: Any) -> 
             grouped | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True},
         ),
         "phi3": ("Phi3Config", without_head_dim),
+        "qwen2_moe": (
+            "Qwen2MoeConfig",
+            without_head_dim
+            | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+            | {"shared_expert_intermediate_size": 32},
+        ),
     }
     config_class, values = families[kind]
     return getattr(transformers, config_class)(**(values | changes))

@@ -31,15 +31,15 @@ STANCE = "eager_on_recompile"
 
 def compile_layers(
     model: nn.Module, attention: Mapping[nn.Module, AttentionSpec], logits: Callable[[], Tensor], *, backend: str
-) -> bool:
-    """Compiles the model's decoder layers in place and returns True.
+) -> FallbackCounter | None:
+    """Compiles the model's decoder layers in place; returns the counter of their uncompiled runs.
 
     If that fails, or the compiled layers compute something else, it logs a warning, restores the model and returns
-    False. attention: as probed. backend: torch.compile's, "inductor" on a GPU.
+    None. attention: as probed. backend: torch.compile's, "inductor" on a GPU.
     logits: runs small forwards, the first over many tokens and the last over one, and returns their logits [n, V].
     They trigger compilation, and their logits are compared with those of the uncompiled layers.
     """
-    layers = layers_of(model, attention)
+    layers, fallbacks = layers_of(model, attention), FallbackCounter()
     expected, replaced = logits(), merge_projections(layers)
     try:
         if backend == "inductor":
@@ -48,7 +48,7 @@ def compile_layers(
             compiler = _MergingBackend(backend)
             run = torch.compile(_copy_function(_run_layer), backend=compiler, fullgraph=True, dynamic=True)
             for layer, module in layers.items():
-                _bind(layer, module, attention[module], run)
+                _bind(layer, module, attention[module], run, fallbacks)
             _check_equal(logits(), expected)
             if not compiler.graphs:
                 raise RuntimeError("torch.compile is switched off, or found no layers")
@@ -59,8 +59,15 @@ def compile_layers(
             replacement.restore()
         reason = " ".join(str(error).split("\n")[:2])
         log.warning("layers of %s run uncompiled: %s: %s", type(model).__name__, type(error).__name__, reason)
-        return False
-    return True
+        return None
+    return fallbacks
+
+
+class FallbackCounter:
+    """Counts runs of layers that no compiled code fits (`STANCE`)."""
+
+    def __init__(self) -> None:
+        self.layers = 0
 
 
 def layers_of(model: nn.Module, attention: Mapping[nn.Module, AttentionSpec]) -> dict[nn.Module, nn.Module]:
@@ -77,7 +84,9 @@ def layers_of(model: nn.Module, attention: Mapping[nn.Module, AttentionSpec]) ->
     return layers
 
 
-def _run_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
+def _run_layer(layer: Any, fallbacks: FallbackCounter, *args: Any, **kwargs: Any) -> Any:
+    if not torch.compiler.is_compiling():
+        fallbacks.layers += 1
     return type(layer).forward(layer, *args, **kwargs)
 
 
@@ -86,12 +95,14 @@ def _copy_function(function: Any) -> Any:
     return FunctionType(function.__code__.replace(), function.__globals__)
 
 
-def _bind(layer: Any, module: nn.Module, spec: AttentionSpec, run: Callable[..., Any]) -> None:
+def _bind(
+    layer: Any, module: nn.Module, spec: AttentionSpec, run: Callable[..., Any], fallbacks: FallbackCounter
+) -> None:
     """Replaces the layer's forward by `run`, with its attention's inputs set around it."""
 
     def forward(*args: Any, specpipe_batch: Any, **kwargs: Any) -> Any:
         with layer_call(LayerCall(module, spec, specpipe_batch)):
-            return run(layer, *args, **kwargs)
+            return run(layer, fallbacks, *args, **kwargs)
 
     layer.forward = forward
 

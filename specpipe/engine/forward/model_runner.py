@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 from specpipe.core import KVDtypeChoice, LayerScales, ModelScales
 from specpipe.engine.forward.attention_batch import AttentionBatch, AttentionSpec
 from specpipe.engine.forward.attention_interface import probe_attention
-from specpipe.engine.forward.compiled_layers import STANCE, compile_layers
+from specpipe.engine.forward.compiled_layers import STANCE, FallbackCounter, compile_layers
 from specpipe.engine.forward.experts_interface import use_own_experts
 from specpipe.engine.forward.fused_stack import FusedStack, can_fuse
 from specpipe.engine.forward.kv_pages import allocate_pages, copy_pages, page_bytes, pages_of
 from specpipe_kernels import KVScales, PrefixArgs, write_index
+
+log = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -62,9 +65,11 @@ class ModelRunner:
         if fused and can_fuse(model, self._attention):
             self._stack = FusedStack(model, self._attention, positions=context_length)
         backend = ("inductor" if self.device.type == "cuda" else "") if compiler is None else compiler
-        self.compiled = False
+        self.uncompiled_forwards = 0
+        """Forwards in which a compiled layer ran uncompiled; replays of a graph are not counted."""
+        self._fallbacks: FallbackCounter | None = None
         if backend and not self.fused:
-            self.compiled = compile_layers(model, self._attention, self._probe_logits, backend=backend)
+            self._fallbacks = compile_layers(model, self._attention, self._probe_logits, backend=backend)
         if kv_dtype == "fp8":  # not before: rounding to 8 bits would hide or exaggerate what compilation changes
             ones = (torch.ones(2, spec.heads, device=self.device) for spec in self._attention.values())
             self._scales = {module: KVScales(*one) for module, one in zip(self._attention, ones, strict=True)}
@@ -73,6 +78,11 @@ class ModelRunner:
     def fused(self) -> bool:
         """True if the model runs as a `FusedStack`."""
         return self._stack is not None
+
+    @property
+    def compiled(self) -> bool:
+        """True if the layers run through torch.compile."""
+        return self._fallbacks is not None
 
     @property
     def num_logits(self) -> int:
@@ -179,6 +189,7 @@ class ModelRunner:
 
     def _forward_model(self, tokens: Tensor, positions: Tensor, batch: AttentionBatch, keep: Tensor | int) -> Tensor:
         """Runs transformers' own forward; arguments and result as in `forward`."""
+        before = 0 if self._fallbacks is None else self._fallbacks.layers
         with torch.compiler.set_stance(STANCE) if self.compiled else nullcontext():
             output = self.model(
                 input_ids=tokens[None],
@@ -187,8 +198,20 @@ class ModelRunner:
                 logits_to_keep=keep,
                 specpipe_batch=batch,
             )
+        if self._fallbacks is not None and self._fallbacks.layers > before:
+            self._note_uncompiled(tokens.shape[0])
         logits: Tensor = output.logits[0]
         return logits
+
+    def _note_uncompiled(self, tokens: int) -> None:
+        if not self.uncompiled_forwards:
+            log.warning(
+                "a forward of %s over %d tokens ran uncompiled, and slower: no compiled code fits; such forwards are "
+                "counted as uncompiled_forwards",
+                type(self.model).__name__,
+                tokens,
+            )
+        self.uncompiled_forwards += 1
 
     def _probe_logits(self) -> Tensor:
         """Returns logits [n, V] of a forward over n - 1 tokens and one over the next token, on new pages."""

@@ -123,6 +123,7 @@ class FailedRows:
 _SUMMED_FIELDS = (
     "emitted_accepted_tokens",
     "preemptions",
+    "uncompiled_forwards",
     "ngram_row_rounds",
     "ngram_drafts",
     "rounds",

@@ -96,12 +96,55 @@ def test_greedy_output_equals_generate_on_a_gpu(small_pair, monkeypatch: pytest.
 
 
 @pytest.mark.gpu
-def test_a_mixture_of_experts_runs_on_a_gpu(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen2_moe"])  # own layers, compiled ones
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_mixture_of_experts_runs_on_a_gpu(
+    small_pair, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: torch.dtype
+) -> None:
     monkeypatch.setattr("support.engines.ModelRunner", lambda model, **_: runner(model, None))
-    pair = small_pair("gpt_oss")
-    models = [copy.deepcopy(model).to("cuda", torch.bfloat16) for model in (pair.target, pair.draft)]
-    completions = run(make_engine(*models), make_requests(7, vocab_size=pair.vocab_size), 3)
+    pair = small_pair(kind)
+    models = [copy.deepcopy(model).to("cuda", dtype) for model in (pair.target, pair.draft)]
+    engine = make_engine(*models)
+    assert engine.target.fused == (kind == "gpt_oss") and engine.target.compiled == (kind == "qwen2_moe")
+    completions = run(engine, make_requests(7, vocab_size=pair.vocab_size), 3)
     assert [len(c.token_ids) for c in completions] == [20] * 7
+    assert engine.target.uncompiled_forwards == 0
+
+
+def mixture_runner(small_pair: Any, backend: str) -> ModelRunner:
+    """Returns a mixture without own layers, compiled, with its experts through `mix_experts`."""
+    model = copy.deepcopy(small_pair("qwen2_moe").target)
+    made = ModelRunner(model, vocab_size=320, context_length=640, page_size=16, compiler=backend, fused=True)
+    assert made.compiled and not made.fused
+    made.allocate_pages(41)
+    return made
+
+
+@pytest.mark.parametrize("sizes", [[1, 2, 63, 64, 65, 600], pytest.param(range(1, 601), marks=pytest.mark.slow)])
+def test_a_mixture_of_experts_runs_compiled_at_every_size(small_pair, sizes: list[int]) -> None:
+    mixture = mixture_runner(small_pair, "recorded")
+    graphs = len(GRAPHS)
+    for n in sizes:  # a forward that no compiled code fits would raise
+        mixture._feed_alone(torch.arange(n) % 320, 0, n, keep=1)
+    assert mixture.uncompiled_forwards == 0 and len(GRAPHS) == graphs <= 4
+
+
+def test_uncompiled_forwards_are_counted_and_logged_once(
+    small_pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(model_runner, "STANCE", "eager_on_recompile")
+    mixture, tokens = mixture_runner(small_pair, "recorded"), torch.arange(30)
+    expected = mixture._feed_alone(tokens, 0, 30, keep=1)
+    torch.use_deterministic_algorithms(True)  # compiled code is for the other state
+    try:
+        for _ in range(2):
+            torch.testing.assert_close(mixture._feed_alone(tokens, 0, 30, keep=1), expected)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert mixture.uncompiled_forwards == 2
+    assert [r.getMessage()[:64] for r in caplog.records if "uncompiled" in r.getMessage()] == [
+        "a forward of Qwen2MoeForCausalLM over 30 tokens ran uncompiled, "
+    ]
 
 
 @pytest.mark.gpu
