@@ -62,7 +62,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
     """See `specpipe_kernels.rms_norm_fp8`."""
-    out = empty_fp8_rows(*x.shape, x)
+    out = empty_fp8_rows(x.shape[0], x.shape[1], x)
     _launch(x, None, weight, eps, out.values, out.scale)
     return out
 
@@ -72,7 +72,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor | Fp8Rows]:
     """Returns h = x + residual [M, H] and the RMS norm of h [M, H], for weight [H]; fp8: in 8 bits, one scale a row."""
     if fp8:
-        eight = empty_fp8_rows(*x.shape, x)
+        eight = empty_fp8_rows(x.shape[0], x.shape[1], x)
         return _launch(x, residual, weight, eps, eight.values, eight.scale), eight
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return _launch(x, residual, weight, eps, out, None), out

@@ -42,10 +42,10 @@ def quarter_of_words(words, QUARTER: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.
         )
         return tl.inline_asm_elementwise(CODE, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
     elif ASM:
-        CODE: tl.constexpr = (
+        FP16_CODE: tl.constexpr = (
             _FP16_0 if QUARTER == 0 else _FP16_1 if QUARTER == 1 else _FP16_2 if QUARTER == 2 else _FP16_3
         )
-        return tl.inline_asm_elementwise(CODE, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
+        return tl.inline_asm_elementwise(FP16_CODE, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
     else:
         return ((words >> (4 * QUARTER)) & 15).to(DTYPE) - 8.0
 

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from specpipe_kernels.layers.quantized.dequantize_int4 import dequantize_int4
 from specpipe_kernels.layers.quantized.fp8_gemm import fp8_gemm
+from specpipe_kernels.layers.quantized.quantize_rows import in_whole_tiles
 from specpipe_kernels.types import Fp8Rows, QuantizedWeight
 
 
@@ -33,7 +34,8 @@ def _fp8_product(x: Fp8Rows, weight: QuantizedWeight, bias: Tensor | None, out: 
     n, k = weight.shape
     if weight.block != (1, k) or n % 16 or k % 16:
         return fp8_gemm(x, weight, bias, out=out)
-    product = torch._scaled_mm(
-        x.values, weight.values.t(), x.scale.view(-1, 1), weight.scale.view(1, -1), bias, out_dtype=x.dtype
-    )
+    values, scale = in_whole_tiles(x)
+    product = torch._scaled_mm(values, weight.values.t(), scale, weight.scale.view(1, -1), bias, out_dtype=x.dtype)[
+        : x.values.shape[0]
+    ]
     return product if out is None else out.copy_(product)
