@@ -29,11 +29,12 @@ def timeline_section(source: RunSource) -> ReportSection | None:
             timeline, "Output tokens per second", "tokens-per-second", {"all workers": timeline.tokens_per_s}, 0
         ),
         timeline_figure(timeline, "Queue depth", "queue-depth", {"rows per worker": timeline.queue_depth}, 0),
-        timeline_figure(
-            timeline, "Occupancy", "occupancy", {"rows running": timeline.occupancy}, 1, limit=timeline.slots
-        ),
-        timeline_figure(timeline, "K", "k", {"mean over row-rounds": timeline.k}, 2),
     ]
+    if np.isfinite(timeline.occupancy).any():
+        series = {"rows running": timeline.occupancy}
+        figures.append(timeline_figure(timeline, "Occupancy", "occupancy", series, 1, limit=timeline.slots))
+    if np.isfinite(timeline.k).any():  # a run of score rows alone has no rounds
+        figures.append(timeline_figure(timeline, "K", "k", {"mean over row-rounds": timeline.k}, 2))
     if np.isfinite(timeline.acceptance_length).any():
         series = {"tokens per draft": timeline.acceptance_length}
         figures.append(timeline_figure(timeline, "Acceptance length", "acceptance-length", series, 2, floor=1.0))

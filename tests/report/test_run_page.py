@@ -154,3 +154,13 @@ def test_failing_report_does_not_fail_the_run(
         assert execute(make_job(tmp_path), backend=InProcessBackend()).exit_code == 0
     assert "report.html could not be written: ZeroDivisionError" in caplog.text
     assert pq.read_table(tmp_path / "out/telemetry/shards.parquet").num_rows
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_run_of_score_rows_alone_writes_its_page(tmp_path: Path) -> None:
+    table = {"prompt": ["a", "b"], "continuations": pa.array([["x"], ["y", "z"]], pa.list_(pa.string()))}
+    pq.write_table(pa.table(table), tmp_path / "rows.parquet")
+    result = execute(make_job(tmp_path), backend=InProcessBackend())
+    assert result.exit_code == 0 and result.summary["total_scored_tokens"] == 3
+    page = (tmp_path / "out/report.html").read_text()
+    assert "Output tokens per second over" in page and '"K over' not in page

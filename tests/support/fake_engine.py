@@ -124,7 +124,7 @@ class FakeEngine:
         seconds = time.perf_counter() - began
         return StepReport(
             k=k,
-            running=len(rows),
+            running=sum(not row.request.continuations for row in rows),
             waiting=waiting,
             slots=self.config.slots,
             seconds=seconds,
