@@ -27,9 +27,6 @@ class GemmTiling(NamedTuple):
     warps: int
     by_descriptor: bool
     """Tiles are loaded by the tensor memory accelerator instead of by each thread. Not for ROPE."""
-    early: bool = False
-    """In 8 bits: the weight's first steps are loaded before the previous launch has ended. x then passes through
-    registers, which costs more than it saves above 32 rows."""
 
 
 @cache
@@ -89,15 +86,17 @@ def _fp8_tiling(rows: int, n: int, k: int, *, epilogue: int, processors: int, he
     Tiles of RESIDUAL and GLU have as many outputs as the next product has columns a step: they share a scale.
     """
     wide = rows > 32
-    block_n, splits, stages, warps = 128, _splits(n, k, 128, 128, epilogue, 96, 4), 5, 8
     if epilogue == GLU:
-        stages = 4
-    elif epilogue == ROPE:
+        return GemmTiling(128, 128, 1, 4, 8, False)
+    if epilogue == ROPE:
         few = n < 32 * processors
         block_n = min(32 if few else 64, max(16, power_of_2(head_dim // 2)))
         splits = _splits(n, k, block_n, 128, epilogue, 160 if few or wide else 64, 4)
-        stages, warps = 4 if wide and not few else 6, 4
-    return GemmTiling(block_n, 128, splits, stages, warps, False, not wide)
+        return GemmTiling(block_n, 128, splits, 4 if wide and not few else 6, 4, False)
+    splits = _splits(n, k, 128, 128, epilogue, 96, 4)
+    if k // splits > 8192 and splits < 8:  # two programs share a multiprocessor and its shared memory
+        return GemmTiling(128, 128, 2 * splits, 4 if wide else 6, 4, False)
+    return GemmTiling(128, 128, splits, 5, 8, False)
 
 
 def _int4_tiling(rows: int, n: int, k: int, group: int, *, epilogue: int, head_dim: int) -> GemmTiling:

@@ -44,7 +44,7 @@ from specpipe_kernels.layers.layer_args import (
 )
 from specpipe_kernels.layers.prefix_attention import attend_prefixes
 from specpipe_kernels.layers.quantize_fp8 import fp8_scale, to_fp8
-from specpipe_kernels.reference.layers.quantize_rows import quantize_rows
+from specpipe_kernels.layers.quantized.quantize_rows import quantize_rows
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
@@ -391,4 +391,4 @@ def _result(out: Tensor, scale: Tensor | None, dtype: torch.dtype, *, fp8: bool)
     if not fp8:
         return out
     values = out.flatten(1)
-    return quantize_rows(values, values.shape[1]) if scale is None else Fp8Rows(values, scale, out.shape[2], dtype)
+    return quantize_rows(values) if scale is None else Fp8Rows(values, scale, out.shape[2], dtype)

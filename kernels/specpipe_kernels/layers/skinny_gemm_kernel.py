@@ -6,8 +6,7 @@ saturate the memory, SPLITS programs share K; the last one to arrive adds the pa
 not depend on timing.
 
 x and w in 8 bits go to the matrix unit as they are. Scales that change along K (of groups of columns of x, of blocks of
-w) are applied to the sums of each step, the others to those of all steps. The weight's first steps are loaded before
-the previous launch has ended: it must not write them.
+w) are applied to the sums of each step, the others to those of all steps.
 
 Epilogues fuse the element-wise work of a decoder layer:
 - GLU: a program owns the same rows of the gate and of the up projection and multiplies the results, which it may round
@@ -242,47 +241,6 @@ def _multiply(
 
 
 @triton.jit
-def _multiply_early(
-    x, weight, inputs, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile,
-    SIZES: tl.constexpr, TILES: tl.constexpr, TILE_N: tl.constexpr, GLU: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Waits for x and returns the same as `_multiply`, of operands in 8 bits; arguments as there.
-
-    Triton's pipeline loads the weight of the first steps ahead of the loop, and so before the wait. Rows and scales of
-    the two next steps are loaded into registers, which the pipeline leaves where they are.
-    """
-    STEP: tl.constexpr = SIZES.step
-    BLOCK_M: tl.constexpr = SIZES.block_m
-    BLOCK_N: tl.constexpr = TILES.block_n
-    BLOCK_K: tl.constexpr = TILES.block_k
-    acc = tl.zeros([TILE_N, BLOCK_M], tl.float32)
-    acc_high = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    x_tile = tl.zeros([BLOCK_K, BLOCK_M], tl.float8e4nv)
-    x_scale = tl.zeros([BLOCK_M], tl.float32)
-    next_x = x_tile
-    next_scale = x_scale
-    w_scale, w_scale_high = _weight_scales(inputs, first, tile_n, in_tile, SIZES, GLU)
-    for step in range(0, steps):
-        first_k = first + step * STEP
-        w_tile, w_high = _load_weight(weight, tile, first_k, k_lanes, tile_n, in_tile, SIZES, TILES, GLU)
-        if step == 0:
-            wait_for_inputs(PDL)
-            x_tile = _load_rows(x, first, k_lanes, m, rows, stride_x, SIZES, TILES)
-            next_x = _load_rows(x, first + STEP, k_lanes, m, rows, stride_x, SIZES, TILES)
-            x_scale = _row_scales(inputs, first, m, rows, SIZES)
-            next_scale = _row_scales(inputs, first + STEP, m, rows, SIZES)
-        later_x = _load_rows(x, first_k + 2 * STEP, k_lanes, m, rows, stride_x, SIZES, TILES)
-        later_scale = _row_scales(inputs, first_k + 2 * STEP, m, rows, SIZES)
-        next_w_scale, next_w_scale_high = _weight_scales(inputs, first_k + STEP, tile_n, in_tile, SIZES, GLU)
-        acc += tl.dot(w_tile, x_tile, out_dtype=tl.float32) * x_scale[None, :] * w_scale
-        if GLU:
-            acc_high += tl.dot(w_high, x_tile, out_dtype=tl.float32) * x_scale[None, :] * w_scale_high
-        x_tile, x_scale, next_x, next_scale = next_x, next_scale, later_x, later_scale
-        w_scale, w_scale_high = next_w_scale, next_w_scale_high
-    return acc, acc_high
-
-
-@triton.jit
 def _store_sums(
     acc, acc_high, parts, tile, split, entry, OTHER: tl.constexpr, PART: tl.constexpr, SPLITS: tl.constexpr
 ):
@@ -377,13 +335,7 @@ def _skinny_gemm_kernel(
         rotated_mask = mask & (head < HEADS.q_heads + HEADS.kv_heads)
         if PREFETCH:
             rotations = _load_rotations(rope, position, last_position, lane, rotated_mask, D)
-    if TILES.early:
-        acc, acc_high = _multiply_early(
-            x, weight, inputs, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N,
-            GLU, PDL,
-        )  # fmt: skip
-    else:
-        wait_for_inputs(PDL)
+    wait_for_inputs(PDL)
     if EPILOGUE == 2:
         residual_at = inputs.residual + m[None, :].to(tl.int64) * stride_residual + n[:, None]
         if PREFETCH:
@@ -394,7 +346,7 @@ def _skinny_gemm_kernel(
         acc, acc_high = multiply_int4(
             x, weight, inputs, first, steps, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N, GLU, PDL
         )
-    elif not TILES.early:
+    else:
         acc, acc_high = _multiply(
             x, weight, inputs, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N,
             GLU,
