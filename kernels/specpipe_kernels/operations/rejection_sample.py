@@ -49,8 +49,8 @@ def rejection_sample(
             not read. None: drawn here.
         method: standard (arXiv 2211.17192), block (arXiv 2403.10444, Algorithm 2), invariant (arXiv 2408.07978; reads
             no draft_logits) or synthetic (accepts at given rates; its output is not the target's).
-        synthetic_rates: [K] fp32, unconditional acceptance rates, between 0 and 1 and non-increasing (checked on a CPU,
-            and in strict mode); exactly with method synthetic.
+        synthetic_rates: [K] fp32, unconditional acceptance rates, between 0 and 1 and non-increasing (checked in strict
+            mode, which reads them on the host); exactly with method synthetic.
         counts: [4, K+1] int64, incremented in place, by position of a valid request: drafts reached, drafts accepted,
             rejections (a token was recovered), bonus tokens.
 
@@ -86,9 +86,9 @@ def rejection_sample(
     if synthetic_rates is not None and synthetic_rates.shape != (k,):
         raise ValueError(f"synthetic_rates {list(synthetic_rates.shape)}; expected [K] = [{k}]")
     strict = is_strict(target_logits)
-    if synthetic_rates is not None and (strict or synthetic_rates.is_cpu):
-        check_rates(synthetic_rates)
     if strict:
+        if synthetic_rates is not None:
+            check_rates(synthetic_rates)
         check_sampling(sampling)
         check_round(
             target_logits, draft_tokens, num_draft_tokens, cu_rows, draft_rows, draft_logits, draft_lse, bonus_tokens

@@ -34,7 +34,6 @@ from specpipe_kernels.sampling.device.row_spans import (
     common_scores,
     draw_from_span,
     largest_of_span,
-    log_sum_exp,
     span_of,
     status_of,
 )
@@ -130,7 +129,7 @@ def _sample_kernel(
         status, largest, log_masses = load_log_masses(
             statistics.masses, statistics.references, item, inverse, chunks, parts, per, CHUNKS
         )  # fmt: skip
-        lse = log_sum_exp(largest, inverse, tl.sum(tl.exp(log_masses)))
+        lse = largest.to(tl.float64) * inverse.to(tl.float64) + tl.log(tl.sum(tl.exp(log_masses))).to(tl.float64)
         if purpose == _INVARIANT:
             references = load_part(statistics.references + row64 * parts + lane, used, 0.0)
             _, drawn = best_of(common_scores(scores, references, inverse, 0), tokens)

@@ -24,7 +24,7 @@ def _score_tokens_kernel(
     BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(PDL)
-    inverse = tl.full([], 1.0, tl.float32)  # 1 / temperature, as a tensor: `row_lse` converts it
+    inverse = tl.full([], 1.0, tl.float32)  # 1 / temperature
     item = tl.program_id(0) // parts
     part = tl.program_id(0) % parts
     row = logits + item.to(tl.int64) * stride
@@ -42,11 +42,11 @@ def _score_tokens_kernel(
         return
     items = item + tl.arange(0, 1)
     here = items == item
-    _, lse = row_lse(spans.scores, spans.references, items, inverse, parts, here, PARTS)
+    _, reference, log_mass = row_lse(spans.scores, spans.references, items, inverse, parts, here, PARTS)
     status, greedy = best_tokens(largest.scores, None, largest.tokens, items, inverse, parts, here, PARTS)
     own = tl.load(tokens + items).to(tl.int32)
     x = load_tile(row, own, vocab)
-    tl.store(out.logprobs + items, tl.where(status == 0, (x - lse).to(tl.float32), float("nan")))
+    tl.store(out.logprobs + items, tl.where(status == 0, x - reference - log_mass, float("nan")))
     tl.store(out.is_greedy + items, (status == 0) & (greedy == own))
 
 

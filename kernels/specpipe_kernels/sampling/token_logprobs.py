@@ -89,16 +89,15 @@ def _token_logprobs_kernel(
     if ~is_last(counters, item, parts):
         return
     items = item + tl.arange(0, 1)
-    _, lse = row_lse(spans.scores, spans.references, items, inverse, parts, items == item, PARTS)
+    _, reference, log_mass = row_lse(spans.scores, spans.references, items, inverse, parts, items == item, PARTS)
     token = tl.load(emission.tokens + request.to(tl.int64) * stride_tokens + position)
     offsets = token + tl.arange(0, 1)
     x = load_tile(row, offsets, source.vocab)
     kept = x > float("-inf")
     if cut:
         kept = is_kept(x, offsets, source.bounds, item, TRUNCATED)
-    kept = kept | ((lse != lse) & (offsets < source.vocab))  # NaN, also where the token's own logit is NaN
-    logprob = (x.to(tl.float64) * inverse.to(tl.float64) - lse).to(tl.float32)
-    tl.store(out.logprobs + items, tl.where(kept, logprob, float("-inf")))
+    kept = kept | ((log_mass != log_mass) & (offsets < source.vocab))  # NaN, also where the token's own logit is NaN
+    tl.store(out.logprobs + items, tl.where(kept, (x - reference) * inverse - log_mass, float("-inf")))
     if TOP > 1:
         place = tl.arange(0, PARTS * TOP)
         in_range = place < parts * TOP
@@ -109,7 +108,7 @@ def _token_logprobs_kernel(
         if cut:
             kept = is_kept(x, tokens, source.bounds, item, TRUNCATED)
         tl.store(out.top_tokens + at_top, tl.where(kept, tokens, -1).to(tl.int64), mask=lane < n)
-        logprobs = (x.to(tl.float64) * inverse.to(tl.float64) - lse).to(tl.float32)
+        logprobs = (x - reference) * inverse - log_mass
         tl.store(out.top_logprobs + at_top, tl.where(kept, logprobs, float("nan")), mask=lane < n)
 
 

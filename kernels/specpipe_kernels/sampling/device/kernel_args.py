@@ -145,10 +145,13 @@ class ChunkStatistics(NamedTuple):
 class ScanResults(NamedTuple):
     """Results of scanning R requests, which later launches read; undefined where nothing was scanned."""
 
-    p_lse: Tensor
-    """[R, K+1] fp64: log-sum-exps of p."""
-    q_lse: Tensor
-    """[R, K+1] fp64: log-sum-exps of q; 0 with one-hot proposals."""
+    p_reference: Tensor
+    """[R, K+1] fp32: a large logit of p, which the mass refers to."""
+    p_log_mass: Tensor
+    """[R, K+1] fp32: logarithm of the mass of p."""
+    q_reference: Tensor
+    """[R, K+1] fp32, as are the others; undefined with one-hot proposals."""
+    q_log_mass: Tensor
     weight: Tensor | None
     """[R, K+1] fp32: p_i of block verification."""
     undecided: Tensor | None

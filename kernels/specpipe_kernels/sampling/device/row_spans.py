@@ -192,15 +192,6 @@ def status_of_masses(mass, reference, AXIS: tl.constexpr):
 
 
 @triton.jit
-def log_sum_exp(reference, inverse, mass):
-    """Returns the fp64 log-sum-exp of logits over temperature from their mass relative to `reference`.
-
-    In fp32 it would be off by 1 from 1.7e7 on: ties of logits of 17 at temperature 1e-6 would lose their probability.
-    """
-    return reference.to(tl.float64) * inverse.to(tl.float64) + tl.log(mass).to(tl.float64)
-
-
-@triton.jit
 def load_parts(values, item, parts, mask, other, PARTS: tl.constexpr):
     """Returns [N, PARTS] values of the rows `item` [N]."""
     part = tl.arange(0, PARTS)
@@ -210,13 +201,18 @@ def load_parts(values, item, parts, mask, other, PARTS: tl.constexpr):
 
 @triton.jit
 def row_lse(part_mass, part_reference, item, inverse, parts, mask, PARTS: tl.constexpr):
-    """Returns status and fp64 log-sum-exp (NaN where invalid) of the rows `item` [N]."""
+    """Returns status, largest logit, and log of the mass relative to it (NaN where invalid) of the rows `item` [N].
+
+    Their sum, the log-sum-exp, would have no fraction left in fp32 at low temperatures: ties of logits of 17 would lose
+    their probability at 1e-6.
+    """
     masses = load_parts(part_mass, item, parts, mask, 0.0, PARTS)
     references = load_parts(part_reference, item, parts, mask, 0.0, PARTS)
     status, largest = status_of_masses(masses, references, 1)
     # A span without mass may have any reference.
     scaled = tl.where(masses > 0.0, masses * tl.exp((references - largest[:, None]) * inverse), 0.0)
-    return status, tl.where(status == 1, float("nan"), log_sum_exp(largest, inverse, tl.sum(scaled, 1)))
+    log_mass = tl.where(status == 1, float("nan"), tl.log(tl.sum(scaled, 1)))
+    return status, finite_or_zero(largest), log_mass
 
 
 @triton.jit

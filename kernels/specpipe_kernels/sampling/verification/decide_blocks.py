@@ -53,8 +53,7 @@ def _block_mass_kernel(
     begin, end = span_of(part, steps, p.vocab, BLOCK)
     lane = tl.arange(0, K_PAD)
     # Loaded before the wait: verification does not write these.
-    temp = tl.load(streams.temperature + request)
-    inverse = inverse_temperature(temp)
+    inverse = inverse_temperature(tl.load(streams.temperature + request))
     count, drafts = load_drafts(proposals.tokens, stride_draft, proposals.counts, request, k, K_PAD)
     eta = uniform(tl.load(streams.seeds + request), tl.load(streams.positions + request) + lane, lane, _BLOCK)
     wait_for_inputs(PDL)
@@ -62,8 +61,10 @@ def _block_mass_kernel(
     items = request * (k + 1) + lane
     bits = tl.load(results.undecided + request)
     weights = tl.load(results.weight + items + 1, mask=lane < count, other=0.0)
-    p_lse = tl.load(results.p_lse + items + 1, mask=lane < count, other=0.0) - tl.log(weights)
-    q_lse = tl.load(results.q_lse + items + 1, mask=lane < count, other=0.0)
+    p_reference = tl.load(results.p_reference + items + 1, mask=lane < count, other=0.0)
+    p_log_mass = tl.load(results.p_log_mass + items + 1, mask=lane < count, other=0.0) - tl.log(weights)
+    q_reference = tl.load(results.q_reference + items + 1, mask=lane < count, other=0.0)
+    q_log_mass = tl.load(results.q_log_mass + items + 1, mask=lane < count, other=0.0)
     if bits == 0:
         return
     for i in range(1, k):
@@ -72,8 +73,8 @@ def _block_mass_kernel(
             item = request * (k + 1) + i
             row = row_pointer(p, request, position)
             q_row = row_pointer(q, request, position)
-            p_scale = log_prob_scale(tl.sum(tl.where(lane == i - 1, p_lse, 0.0)), temp, inverse)
-            q_scale = log_prob_scale(tl.sum(tl.where(lane == i - 1, q_lse, 0.0)), temp, inverse)
+            p_scale = log_prob_scale(p_reference, p_log_mass, lane == i - 1, inverse)
+            q_scale = log_prob_scale(q_reference, q_log_mass, lane == i - 1, inverse)
             mass = residual_mass(
                 row, q_row, begin, end, p.vocab, q.vocab, p_scale, p.bounds, item,
                 q_scale, q.bounds, request * k + i, TRUNCATED, BLOCK,

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from specpipe_kernels.sampling.device.fast_math import LN_2, LOG2_E, fast_exp2, fast_log2
 from specpipe_kernels.sampling.device.kernel_args import LogitsArgs
-from specpipe_kernels.sampling.device.logit_rows import MAX_INVERSE, LogitRows, row_pointer
+from specpipe_kernels.sampling.device.logit_rows import MAX_INVERSE, LogitRows, inverse_temperature, row_pointer
 from specpipe_kernels.types import Bounds
 
 _SERIES_ABOVE = tl.constexpr(-0.25)
@@ -37,15 +37,14 @@ def draft_logits(source, request, position, token, mask):
 
 
 @triton.jit
-def draft_log_probs(x, token, bounds, item, lse, inverse, TRUNCATED: tl.constexpr):
+def draft_log_probs(x, token, bounds, item, reference, log_mass, inverse, TRUNCATED: tl.constexpr):
     """Returns log-probabilities of draft tokens with logits x [K_PAD]; -inf where truncated."""
     inside = x > float("-inf")
     if TRUNCATED:
         logit = tl.load(bounds.logit + item, mask=inside, other=0.0)
         tied = (x == logit) & (token <= tl.load(bounds.token + item, mask=inside, other=0))
         inside = inside & ((x > logit) | tied)
-    log_prob = x.to(tl.float64) * inverse.to(tl.float64) - lse
-    return tl.where(inside, log_prob.to(tl.float32), float("-inf"))
+    return tl.where(inside, (x - reference) * inverse - log_mass, float("-inf"))
 
 
 class LogProbScale(NamedTuple):
@@ -62,11 +61,18 @@ class LogProbScale(NamedTuple):
 
 
 @triton.jit
-def log_prob_scale(lse, temperature, inverse):
-    """Returns the `LogProbScale` of a row from its fp64 log-sum-exp, less the logarithm of a weight if there is one."""
+def split_lse(lse, temperature):
+    """Returns a logit near the largest one, and the rest of fp64 log-sum-exps [K_PAD], both fp32."""
+    lse = lse.to(tl.float64)
     reference = (lse * tl.maximum(temperature, 1.0 / MAX_INVERSE)).to(tl.float32)
-    shift = (lse - reference.to(tl.float64) * inverse.to(tl.float64)).to(tl.float32)
-    return LogProbScale(reference, inverse * LOG2_E, shift * LOG2_E)
+    return reference, (lse - reference.to(tl.float64) * inverse_temperature(temperature).to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def log_prob_scale(references, log_masses, chosen, inverse):
+    """Returns the `LogProbScale` of the chosen row among [K_PAD]."""
+    reference = tl.sum(tl.where(chosen, references, 0.0))
+    return LogProbScale(reference, inverse * LOG2_E, tl.sum(tl.where(chosen, log_masses, 0.0)) * LOG2_E)
 
 
 @triton.jit

@@ -26,7 +26,6 @@ from specpipe_kernels.sampling.device.kernel_args import (
     VerdictArgs,
 )
 from specpipe_kernels.sampling.device.logit_rows import (
-    doubles,
     floats,
     int32s,
     int64s,
@@ -38,7 +37,12 @@ from specpipe_kernels.sampling.device.logit_rows import (
     row_tiling,
 )
 from specpipe_kernels.sampling.device.row_spans import best_tokens, largest_of_span, mass_of_span, row_lse, span_of
-from specpipe_kernels.sampling.verification.distributions import Distribution, draft_log_probs, draft_logits
+from specpipe_kernels.sampling.verification.distributions import (
+    Distribution,
+    draft_log_probs,
+    draft_logits,
+    split_lse,
+)
 
 # More registers would leave too few warps to hide memory latency. With few programs, registers are available.
 MAX_REGISTERS, FEW_REGISTERS = 64, 128
@@ -71,8 +75,10 @@ class RequestDrafts(NamedTuple):
     """[K_PAD] fp32: logits of p."""
     x_q: Any
     """[K_PAD] fp32: logits of q."""
-    lse_q: Any
-    """[K_PAD] fp64: log-sum-exps of q, where given."""
+    reference_q: Any
+    """[K_PAD] fp32: a logit of q near the largest one, where log-sum-exps are given."""
+    log_mass_q: Any
+    """[K_PAD] fp32: log-sum-exps less that logit over temperature."""
 
 
 class DraftComparison(NamedTuple):
@@ -145,15 +151,17 @@ def _load_request(
     verified = i < tl.where(temp > 0.0, num_drafts, 0)
     x_p = draft_logits(p, request, i, tokens, verified)
     x_q = tl.zeros([K_PAD], tl.float32)
-    lse_q = tl.zeros([K_PAD], tl.float64)
+    reference_q = tl.zeros([K_PAD], tl.float32)
+    log_mass_q = tl.zeros([K_PAD], tl.float32)
     if not ONE_HOT:
         x_q = draft_logits(q, request, i, tokens, verified)
         if proposals.lse is not None:
             group = request.to(tl.int64)
             if q.row_map is not None:
                 group = tl.load(q.row_map + request).to(tl.int64)
-            lse_q = tl.load(proposals.lse + group * stride_lse + i, mask=verified, other=0.0).to(tl.float64)
-    return x, RequestDrafts(temp, seed, at, num_drafts, tokens, verified, x_p, x_q, lse_q)
+            lse_q = tl.load(proposals.lse + group * stride_lse + i, mask=verified, other=0.0)
+            reference_q, log_mass_q = split_lse(lse_q, temp)
+    return x, RequestDrafts(temp, seed, at, num_drafts, tokens, verified, x_p, x_q, reference_q, log_mass_q)
 
 
 @triton.jit
@@ -235,28 +243,36 @@ def compare_drafts(
     items = request * (k + 1) + i
     verified = drafts.verified
     inverse = inverse_temperature(drafts.temp)
-    lse = tl.zeros([K_PAD], tl.float64)
+    reference = tl.zeros([K_PAD], tl.float32)
+    log_mass = tl.zeros([K_PAD], tl.float32)
     best = tl.full([K_PAD], -1, tl.int32)
     if drafts.temp > 0.0:
-        status, lse = row_lse(memory.p.scores, memory.p.references, items, inverse, p_parts, here, PARTS)
+        status, reference, log_mass = row_lse(
+            memory.p.scores, memory.p.references, items, inverse, p_parts, here, PARTS
+        )
     else:
         status, best = best_tokens(
             memory.p.scores, None, memory.p.tokens, items, inverse, p_parts, here, PARTS
         )  # fmt: skip
     status = tl.where(here, status, 0)
-    tl.store(results.p_lse + items, lse, mask=verified)
-    log_p = draft_log_probs(drafts.x_p, drafts.tokens, p.bounds, items, lse, inverse, TRUNCATED)
+    tl.store(results.p_reference + items, reference, mask=verified)
+    tl.store(results.p_log_mass + items, log_mass, mask=verified)
+    log_p = draft_log_probs(drafts.x_p, drafts.tokens, p.bounds, items, reference, log_mass, inverse, TRUNCATED)
     log_q = tl.zeros([K_PAD], tl.float32)
     if not ONE_HOT:
         q_items = request * k + i
-        lse_q = drafts.lse_q
+        reference = drafts.reference_q
+        log_mass = drafts.log_mass_q
         if memory.q.scores is not None:
-            q_status, lse_q = row_lse(memory.q.scores, memory.q.references, q_items, inverse, q_parts, verified, PARTS)
+            q_status, reference, log_mass = row_lse(
+                memory.q.scores, memory.q.references, q_items, inverse, q_parts, verified, PARTS
+            )
         else:
-            q_status = tl.where(lse_q == float("-inf"), 2, tl.where(lse_q < float("inf"), 0, 1))
-        tl.store(results.q_lse + items, lse_q, mask=verified)
+            q_status = tl.where(reference == float("-inf"), 2, tl.where(reference < float("inf"), 0, 1))
+        tl.store(results.q_reference + items, reference, mask=verified)
+        tl.store(results.q_log_mass + items, log_mass, mask=verified)
         status = tl.where(verified & (status == 0), q_status, status)
-        log_q = draft_log_probs(drafts.x_q, drafts.tokens, q.bounds, q_items, lse_q, inverse, TRUNCATED)
+        log_q = draft_log_probs(drafts.x_q, drafts.tokens, q.bounds, q_items, reference, log_mass, inverse, TRUNCATED)
     return DraftComparison(status, best, log_p, log_q)
 
 
@@ -289,8 +305,7 @@ def launch_scan(
     if scan_q:
         q_spans = SpanStatistics(floats(like, requests, k, q_parts), floats(like, requests, k, q_parts), None)
     done = ScanResults(
-        doubles(like, requests, k + 1),
-        doubles(like, requests, k + 1),
+        *(floats(like, requests, k + 1) for _ in range(4)),
         floats(like, requests, k + 1) if by_block else None,
         int64s(like, requests) if by_block else None,
     )

@@ -94,10 +94,13 @@ def _draw_kernel(
     status = tl.load(out.status + request)
     i = tl.load(out.accepted + request)
     item = request * (k + 1) + i
-    p_lse = tl.load(results.p_lse + request64 * (k + 1) + lane, mask=lane <= k, other=0.0)
-    q_lse = tl.load(results.q_lse + request64 * (k + 1) + lane, mask=lane <= k, other=0.0)
+    items = request64 * (k + 1) + lane
+    p_references = tl.load(results.p_reference + items, mask=lane <= k, other=0.0)
+    p_log_masses = tl.load(results.p_log_mass + items, mask=lane <= k, other=0.0)
+    q_references = tl.load(results.q_reference + items, mask=lane <= k, other=0.0)
+    q_log_masses = tl.load(results.q_log_mass + items, mask=lane <= k, other=0.0)
     if WEIGHTED:
-        p_lse -= tl.log(tl.load(results.weight + request64 * (k + 1) + lane, mask=lane <= k, other=1.0))
+        p_log_masses -= tl.log(tl.load(results.weight + items, mask=lane <= k, other=1.0))
     if ~(temp > 0.0) | (status != 0):
         return
     position += i
@@ -117,8 +120,8 @@ def _draw_kernel(
     partial = request64 * parts + part
     # Values of the residual; a bonus row has none.
     ended = (lane == i) & rejected
-    p_scale = log_prob_scale(tl.sum(tl.where(ended, p_lse, 0.0)), temp, inverse)
-    q_scale = log_prob_scale(tl.sum(tl.where(ended, q_lse, 0.0)), temp, inverse)
+    p_scale = log_prob_scale(p_references, p_log_masses, ended, inverse)
+    q_scale = log_prob_scale(q_references, q_log_masses, ended, inverse)
     draft = tl.sum(tl.where(ended, drafts + 1, 0)) - 1
     if rejected:
         if SINGLE:
