@@ -18,6 +18,7 @@ from specpipe.cli.options import log_json_option, set_option, verbose_option
 @click.option("--dry-run", is_flag=True, help="Check the job, its models and data, and print the plan; run nothing.")
 @click.option("--retry-failed", is_flag=True, help="Also run rows again whose output has an error.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Run only the first N rows (data.limit).")
+@click.option("--benchmark", is_flag=True, help="Print the totals as serving benchmarks do.")
 @set_option
 @verbose_option
 @log_json_option
@@ -32,6 +33,7 @@ def run(
     dry_run: bool,
     retry_failed: bool,
     limit: int | None,
+    benchmark: bool,
     overrides: tuple[str, ...],
     verbose: bool,
     log_json: bool,
@@ -72,6 +74,10 @@ def run(
         result = execute(spec, viewer=viewer, backend=backend, retry_failed=retry_failed)
     if log_json:
         log_result(result)
+    elif benchmark:
+        from specpipe.cli.benchmark_report import benchmark_report
+
+        click.echo(benchmark_report(result.summary))
     else:
         print_result(result, spec.output.max_failed_rows)
     ctx.exit(result.exit_code)

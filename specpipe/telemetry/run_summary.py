@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +26,8 @@ class RunFacts:
     """Starts of the run, this one included."""
     synthetic: bool
     peak_output_throughput: float
+    peak_concurrent_requests: float = 0.0
+    """Highest number of running rows of any interval of the timeline; 0 without one."""
     workers: Mapping[str, Mapping[str, Any]]
     """Facts of each worker of this start: device, model_load_s, …"""
     versions: Mapping[str, str]
@@ -121,6 +124,15 @@ def _per_worker(shards: pa.Table, facts: RunFacts) -> dict[str, dict[str, Any]]:
 _WORKERS_SUMS = ("rows", "output_tokens", "busy_s")
 
 
+def _max_concurrency(shards: pa.Table) -> int:
+    """Returns the slots of all workers of the start that had most."""
+    slots: dict[int, dict[str, int]] = {}
+    for row in shards.select(["epoch", "worker", "slots"]).to_pylist():
+        workers = slots.setdefault(row["epoch"], {})
+        workers[row["worker"]] = max(row["slots"], workers.get(row["worker"], 0))
+    return max((sum(workers.values()) for workers in slots.values()), default=0)
+
+
 def summarise(shards: pa.Table, facts: RunFacts) -> dict[str, Any]:
     """Returns the summary of all published parts of a run, over all of its starts, as JSON values.
 
@@ -159,6 +171,9 @@ def summarise(shards: pa.Table, facts: RunFacts) -> dict[str, Any]:
         "scored_throughput": per_second(scored),
         # A run shorter than an interval has no complete one; its peak is at least its mean.
         "peak_output_throughput": max(facts.peak_output_throughput, per_second(tokens_out)),
+        "max_concurrency": _max_concurrency(shards),
+        # A run shorter than an interval has no timeline.
+        "peak_concurrent_requests": ceil(max(facts.peak_concurrent_requests, *shards["mean_occupancy"].to_pylist(), 0)),
         **_latency(shards, "ttft"),
         **_latency(shards, "tpot"),
         **_latency(shards, "itl"),

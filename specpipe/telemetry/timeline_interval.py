@@ -61,11 +61,11 @@ def timeline_batch(intervals: Iterable[TimelineInterval]) -> pa.RecordBatch:
     )
 
 
-def peak_tokens_per_s(timelines: Iterable[pa.Table]) -> float:
-    """Returns the largest output tokens per second of any interval, summed over workers; 0.0 for an empty timeline."""
+def peak(timelines: Iterable[pa.Table], column: str) -> float:
+    """Returns the largest value of a column in any interval, summed over workers; 0.0 for an empty timeline."""
     best = 0.0
     for table in timelines:
         if table.num_rows:
-            sums = table.group_by("second").aggregate([("tokens_per_s", "sum")])
-            best = max(best, max(sums["tokens_per_s_sum"].to_pylist()))
+            sums = table.group_by("second").aggregate([(column, "sum")])
+            best = max(best, max(sums[f"{column}_sum"].to_pylist()))
     return float(best)

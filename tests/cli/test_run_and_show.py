@@ -1,6 +1,7 @@
 """`specpipe run` and `specpipe show`: messages, exit codes, no traceback for mistakes of the user."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import yaml
 from click.testing import CliRunner, Result
 from support.fake_workers import InProcessBackend, make_job
 
+from specpipe.cli.benchmark_report import benchmark_report
 from specpipe.cli.main import main
 from specpipe.pipeline.run.run import execute
 from specpipe.pipeline.store.lock import RunLock
@@ -180,3 +182,16 @@ def test_numbers_of_thousands_of_digits_are_named_shortly(job: Path) -> None:
     result = specpipe("run", job, "--dry-run", "--set", f"seed={'9' * 6000}")
     assert_rejected(result, "a number of more than 4,300 digits")
     assert len(result.stderr) < 300
+
+
+def test_benchmark_prints_the_figures_of_serving_benchmarks_in_their_order(folder: Path) -> None:
+    summary = json.loads(specpipe("show", folder / "out", "--json").stdout)
+    names = re.findall(r"^ *([A-Z].*?):", benchmark_report(summary), re.MULTILINE)
+    assert names[:12] == [
+        "Successful requests", "Failed requests", "Maximum request concurrency", "Benchmark duration (s)",
+        "Total input tokens", "Total generated tokens", "Request throughput (req/s)", "Output token throughput (tok/s)",
+        "Peak output token throughput (tok/s)", "Peak concurrent requests", "Total token throughput (tok/s)",
+        "Mean TTFT (ms)",
+    ]  # fmt: skip
+    assert names[-4:] == ["Per-position acceptance (%)", "Position 0", "Position 1", "Position 2"]
+    assert summary["max_concurrency"] >= summary["peak_concurrent_requests"] > 0

@@ -1,7 +1,7 @@
 import pytest
 
 from specpipe.core import AcceptanceCounts, ShardRound, SpeculationPlan, StepReport
-from specpipe.telemetry.timeline_interval import peak_tokens_per_s, timeline_batch
+from specpipe.telemetry.timeline_interval import peak, timeline_batch
 from specpipe.telemetry.timeline_sampler import TimelineSampler
 
 
@@ -72,5 +72,5 @@ def test_peak_sums_over_workers() -> None:
         sampler.add(step(0, 4, 40 if worker == "a" else 0), queue_depth=0, now=51.5)
         samples += sampler.since(0, now=60)
     table = pa.Table.from_batches([timeline_batch(samples)])
-    assert peak_tokens_per_s([table]) == 60.0
-    assert peak_tokens_per_s([table.slice(0, 0)]) == 0.0
+    assert peak([table], "tokens_per_s") == 60.0
+    assert peak([table.slice(0, 0)], "tokens_per_s") == 0.0

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from specpipe.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INCOMPLETE, EXIT_INTERRUPTED, SpecpipeError
 from specpipe.pipeline.store.folder import COSTS, SHARDS, SUMMARY, RunFolder
 from specpipe.pipeline.store.manifest import Manifest
-from specpipe.pipeline.store.timeline_file import parquet_bytes, peak_of
+from specpipe.pipeline.store.timeline_file import parquet_bytes, peaks_of
 from specpipe.speculation.estimates.round_costs import RoundCosts
 from specpipe.telemetry.run_summary import RunFacts, summarise
 
@@ -33,7 +33,7 @@ def build_summary(
         failed_shards=failed_shards,
         starts=folder.epoch(),
         synthetic=manifest.synthetic,
-        peak_output_throughput=peak_of(folder),
+        **peaks_of(folder),
         workers=workers,
         versions=versions,
     )

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from specpipe.errors import OutputError
 from specpipe.pipeline.store.folder import RunFolder
-from specpipe.telemetry.timeline_interval import TimelineInterval, peak_tokens_per_s, timeline_batch, timeline_schema
+from specpipe.telemetry.timeline_interval import TimelineInterval, peak, timeline_batch, timeline_schema
 
 log = logging.getLogger(__name__)
 _FIRST_FLUSH_S = 30.0
@@ -65,6 +65,10 @@ def read_timelines(folder: RunFolder, columns: Sequence[str] | None = None) -> l
     return tables
 
 
-def peak_of(folder: RunFolder) -> float:
-    """Returns the highest output tokens per second of any interval of any start, over all workers."""
-    return peak_tokens_per_s(read_timelines(folder, ["second", "tokens_per_s"]))
+def peaks_of(folder: RunFolder) -> dict[str, float]:
+    """Returns the highest values of any interval of any start, over all workers: tokens per second, running rows."""
+    timelines = read_timelines(folder, ["second", "tokens_per_s", "occupancy"])
+    return {
+        "peak_output_throughput": peak(timelines, "tokens_per_s"),
+        "peak_concurrent_requests": peak(timelines, "occupancy"),
+    }
