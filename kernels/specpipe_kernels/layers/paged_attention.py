@@ -33,7 +33,6 @@ from specpipe_kernels.layers.attention_blocks import (
     scale_logits,
     zero_sums,
 )
-from specpipe_kernels.layers.gemm_tiling import MAX_ROWS
 from specpipe_kernels.layers.layer_args import (
     AttentionSizes,
     LogitArgs,
@@ -49,7 +48,7 @@ from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
-from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, PrefixArgs
+from specpipe_kernels.types import MAX_FP8_ROWS, UNSCALED, Fp8Rows, KVScales, PrefixArgs
 
 _SHORT_QUERIES = 512
 """Tokens of a row up to which prefills load half a page at a time. Measured on an H200: 85 rows of 96 tokens behind
@@ -351,7 +350,7 @@ def paged_attention(
     assert k_pages.is_contiguous() and v_pages.is_contiguous() and k_pages.shape[1:] == (kv_heads, page_size, k_dim)
     assert block_tables.stride(1) == 1 and cu_queries.is_contiguous() and starts.is_contiguous()
     assert q_heads % kv_heads == 0 and page_size >= 16 and page_size & (page_size - 1) == 0
-    by_head = fp8 and tokens <= MAX_ROWS  # products of more rows need one scale a row
+    by_head = fp8 and tokens <= MAX_FP8_ROWS  # products of more rows need one scale a row
     out = query.new_empty(tokens, q_heads, v_dim, dtype=torch.float8_e4m3fn if by_head else query.dtype)
     out_scale = query.new_empty(q_heads, tokens, dtype=torch.float32) if by_head else None
     if tokens == 0:

@@ -21,7 +21,6 @@ from specpipe.engine.forward.kv_pages import pages_of
 from specpipe.engine.forward.merged_projections import concatenate_biases, concatenate_weights, weight_of
 from specpipe.engine.forward.mixture import Mixture, mixture_of
 from specpipe_kernels import (
-    MAX_FP8_ROWS,
     Fp8Rows,
     Normed,
     Weight,
@@ -244,7 +243,7 @@ class FusedStack:
 
     @staticmethod
     def _attend(layer: _Layer, query: Tensor, batch: AttentionBatch) -> Tensor | Fp8Rows:
-        """query [N, Hq, D] → attention output [N, Hq * D]; in 8 bits where the next product takes them by head."""
+        """query [N, Hq, D] → attention output [N, Hq * D], in 8 bits for an 8-bit product."""
         pages = pages_of(layer.attention)
         out = paged_attention(
             query,
@@ -259,6 +258,6 @@ class FusedStack:
             sinks=layer.sinks,
             prefix=batch.prefix,
             scales=pages.scales,
-            fp8=is_fp8(layer.out) and query.shape[0] <= MAX_FP8_ROWS,
+            fp8=is_fp8(layer.out),
         )
         return out.view(out.shape[0], -1) if isinstance(out, Tensor) else out
