@@ -241,9 +241,7 @@ def _multiply(
 
 
 @triton.jit
-def _store_sums(
-    acc, acc_high, parts, tile, split, entry, OTHER: tl.constexpr, PART: tl.constexpr, SPLITS: tl.constexpr
-):
+def store_sums(acc, acc_high, parts, tile, split, entry, OTHER: tl.constexpr, PART: tl.constexpr, SPLITS: tl.constexpr):
     """Stores the sums of one split, and returns the number of splits of the tile that were stored before.
 
     entry, like acc: places in a part of PART values. acc_high lies OTHER values further; 0 where there is none.
@@ -257,7 +255,7 @@ def _store_sums(
 
 
 @triton.jit
-def _add_splits(acc, acc_high, parts, tile, entry, OTHER: tl.constexpr, PART: tl.constexpr, SPLITS: tl.constexpr):
+def add_splits(acc, acc_high, parts, tile, entry, OTHER: tl.constexpr, PART: tl.constexpr, SPLITS: tl.constexpr):
     """Returns the sums of all splits, added in order, in the shapes of acc and acc_high; resets the tile's counter."""
     tl.store(parts.arrivals + tile, 0)
     acc = tl.zeros(acc.shape, tl.float32)
@@ -356,10 +354,10 @@ def _skinny_gemm_kernel(
         PART: tl.constexpr = BLOCK_N * BLOCK_M * (2 if PAIR > 0 else 1)
         OTHER: tl.constexpr = BLOCK_N * BLOCK_M if GLU else 0
         entry = tl.arange(0, TILE_N)[:, None] * BLOCK_M + m[None, :]
-        arrived = _store_sums(acc, acc_high, parts, tile, split, entry, OTHER, PART, SPLITS)
+        arrived = store_sums(acc, acc_high, parts, tile, split, entry, OTHER, PART, SPLITS)
         if arrived < SPLITS - 1:
             return
-        acc, acc_high = _add_splits(acc, acc_high, parts, tile, entry, OTHER, PART, SPLITS)
+        acc, acc_high = add_splits(acc, acc_high, parts, tile, entry, OTHER, PART, SPLITS)
 
     if ROPE:
         acc, acc_high = acc.reshape(2, BLOCK_N, BLOCK_M).permute(1, 2, 0).split()

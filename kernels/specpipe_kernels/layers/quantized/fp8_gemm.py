@@ -1,11 +1,13 @@
 """Products of 8-bit rows and 8-bit weights for many rows: any size, scales by channel or by block of the weight.
 
-For what the vendor's library refuses. A program owns a tile of the result and walks K; scales of channels and rows are
-applied to the sums, those of blocks to the sums over their columns.
+For what the vendor's library refuses, and where its tiles leave half of the GPU idle. A program owns a tile of the
+result and walks K, or its share of K: the last one to arrive adds the parts in a fixed order. Scales of channels and
+rows are applied to the sums, those of blocks to the sums over their columns.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from specpipe_kernels.layers.layer_args import SplitSums
+from specpipe_kernels.layers.skinny_gemm_kernel import add_splits, store_sums
+from specpipe_kernels.runtime.arrival_counters import arrivals
+from specpipe_kernels.runtime.backend import processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv
 from specpipe_kernels.types import Fp8Rows, QuantizedWeight
@@ -30,6 +36,8 @@ class Fp8Tiling(NamedTuple):
     warps: int
     by_descriptor: bool
     """Tiles are loaded by the tensor memory accelerator instead of by each thread."""
+    splits: int = 1
+    """Programs that share K."""
 
 
 class Fp8Scales(NamedTuple):
@@ -56,7 +64,7 @@ class Fp8Sizes(NamedTuple):
 
 @triton.jit(do_not_specialize=["rows"])
 def _fp8_gemm_kernel(
-    x, weight, scales, bias, out, rows, stride_x, SIZES: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+    x, weight, scales, bias, out, parts, rows, stride_x, SIZES: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     N: tl.constexpr = SIZES.n
     K: tl.constexpr = SIZES.k
@@ -64,17 +72,21 @@ def _fp8_gemm_kernel(
     BLOCK_N: tl.constexpr = TILES.block_n
     BLOCK_K: tl.constexpr = TILES.block_k
     BY_DESCRIPTOR: tl.constexpr = TILES.by_descriptor
+    SPLITS: tl.constexpr = TILES.splits
     BY_BLOCK: tl.constexpr = SIZES.scale_columns < K
     tiles_m = tl.cdiv(rows, BLOCK_M)
-    tile_m = tl.program_id(0) % tiles_m  # neighbours share a tile of the weight
-    tile_n = tl.program_id(0) // tiles_m
+    tile = tl.program_id(0)
+    tile_m = tile % tiles_m  # neighbours share a tile of the weight
+    tile_n = tile // tiles_m
+    split = tl.program_id(1)
+    steps: tl.constexpr = (K + BLOCK_K * SPLITS - 1) // (BLOCK_K * SPLITS)
     m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     k_lanes = tl.arange(0, BLOCK_K)
     scale_at = scales.weight + (n // SIZES.scale_rows) * scales.stride
     wait_for_inputs(PDL)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for step in tl.range(0, tl.cdiv(K, BLOCK_K), num_stages=TILES.stages):
+    for step in tl.range(split * steps, (split + 1) * steps, num_stages=TILES.stages):
         if BY_DESCRIPTOR:
             x_tile = x.load([tile_m * BLOCK_M, step * BLOCK_K])
             w_tile = weight.load([tile_n * BLOCK_N, step * BLOCK_K])
@@ -85,12 +97,19 @@ def _fp8_gemm_kernel(
             w_at = weight + n[:, None].to(tl.int64) * K + k[None, :]
             w_tile = tl.load(w_at, mask=(n[:, None] < N) & (k[None, :] < K), other=0.0)
         if BY_BLOCK:
-            block_scale = tl.load(scale_at + step * BLOCK_K // SIZES.scale_columns, mask=n < N, other=0.0)
+            in_scales = (n < N) & (step * BLOCK_K < K)
+            block_scale = tl.load(scale_at + step * BLOCK_K // SIZES.scale_columns, mask=in_scales, other=0.0)
             acc += tl.dot(x_tile, w_tile.T) * block_scale[None, :]
         else:
             # Partial sums of the matrix unit have 14 bits; every BLOCK_K columns they are added in fp32.
             acc = tl.dot(x_tile, w_tile.T, acc, max_num_imprecise_acc=BLOCK_K)
     let_next_start(PDL)
+    if SPLITS > 1:
+        entry = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        arrived = store_sums(acc, acc, parts, tile, split, entry, 0, BLOCK_M * BLOCK_N, SPLITS)
+        if arrived < SPLITS - 1:
+            return
+        acc, _ = add_splits(acc, acc, parts, tile, entry, 0, BLOCK_M * BLOCK_N, SPLITS)
     acc *= tl.load(scales.rows + m, mask=m < rows, other=0.0)[:, None]
     if not BY_BLOCK:
         acc *= tl.load(scale_at, mask=n < N, other=0.0)[None, :]
@@ -114,7 +133,7 @@ def fp8_gemm(
     out = torch.empty(rows, n, dtype=x.dtype, device=x.values.device) if out is None else out
     if not rows:
         return out
-    tiling = tiles or _tiling(rows, n)
+    tiling = tiles or fp8_tiling(rows, n, k, processors(x.values.device))
     if k % 16 or x.values.stride(0) % 16:
         tiling = tiling._replace(by_descriptor=False)
     x_in: Any = x.values
@@ -122,14 +141,25 @@ def fp8_gemm(
     if tiling.by_descriptor:
         x_in = TensorDescriptor.from_tensor(x.values, [tiling.block_m, tiling.block_k])
         w_in = TensorDescriptor.from_tensor(weight.values, [tiling.block_n, tiling.block_k])
-    _fp8_gemm_kernel[(cdiv(rows, tiling.block_m) * cdiv(n, tiling.block_n),)](
-        x_in, w_in, Fp8Scales(x.scale, weight.scale, weight.scale.stride(0)), bias, out, rows, x.values.stride(0),
+    count = cdiv(rows, tiling.block_m) * cdiv(n, tiling.block_n)
+    parts = SplitSums(None, None)
+    if tiling.splits > 1:
+        sums = torch.empty(count * tiling.splits * tiling.block_m * tiling.block_n, device=x.values.device)
+        parts = SplitSums(sums, arrivals(x.values, count))
+    scales = Fp8Scales(x.scale, weight.scale, weight.scale.stride(0))
+    _fp8_gemm_kernel[(count, tiling.splits)](
+        x_in, w_in, scales, bias, out, parts, rows, x.values.stride(0),
         SIZES=Fp8Sizes(n, k, *weight.block), TILES=tiling, num_warps=tiling.warps, num_stages=tiling.stages,
         **launch_options(x.values),
     )  # fmt: skip
     return out
 
 
-def _tiling(rows: int, n: int) -> Fp8Tiling:
-    """Returns the tile sizes of a product."""
-    return Fp8Tiling(128, 128, 128, 4, 8, True)
+@cache
+def fp8_tiling(rows: int, n: int, k: int, processors: int) -> Fp8Tiling:
+    """Returns the tile sizes of a product. processors: streaming multiprocessors of the GPU."""
+    block_m, stages, warps = (64, 5, 4) if rows <= 64 else (128, 4, 8)
+    tiles, splits = cdiv(rows, block_m) * cdiv(n, 128), 1
+    while 2 * tiles * splits <= processors and splits < 8 and k // (2 * splits) >= 8 * 128:
+        splits *= 2
+    return Fp8Tiling(block_m, 128, 128, stages, warps, True, splits)

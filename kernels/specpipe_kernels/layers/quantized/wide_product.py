@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from specpipe_kernels.layers.quantized.dequantize_int4 import dequantize_int4
-from specpipe_kernels.layers.quantized.fp8_gemm import fp8_gemm
+from specpipe_kernels.layers.quantized.fp8_gemm import fp8_gemm, fp8_tiling
 from specpipe_kernels.layers.quantized.quantize_rows import in_whole_tiles
+from specpipe_kernels.runtime.backend import processors
 from specpipe_kernels.types import Fp8Rows, QuantizedWeight
 
 
@@ -30,12 +31,15 @@ def wide_product(
 
 
 def _fp8_product(x: Fp8Rows, weight: QuantizedWeight, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    """Multiplies by the library where it has the scales and sizes: those of channels, and multiples of 16."""
-    n, k = weight.shape
-    if weight.block != (1, k) or n % 16 or k % 16:
+    """Multiplies by the library where it has the scales (of channels), the sizes (multiples of 16) and the speed.
+
+    The library does not share K among programs: with few outputs, most multiprocessors are idle.
+    """
+    (n, k), rows = weight.shape, x.values.shape[0]
+    shares_k = fp8_tiling(rows, n, k, processors(x.values.device)).splits > 1
+    if shares_k or weight.block != (1, k) or n % 16 or k % 16:
         return fp8_gemm(x, weight, bias, out=out)
     values, scale = in_whole_tiles(x)
-    product = torch._scaled_mm(values, weight.values.t(), scale, weight.scale.view(1, -1), bias, out_dtype=x.dtype)[
-        : x.values.shape[0]
-    ]
+    product = torch._scaled_mm(values, weight.values.t(), scale, weight.scale.view(1, -1), bias, out_dtype=x.dtype)
+    product = product[:rows]
     return product if out is None else out.copy_(product)

@@ -53,14 +53,17 @@ def same(got: Fp8Rows, want: Fp8Rows) -> None:
 
 @on_each_device
 @pytest.mark.parametrize("block", [(1, 200), (1, 128), (128, 128)])
-@pytest.mark.parametrize(("rows", "by_descriptor"), [(67, False), pytest.param(130, True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("rows", "splits", "by_descriptor"),
+    [(67, 1, False), (5, 3, True), pytest.param(130, 2, True, marks=pytest.mark.slow)],
+)
 def test_own_product_applies_scales_of_channels_and_blocks(
-    device: str, block: tuple[int, int], rows: int, by_descriptor: bool
+    device: str, block: tuple[int, int], rows: int, splits: int, by_descriptor: bool
 ) -> None:
-    k = 256 if by_descriptor else 200
+    k = 512 if by_descriptor else 200
     x, bias = quantize_rows(random(device, rows, k, seed=2)), random(device, 133, seed=3)
     weight = weight_of(device, 133, k, (1, k) if block == (1, 200) else block)
-    tiles = Fp8Tiling(64, 64, 128, 3, 4, by_descriptor)
+    tiles = Fp8Tiling(64, 64, 128, 3, 4, by_descriptor, splits)
     assert error(fp8_gemm(x, weight, bias, tiles=tiles), product64(x, weight) + bias.double()) < TOLERANCE[device]
 
 
