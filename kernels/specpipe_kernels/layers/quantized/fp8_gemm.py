@@ -158,8 +158,7 @@ def fp8_gemm(
 @cache
 def fp8_tiling(rows: int, n: int, k: int, processors: int) -> Fp8Tiling:
     """Returns the tile sizes of a product. processors: streaming multiprocessors of the GPU."""
-    block_m, stages, warps = (64, 5, 4) if rows <= 64 else (128, 4, 8)
-    tiles, splits = cdiv(rows, block_m) * cdiv(n, 128), 1
+    tiles, splits = cdiv(rows, 128) * cdiv(n, 128), 1
     while 2 * tiles * splits <= processors and splits < 8 and k // (2 * splits) >= 8 * 128:
         splits *= 2
-    return Fp8Tiling(block_m, 128, 128, stages, warps, True, splits)
+    return Fp8Tiling(128, 128, 128, 4, 8, True, splits)
