@@ -11,7 +11,10 @@ def test_worker_death_keeps_its_cause_without_ray_ids() -> None:
         RayError("The actor died.\n\tclass_name: ExportingWorker\n\tactor_id: 3c53\n\tpid: 7\nKilled by SIGKILL.")
     )
     assert isinstance(error, EngineError)
-    assert str(error) == "the worker's process died (RayError: The actor died. Killed by SIGKILL.)"
+    assert str(error) == (
+        "the worker's process died (RayError: The actor died. Killed by SIGKILL.); if it ran out of memory, lower "
+        "workers.slots or model.max_model_len"
+    )
 
 
 def test_long_reason_of_a_death_is_cut() -> None:
