@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import triton.language as tl
 from torch import Tensor
 
 
@@ -118,8 +117,8 @@ class GemmSizes(NamedTuple):
     """Smallest power of 2 not below `parts`, at least 1."""
     step: int
     """Columns of a step over K; at most BLOCK_K."""
-    dtype: tl.dtype
-    """16-bit dtype of the activations."""
+    fp16: bool
+    """The 16-bit dtype of the activations is fp16 instead of bf16."""
     eight_bits: bool
     """x and the weight are in 8 bits."""
     x_group: int

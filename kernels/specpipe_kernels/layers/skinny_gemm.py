@@ -6,7 +6,6 @@ from math import gcd
 from typing import Any, NamedTuple
 
 import torch
-import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -29,7 +28,6 @@ from specpipe_kernels.runtime.sizes import cdiv, power_of_2
 from specpipe_kernels.types import Fp8Rows, Normed, QuantizedWeight
 
 _PREFETCH_VALUES = 48  # values per thread that registers can hold for the epilogue during the products
-_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 class GemmResult(NamedTuple):
@@ -159,7 +157,7 @@ def skinny_gemm(
         w_in = TensorDescriptor.from_tensor(matrix, [tile_sizes.block_n, block_k])
     inputs = GemmInputs(given.squares, given.weight_scale, given.zeros, given.x_scale, bias, residual, norm_weight)
     sizes = GemmSizes(
-        n, k, block_m, parts, power_of_2(max(1, parts)), step, _DTYPES[given.dtype], given.x_scale is not None,
+        n, k, block_m, parts, power_of_2(max(1, parts)), step, given.dtype == torch.float16, given.x_scale is not None,
         given.x_group, given.scale_rows, given.scale_columns, given.scale_strides,
     )  # fmt: skip
     _skinny_gemm_kernel[(count, tile_sizes.splits)](

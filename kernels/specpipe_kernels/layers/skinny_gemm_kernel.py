@@ -386,8 +386,9 @@ def _skinny_gemm_kernel(
         return
     if GLU:
         if outputs.scale is not None:  # rounded first, as if the projections had been stored
-            acc = acc.to(SIZES.dtype).to(tl.float32)
-            acc_high = acc_high.to(SIZES.dtype).to(tl.float32)
+            DTYPE: tl.constexpr = tl.float16 if SIZES.fp16 else tl.bfloat16
+            acc = acc.to(DTYPE).to(tl.float32)
+            acc_high = acc_high.to(DTYPE).to(tl.float32)
         acc = acc / (1.0 + tl.exp(-acc)) * acc_high
         if outputs.scale is not None:
             _store_fp8(acc, outputs.out, outputs.scale, tile, m, rows, n, mask, in_m, SIZES.n)
