@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specpipe.report.answers_section import answers_section
 from specpipe.report.cost_section import cost_of, cost_section
 from specpipe.report.engine_time_section import engine_time_section
 from specpipe.report.failure_sections import failed_rows_section, failed_shards_section
@@ -29,6 +30,7 @@ def render_run(source: RunSource) -> str:
         goodput_section(source),
         engine_time_section(source),
         slowest_shards_section(source),
+        answers_section(source),
     )
     summary = source.summary
     return render(

@@ -21,6 +21,22 @@ class ErrorExample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerExample:
+    """A row that was generated. Its texts are untrusted."""
+
+    request_id: str
+    prompt: str
+    answer: str
+    draft_tokens: int
+    accepted_tokens: int
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the row's draft tokens that was accepted; 0 without any."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunSource:
     """Contents of the folder of a live or finished run."""
 
@@ -42,6 +58,8 @@ class RunSource:
     """Seconds of rounds on the hardware that ran most of them; None without telemetry/costs.json."""
     errors: Sequence[ErrorExample] = ()
     """Some of the failed rows."""
+    answers: Sequence[AnswerExample] = ()
+    """Some of the generated rows, by acceptance."""
 
     @property
     def name(self) -> str:

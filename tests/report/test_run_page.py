@@ -15,7 +15,7 @@ from support.shard_records import shard_table
 
 from specpipe.pipeline.run.report_page import report_of
 from specpipe.pipeline.run.run import execute
-from specpipe.report import ErrorExample, render_run
+from specpipe.report import AnswerExample, ErrorExample, render_run
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> </td>&amp; \N{BELL} {{ 7*7 }}"
 
@@ -59,6 +59,7 @@ def test_page_shows_the_figures_of_the_run(html: str) -> None:
 def test_untrusted_text_is_escaped() -> None:
     source = run_source(
         errors=[ErrorExample(request_id=HOSTILE, prompt=HOSTILE, error=HOSTILE)],
+        answers=[AnswerExample(request_id=HOSTILE, prompt=HOSTILE, answer=HOSTILE, draft_tokens=4, accepted_tokens=1)],
         folder=HOSTILE,
         shards=shard_table([shard_record(0, worker=HOSTILE, plan_reason=HOSTILE)]),
         summary={"failed": 1, "failed_shards": {"3": HOSTILE}, "name": HOSTILE, "devices": [HOSTILE]},
@@ -164,3 +165,11 @@ def test_run_of_score_rows_alone_writes_its_page(tmp_path: Path) -> None:
     assert result.exit_code == 0 and result.summary["total_scored_tokens"] == 3
     page = (tmp_path / "out/report.html").read_text()
     assert "Output tokens per second over" in page and '"K over' not in page
+
+
+def test_page_shows_answers_from_least_to_most_accepted(tmp_path: Path) -> None:
+    execute(make_job(tmp_path, rows=60), backend=InProcessBackend())
+    page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    answers = page[page.index("Answers</h2>") :]
+    shares = [int(share) for share in re.findall(r"<td[^>]*>(\d+) %</td>", answers)]
+    assert 4 < len(shares) <= 12 and shares == sorted(shares)
