@@ -4,6 +4,7 @@ CUDA tensors run Triton, the rest runs plain torch (`specpipe_kernels.runtime.ba
 """
 
 from specpipe_kernels.classical.rejection_sampler import RejectionSampler
+from specpipe_kernels.experts.pack_mxfp4 import pack_mxfp4, unpack_mxfp4
 from specpipe_kernels.layers.quantize_fp8 import quantize_fp8
 from specpipe_kernels.layers.quantized.int4_layout import pack_int4, with_scales_by_group
 from specpipe_kernels.operations.experts import mix_experts, mix_experts_residual, route_tokens
@@ -102,6 +103,7 @@ __all__ = [
     "mix_experts_residual",
     "open_rows",
     "pack_int4",
+    "pack_mxfp4",
     "paged_attention",
     "quantize_fp8",
     "rejection_sample",
@@ -116,6 +118,7 @@ __all__ = [
     "synthetic_rates",
     "timestamp",
     "token_logprobs",
+    "unpack_mxfp4",
     "with_scales_by_group",
     "write_index",
 ]

@@ -317,7 +317,7 @@ class Fp8ExpertWeight(NamedTuple):
     scale: Tensor
     """fp32 [E, ceil(N / rows), ceil(K / columns)]."""
     block: tuple[int, int]
-    """Rows and columns that share a scale: (1, K) by output channel, or (128, 128)."""
+    """Rows and columns that share a scale: (1, K) by output channel, (128, 128), or (1, 128)."""
 
 
 ExpertWeights = Tensor | Mxfp4Weight | Fp8ExpertWeight

@@ -55,12 +55,19 @@ def experts_of(module: Any) -> Experts | None:
 
     Transposed weights are stored anew, and the module's own become views of them.
     """
-    activation = _activation_of(module)
-    if activation is None or not module.has_gate or getattr(module, "has_post_expert_norm", False):
+    if not supports(module):
         return None
     biases = [module.gate_up_proj_bias.data, module.down_proj_bias.data] if module.has_bias else [None, None]
     gate_up, down = module.quantized if hasattr(module, "quantized") else _dense_weights(module)
+    activation = _activation_of(module)
+    assert activation is not None
     return Experts(gate_up, biases[0], down, biases[1], not module.is_concatenated, activation)
+
+
+def supports(module: Any) -> bool:
+    """Returns True if `mix_experts` computes transformers' experts module."""
+    post_norm = getattr(module, "has_post_expert_norm", False)
+    return bool(module.has_gate) and not post_norm and _activation_of(module) is not None
 
 
 def _dense_weights(module: Any) -> tuple[Tensor, Tensor]:
@@ -129,9 +136,9 @@ def _weight(stored: Sequence[Tensor]) -> ExpertWeights:
 
 
 def scale_block(values: Tensor, scale: Tensor) -> tuple[int, int]:
-    """Returns the rows and columns that share a scale: (1, K) or (128, 128). values [E, N, K]."""
-    by_channel = scale.shape[1:] == (values.shape[1], 1)
-    return (1, values.shape[2]) if by_channel else (FP8_BLOCK, FP8_BLOCK)
+    """Returns the rows and columns that share a scale: (1, K), (1, 128) or (128, 128). values [E, N, K]."""
+    rows = 1 if scale.shape[1] == values.shape[1] else FP8_BLOCK
+    return rows, values.shape[2] if rows == 1 and scale.shape[2] == 1 else FP8_BLOCK
 
 
 # One opaque operation to torch.compile, which would specialise grouped products to numbers of tokens.

@@ -14,8 +14,15 @@ import torch
 from torch import nn
 
 from specpipe.core import QuantizeChoice
+from specpipe.engine.loading.expert_modules import (
+    merge_experts,
+    mxfp4_experts,
+    outline_experts,
+    quantize_experts,
+    set_experts,
+)
 from specpipe.engine.loading.linear_modules import check_fp8, quantizable, quantize_linears, set_layer, weight_rows
-from specpipe.engine.loading.tensor_places import CheckpointNames, TensorPlaces, find_places
+from specpipe.engine.loading.tensor_places import EXPERT_PARTS, CheckpointNames, ExpertPart, TensorPlaces, find_places
 from specpipe.engine.loading.tensor_reader import DTYPES, TensorReader
 from specpipe.errors import ModelError
 from specpipe.models.loader import load_config, load_model, outline_of, skeleton_of
@@ -24,7 +31,7 @@ from specpipe.models.quantization.planned_weights import check_quantize
 from specpipe.models.quantization.quantized_weight import quantized_weight
 from specpipe.models.quantization.stored_tensors import StoredTensor
 from specpipe.models.source import ModelSource
-from specpipe_kernels import quantize_fp8
+from specpipe_kernels import QuantizedWeight, quantize_fp8
 
 _THREADS = 8  # tensors read at once; one thread copies 2 to 4 GB/s from the page cache
 
@@ -50,7 +57,7 @@ def load_weights(
     if quantize == "fp8" or any(layer.layout.bits == 8 for layer in checkpoint.layers.values()):
         remedy = "use a checkpoint in 16 bits without model.quantize"
         check_fp8(device, f"model {source.name} has weights in fp8", remedy)
-    if quantize == "none" and not checkpoint.layers:
+    if quantize == "none" and not checkpoint.quantised:
         return load_model(source, device, dtype, attn_implementation, trust_remote_code=trust_remote_code)
     config = load_config(source, trust_remote_code=trust_remote_code)
     model = skeleton_of(config, dtype, attn_implementation, trust_remote_code=trust_remote_code)
@@ -58,9 +65,12 @@ def load_weights(
         # Pickles, and families whose weights transformers merges: read whole, then quantised layer by layer.
         model = load_model(source, device, dtype, attn_implementation, trust_remote_code=trust_remote_code)
         quantize_linears(model)
+        quantize_experts(model)
         return model
     try:
         _Filling(model, checkpoint, find_places(model, checkpoint, source.name), device, quantize).run()
+        if quantize == "fp8":
+            quantize_experts(model)
     except (OSError, ValueError) as error:
         raise ModelError(f"model {source.name} cannot be loaded from {source.path}: {error}") from error
     return model
@@ -75,9 +85,11 @@ def load_outline(
     )
     if quantize == "fp8":
         quantize_linears(model)
+        quantize_experts(model)
         return model
-    names = CheckpointNames(model)
-    for stored, layer in inspect_checkpoint(source).layers.items():
+    names, checkpoint = CheckpointNames(model), inspect_checkpoint(source)
+    outline_experts(model, names, checkpoint)
+    for stored, layer in checkpoint.layers.items():
         name = names.module(stored)
         if f"{name}.weight" in names.known:
             tensors = {
@@ -100,7 +112,13 @@ class _Filling:
     def run(self) -> None:
         """Fills all parameters and moves buffers to the device. Raises ValueError for contents that do not fit."""
         layers, places = self._checkpoint.layers, self._places
-        # Quantised layers first: they replace modules, to which biases then belong.
+        mxfp4 = self._checkpoint.experts.items()
+        self._run_all((next(iter(tensors.values())), partial(self._fill_mxfp4, n)) for n, tensors in mxfp4)
+        firsts = {module: layers[next(iter(parts.values()))] for module, parts in places.merged.items()}
+        self._run_all(
+            (next(iter(first.tensors.values())), partial(self._fill_merged, module)) for module, first in firsts.items()
+        )
+        # Quantised layers before dense ones: they replace modules, to which biases then belong.
         replaced = [name for name, place in places.dense.items() if place.removesuffix(".weight") in self._quantizable]
         self._run_all((next(iter(layers[n].tensors.values())), partial(self._fill_layer, n)) for n in places.layers)
         self._run_all((self._checkpoint.dense[n], partial(self._quantize_layer, n)) for n in replaced)
@@ -123,12 +141,30 @@ class _Filling:
                 pass
 
     def _fill_layer(self, stored: str) -> None:
-        layer = self._checkpoint.layers[stored]
-        tensors = {part: self._reader.read(tensor) for part, tensor in layer.tensors.items()}
         try:
-            set_layer(self._model, self._places.layers[stored], quantized_weight(layer.layout, tensors, layer.shape))
+            set_layer(self._model, self._places.layers[stored], self._quantized(stored))
         except ValueError as error:
             raise ValueError(f"layer {stored}: {error}") from error
+
+    def _fill_mxfp4(self, stored: str) -> None:
+        tensors = {part: self._reader.read(tensor) for part, tensor in self._checkpoint.experts[stored].items()}
+        module = self._model.get_submodule(self._places.experts[stored])
+        set_experts(module, *mxfp4_experts(tensors), self._device)
+
+    def _fill_merged(self, place: str) -> None:
+        """Reads the experts of one layer, whose linear layers are stored one by one."""
+        parts = self._places.merged[place]
+        experts = range(len(parts) // len(EXPERT_PARTS))
+        try:
+            weights = [[self._quantized(parts[ExpertPart(e, part)]) for e in experts] for part in EXPERT_PARTS]
+            set_experts(self._model.get_submodule(place), *merge_experts(*weights), self._device)
+        except ValueError as error:
+            raise ValueError(f"experts {place}: {error}") from error
+
+    def _quantized(self, stored: str) -> QuantizedWeight:
+        layer = self._checkpoint.layers[stored]
+        tensors = {part: self._reader.read(tensor) for part, tensor in layer.tensors.items()}
+        return quantized_weight(layer.layout, tensors, layer.shape)
 
     def _quantize_layer(self, stored: str) -> None:
         name = self._places.dense[stored].removesuffix(".weight")

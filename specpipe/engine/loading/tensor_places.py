@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
 from specpipe.errors import ModelError
 from specpipe.models.quantization.checkpoint import Checkpoint, KvSide
+from specpipe.models.quantization.mxfp4_experts import WEIGHTS, expert_shapes
 
 _SHOWN = 3  # names in a message
 
@@ -21,10 +22,36 @@ class TensorPlaces:
 
     layers: Mapping[str, str]
     """Quantised layers: module names."""
+    experts: Mapping[str, str]
+    """Experts in mxfp4: module names."""
+    merged: Mapping[str, Mapping[ExpertPart, str]]
+    """Experts' modules whose weights are stored as quantised layers: their names in the checkpoint."""
     dense: Mapping[str, str]
     """Other tensors: names of parameters and buffers."""
     kv_scales: Mapping[tuple[str, KvSide], str]
     """Attention modules for the keys of `Checkpoint.kv_scales`."""
+
+
+PartName = Literal["gate", "up", "down"]
+EXPERT_PARTS: tuple[PartName, ...] = ("gate", "up", "down")
+
+
+class ExpertPart(NamedTuple):
+    """One linear layer of one expert."""
+
+    expert: int
+    part: PartName
+
+
+_EXPERT_LAYER = re.compile(r"(?P<module>.+\.experts)\.(?P<expert>\d+)\.(?P<part>gate_proj|up_proj|down_proj|w1|w2|w3)")
+_PARTS: Mapping[str, PartName] = {
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+    "w1": "gate",
+    "w3": "up",
+    "w2": "down",
+}
 
 
 class CheckpointNames:
@@ -37,7 +64,10 @@ class CheckpointNames:
         transforms = get_model_conversion_mapping(model, add_legacy=False)
         self.renames_only = all(isinstance(transform, WeightRenaming) for transform in transforms)
         """False if transformers merges or splits weights of this family."""
-        self._renamings = transforms if self.renames_only else []
+        self._renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+        merged = (t for t in transforms if not isinstance(t, WeightRenaming))
+        self.merges_experts_only = all(".experts." in target for t in merged for target in t.target_patterns)
+        """True if it merges nothing but linear layers of experts."""
         self.known = model.state_dict()
         self._prefix: str = getattr(model, "base_model_prefix", "")
 
@@ -60,15 +90,20 @@ def find_places(model: Any, checkpoint: Checkpoint, name: str) -> TensorPlaces:
     quantised checkpoints alone: they may belong to a format that is misunderstood.
     """
     names = CheckpointNames(model)
-    if not names.renames_only:
+    if not names.merges_experts_only:
         raise ModelError(
             f"model {name}: transformers merges weights of {type(model).__name__} at load, which specpipe cannot do "
             "with quantised ones; expected a checkpoint in 16 bits"
         )
     expected, modules = model.state_dict(), dict(model.named_modules())
-    layers = {stored: names.module(stored) for stored in checkpoint.layers}
+    merged = merged_experts(names, checkpoint)
+    in_experts = {stored for parts in merged.values() for stored in parts.values()}
+    layers = {stored: names.module(stored) for stored in checkpoint.layers if stored not in in_experts}
+    experts = {stored: names.tensor(f"{stored}.down_proj").removesuffix(".down_proj") for stored in checkpoint.experts}
     dense = {stored: names.tensor(stored) for stored in checkpoint.dense}
     quantised = {f"{module}.weight" for module in layers.values()}
+    whole = [m for m, parts in merged.items() if m in modules and len(parts) == 3 * modules[m].num_experts]
+    quantised |= {f"{module}.{weight}" for module in (*whole, *experts.values()) for weight in WEIGHTS}
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
     unexpected = [s for s, n in dense.items() if n not in expected and not any(p.search(n) for p in ignored)]
     unexpected += [s for s, n in layers.items() if f"{n}.weight" not in expected]
@@ -78,8 +113,13 @@ def find_places(model: Any, checkpoint: Checkpoint, name: str) -> TensorPlaces:
     missing = [n for n in expected if n not in present and not (n in tied and tied[n] in present)]
     wrong = [s for s, n in dense.items() if checkpoint.dense[s].shape != tuple(expected[n].shape)]
     wrong += [s for s, n in layers.items() if n in modules and not _is_linear(modules[n], checkpoint.layers[s].shape)]
+    wrong += [s for s, n in experts.items() if not _fits(modules.get(n), expert_shapes(checkpoint.experts[s]))]
+    for module in whole:
+        shapes = {part: checkpoint.layers[stored].shape for part, stored in merged[module].items()}
+        wrong += [] if _fits_merged(modules[module], shapes) else [module]
     problems = [("lacks", missing), ("has other shapes or kinds of layers for", wrong)]
-    problems += [("has unexpected", unexpected)] if checkpoint.layers else []
+    unexpected += [m for m in (*merged, *experts.values()) if m not in modules]
+    problems += [("has unexpected", unexpected)] if checkpoint.quantised else []
     found = [f"{what} {_listed(which)}" for what, which in problems if which]
     if found:
         raise ModelError(
@@ -87,7 +127,44 @@ def find_places(model: Any, checkpoint: Checkpoint, name: str) -> TensorPlaces:
             "checkpoint of a causal language model"
         )
     kv_scales = {key: names.module(f"{key[0]}.k_proj").removesuffix(".k_proj") for key in checkpoint.kv_scales}
-    return TensorPlaces(layers=layers, dense=dense, kv_scales={k: n for k, n in kv_scales.items() if n in modules})
+    return TensorPlaces(
+        layers=layers,
+        experts=experts,
+        merged=merged,
+        dense=dense,
+        kv_scales={k: n for k, n in kv_scales.items() if n in modules},
+    )
+
+
+def merged_experts(names: CheckpointNames, checkpoint: Checkpoint) -> dict[str, dict[ExpertPart, str]]:
+    """Returns the quantised layers that are parts of experts' modules, for families whose experts are merged."""
+    if names.renames_only:
+        return {}
+    merged: dict[str, dict[ExpertPart, str]] = {}
+    for stored in checkpoint.layers:
+        if found := _EXPERT_LAYER.fullmatch(stored):
+            parts = merged.setdefault(found["module"], {})
+            parts[ExpertPart(int(found["expert"]), _PARTS[found["part"]])] = stored
+    return {names.tensor(f"{module}.down_proj").removesuffix(".down_proj"): parts for module, parts in merged.items()}
+
+
+def _fits(module: Any, shapes: Mapping[str, tuple[int, int, int]]) -> bool:
+    """Returns True for an experts' module with these weights, [E, outputs, inputs] each."""
+    return module is not None and all(weight_shape(module, name) == shape for name, shape in shapes.items())
+
+
+def _fits_merged(module: Any, shapes: Mapping[ExpertPart, tuple[int, int]]) -> bool:
+    """Returns True for an experts' module of these linear layers."""
+    _, outputs, inputs = weight_shape(module, "gate_up_proj")
+    expected = {"gate": (outputs // 2, inputs), "up": (outputs // 2, inputs), "down": (inputs, outputs // 2)}
+    numbers = {part.expert for part in shapes} == set(range(module.num_experts))
+    return numbers and all(shape == expected[part.part] for part, shape in shapes.items())
+
+
+def weight_shape(module: Any, name: str) -> tuple[int, int, int]:
+    """Returns [E, outputs, inputs] of a dense weight of transformers' experts module."""
+    experts, rows, columns = getattr(module, name).shape
+    return (experts, columns, rows) if module.is_transposed else (experts, rows, columns)
 
 
 def _is_linear(module: nn.Module, shape: tuple[int, int]) -> bool:

@@ -17,6 +17,7 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.float8_e8m0fnu,
+    "U8": torch.uint8,
     "I64": torch.int64,
     "I32": torch.int32,
 }

@@ -17,6 +17,7 @@ from specpipe.models.quantization.format_rules import FormatRules, UnsupportedFo
 from specpipe.models.quantization.fp8_formats import parse_fp8, parse_modelopt
 from specpipe.models.quantization.integer_formats import parse_awq, parse_gptq
 from specpipe.models.quantization.layouts import GroupLayout, Layout
+from specpipe.models.quantization.mxfp4_experts import LABEL, METHOD, NAMES, expert_shapes, parse_mxfp4
 from specpipe.models.quantization.stored_tensors import StoredTensor, read_stored_tensors
 from specpipe.models.source import ModelSource
 
@@ -26,6 +27,7 @@ _PARSERS = {
     "modelopt": parse_modelopt,
     "awq": parse_awq,
     "gptq": parse_gptq,
+    METHOD: parse_mxfp4,
 }
 _VALUES = {"weight_packed", "qweight"}
 """Last parts of names that only quantised layers have."""
@@ -59,15 +61,22 @@ class Checkpoint:
     """Format of the quantised layers, such as "compressed-tensors"; "" without one."""
     layers: Mapping[str, QuantizedLayer]
     """Quantised layers by module name."""
+    experts: Mapping[str, Mapping[str, StoredTensor]]
+    """Tensors of experts in mxfp4 by module name and the last part of their names."""
     dense: Mapping[str, StoredTensor]
     """All other tensors of the model."""
     kv_scales: Mapping[tuple[str, KvSide], StoredTensor]
     """Scales of keys and values by attention module and side."""
 
     @property
+    def quantised(self) -> bool:
+        """True if any weight is."""
+        return bool(self.layers or self.experts)
+
+    @property
     def label(self) -> str:
         """Number format of the layers, such as "FP8 by channel, compressed-tensors"; "" without quantised layers."""
-        labels = sorted({layer.layout.label() for layer in self.layers.values()})
+        labels = sorted({layer.layout.label() for layer in self.layers.values()} | ({LABEL} if self.experts else set()))
         return f"{' and '.join(labels)}, {self.method}" if labels else ""
 
 
@@ -82,17 +91,23 @@ def inspect_checkpoint(source: ModelSource) -> Checkpoint:
     }
     by_module: dict[str, dict[str, StoredTensor]] = {module: {} for module in modules}
     dense: dict[str, StoredTensor] = {}
+    experts: dict[str, dict[str, StoredTensor]] = {}
     kv_scales: dict[tuple[str, KvSide], StoredTensor] = {}
     for name, tensor in stored.items():
         module, _, part = name.rpartition(".")
-        if sides := _kv_sides(name):
+        if part in NAMES:
+            experts.setdefault(module, {})[part] = tensor
+        elif sides := _kv_sides(name):
             kv_scales |= dict.fromkeys(sides, tensor)
         elif module in by_module and part != "bias":
             by_module[module][part] = tensor
         elif not _UNUSED.fullmatch(name):
             dense[name] = tensor
     layers = {module: _layer(source, rules, module, tensors) for module, tensors in sorted(by_module.items())}
-    return Checkpoint(method=rules.method if rules else "", layers=layers, dense=dense, kv_scales=kv_scales)
+    for module, parts in experts.items():
+        _check_experts(source, rules, module, parts)
+    method = rules.method if rules else ""
+    return Checkpoint(method=method, layers=layers, experts=experts, dense=dense, kv_scales=kv_scales)
 
 
 def read_rules(source: ModelSource) -> FormatRules | None:
@@ -144,6 +159,20 @@ def _kv_sides(name: str) -> list[tuple[str, KvSide]]:
     return [(attention, side) for side in sides]
 
 
+def _check_experts(
+    source: ModelSource, rules: FormatRules | None, module: str, tensors: Mapping[str, StoredTensor]
+) -> None:
+    """Raises ModelError for experts in mxfp4 that do not fit their format, or without its configuration."""
+    place = f"model {source.name}: experts {module}"
+    if rules is None or rules.method != METHOD:
+        found = rules.method if rules else "no quantization_config"
+        raise ModelError(f"{place} are stored in mxfp4, and config.json has {found}; expected quant_method {METHOD}")
+    try:
+        expert_shapes(tensors)
+    except ValueError as error:
+        raise ModelError(f"{place} do not fit {LABEL}: {error}") from None
+
+
 def _layer(
     source: ModelSource, rules: FormatRules | None, module: str, tensors: Mapping[str, StoredTensor]
 ) -> QuantizedLayer:
@@ -151,14 +180,15 @@ def _layer(
     place = f"model {source.name}: layer {module}"
     if rules is None:
         raise ModelError(f"{place} is quantised, and config.json has no quantization_config; expected its format there")
-    if ".experts." in module:
-        raise ModelError(
-            f"{place} is an expert in {rules.method}, which specpipe does not read; expected experts in 16 bits"
-        )
     layout = rules.layout_of(module)
     if layout is None:
         raise ModelError(
             f"{place} is stored quantised, and its configuration ({rules.method}) excludes it; expected one of both"
+        )
+    if ".experts." in module and layout.bits != 8:
+        raise ModelError(
+            f"{place} is an expert in {layout.label()} ({rules.method}), which specpipe does not read; expected experts "
+            "in 16 bits, fp8 or mxfp4"
         )
     missing = [name for name in layout.required if name not in tensors]
     unknown = [name for name in tensors if name not in (*layout.required, *layout.optional)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -9,13 +10,18 @@ from typing import NamedTuple
 from specpipe.core import DTYPE_BYTES, DeviceName, DtypeName, QuantizeChoice
 from specpipe.errors import ModelError
 from specpipe.models.quantization.checkpoint import Checkpoint, QuantizedLayer, inspect_checkpoint
+from specpipe.models.quantization.mxfp4_experts import expert_shapes, packed_bytes
 from specpipe.models.source import ModelSource
 
 FP8_CAPABILITY = (8, 9)
 """Lowest compute capability of a GPU with products of 8-bit floating-point numbers."""
 AT_LOAD = "FP8 by channel, at load"
-_NOT_LINEAR = re.compile(r"(^|.*\.)(embed\w*|wte|wpe|word_embeddings|lm_head|embed_out)\.weight")
-"""Matrices that `model.quantize` leaves as they are: embeddings and heads."""
+_NOT_LINEAR = re.compile(
+    r"(^|.*\.)(embed\w*|wte|wpe|word_embeddings|lm_head|embed_out|mlp\.gate|block_sparse_moe\.gate|router)\.weight"
+)
+"""Matrices that `model.quantize` leaves as they are: embeddings, heads, and routers of experts."""
+_MERGED = re.compile(r".*\.experts\.(gate_up|down)_proj")
+"""Weights [E, inputs, outputs] of all experts of a layer (gpt-oss)."""
 
 
 class PlannedWeights(NamedTuple):
@@ -46,18 +52,24 @@ def plan_weights(
     """Returns format and bytes of a model's weights on a worker's device. Raises ModelError as `weights_format`."""
     checkpoint = inspect_checkpoint(source)
     label, entry = _format(checkpoint, source, quantize), DTYPE_BYTES[dtype]
-    if not checkpoint.dense and not checkpoint.layers:  # pickles, which are read with the weights alone
+    if not checkpoint.dense and not checkpoint.quantised:  # pickles, which are read with the weights alone
         stored = sum(path.stat().st_size for path in Path(source.path).glob("pytorch_model*.bin"))
         return PlannedWeights(label or dtype, stored)
     total = 0
     for name, tensor in checkpoint.dense.items():
-        rounded = quantize == "fp8" and len(tensor.shape) == 2 and name.endswith(".weight")
+        rounded = quantize == "fp8" and (
+            _MERGED.fullmatch(name) or (len(tensor.shape) == 2 and name.endswith(".weight"))
+        )
         if device == "cuda" and rounded and not _NOT_LINEAR.fullmatch(name):
-            total += tensor.numel + 4 * tensor.shape[0]
+            outputs = tensor.shape[0] if len(tensor.shape) == 2 else tensor.shape[0] * tensor.shape[2]
+            total += tensor.numel + 4 * outputs
         else:
             total += tensor.numel * entry
     for layer in checkpoint.layers.values():
         total += _layer_bytes(layer) if device == "cuda" else layer.shape[0] * layer.shape[1] * entry
+    for experts in checkpoint.experts.values():
+        for shape in expert_shapes(experts).values():
+            total += packed_bytes(shape) if device == "cuda" else math.prod(shape) * entry
     return PlannedWeights(label or dtype, total)
 
 
@@ -68,7 +80,7 @@ def _format(checkpoint: Checkpoint, source: ModelSource, quantize: QuantizeChoic
 
 def check_quantize(checkpoint: Checkpoint, source: ModelSource, quantize: QuantizeChoice) -> None:
     """Raises ModelError for a checkpoint that would be quantised twice."""
-    if quantize != "none" and checkpoint.layers:
+    if quantize != "none" and checkpoint.quantised:
         raise ModelError(
             f"model {source.name} is quantised already ({checkpoint.label}); leave model.quantize and "
             "model.quantize_draft out for it, or use its checkpoint in 16 bits"

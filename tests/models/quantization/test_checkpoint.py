@@ -96,16 +96,16 @@ def test_permuted_groups_are_refused_before_weights_are_read(name: str, order: s
         inspect_checkpoint(ModelSource(path=str(folder), name="big", revision=""))
 
 
-def test_quantised_experts_are_refused_before_weights_are_read(tmp_path: Path) -> None:
+def test_experts_in_4_bits_are_refused_before_weights_are_read(tmp_path: Path) -> None:
     def add(tensors: dict[str, Tensor]) -> None:
-        for part in ("weight", "weight_scale"):
+        for part in ("weight_packed", "weight_scale", "weight_shape", "weight_g_idx"):
             tensors[f"model.layers.0.mlp.experts.0.up_proj.{part}"] = tensors[
                 f"model.layers.0.mlp.up_proj.{part}"
             ].clone()
 
-    folder = write_checkpoint(tmp_path, "ct-dynamic", change=add).folder
+    folder = write_checkpoint(tmp_path, "w4a16", change=add).folder
     with pytest.raises(
-        ModelError, match=r"experts\.0\.up_proj is an expert in compressed-tensors, which specpipe does"
+        ModelError, match=r"experts\.0\.up_proj is an expert in 4 bits in groups of 64 \(compressed-tensors\), which"
     ):
         inspect_checkpoint(ModelSource(path=str(folder), name="big", revision=""))
 
