@@ -10,6 +10,7 @@ from torch import nn
 from specpipe.benchmark.bench_config import BenchQuantize
 from specpipe.engine.forward.experts_interface import experts_modules, set_weights
 from specpipe.engine.forward.quantized_linear import QuantizedLinear
+from specpipe.engine.loading.tensor_places import weight_shape
 from specpipe.errors import ModelError
 from specpipe_kernels import (
     ExpertWeights,
@@ -114,11 +115,10 @@ def draw_quantized(model: Any, quantize: BenchQuantize, device: torch.device) ->
     head, std = model.get_output_embeddings(), model.config.initializer_range
     if quantize in ("fp8", "mxfp4"):
         for module in experts_modules(model).values():
-            shapes = [
-                (p.shape[0], p.shape[2], p.shape[1]) if module.is_transposed else tuple(p.shape)
-                for p in (module.gate_up_proj, module.down_proj)
-            ]
-            gate_up, down = (random_experts(*shape, quantize, std, device) for shape in shapes)
+            gate_up, down = (
+                random_experts(weight_shape(module, name), quantize, std, device)
+                for name in ("gate_up_proj", "down_proj")
+            )
             set_weights(module, gate_up, down)
     if quantize == "mxfp4":
         return
@@ -142,8 +142,11 @@ def random_weight(
     return quantize_fp8(dense) if quantize == "fp8" else dense
 
 
-def random_experts(e: int, n: int, k: int, quantize: BenchQuantize, std: float, device: torch.device) -> ExpertWeights:
-    """Returns random weights [e, n, k] of experts: e4m3 with scales for blocks of 128 x 128, or mxfp4."""
+def random_experts(
+    shape: tuple[int, int, int], quantize: BenchQuantize, std: float, device: torch.device
+) -> ExpertWeights:
+    """Returns random weights [E, N, K] of experts: e4m3 with scales for blocks of 128 x 128, or mxfp4."""
+    e, n, k = shape
     blocks = -(-k // 128)
     if quantize == "mxfp4":
         words = torch.randint(-(2**15), 2**15, (e, n, 32 * blocks), dtype=torch.int16, device=device)

@@ -42,7 +42,8 @@ def mixture_of(mlp: Any) -> Mixture | None:
 
     Its experts must have own weights (`experts_interface.use_own_experts`).
     """
-    router, experts = getattr(mlp, "gate", getattr(mlp, "router", None)), getattr(mlp, "experts", None)
+    router: Any = getattr(mlp, "gate", getattr(mlp, "router", None))
+    experts = getattr(mlp, "experts", None)
     kind, own = type(router).__name__, getattr(experts, "experts", None)
     if own is None or kind not in (*_ALWAYS_NORMALIZED, *_NORMALIZED_BY_CONFIG):
         return None

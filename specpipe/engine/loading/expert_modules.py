@@ -128,7 +128,7 @@ def outline_experts(model: Any, names: CheckpointNames, checkpoint: Checkpoint) 
             layout = checkpoint.layers[next(iter(merged[place].values()))].layout
             blocks = [layout.block(columns) for _, _, columns in shapes]
             weights = [_empty_fp8(shape, block) for shape, block in zip(shapes, blocks, strict=True)]
-            set_experts(module, *weights, meta)
+            set_experts(module, weights[0], weights[1], meta)
 
 
 def _empty_mxfp4(shape: tuple[int, int, int]) -> Mxfp4Weight:

@@ -187,8 +187,8 @@ def _layer(
         )
     if ".experts." in module and layout.bits != 8:
         raise ModelError(
-            f"{place} is an expert in {layout.label()} ({rules.method}), which specpipe does not read; expected experts "
-            "in 16 bits, fp8 or mxfp4"
+            f"{place} is an expert in {layout.label()} ({rules.method}), which specpipe does not read; expected "
+            "experts in 16 bits, fp8 or mxfp4"
         )
     missing = [name for name in layout.required if name not in tensors]
     unknown = [name for name in tensors if name not in (*layout.required, *layout.optional)]
