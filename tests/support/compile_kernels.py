@@ -21,17 +21,20 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 from specpipe_kernels import (
+    MAX_FP8_ROWS,
     UNSCALED,
     Bounds,
     KVScales,
     Penalties,
     PrefixArgs,
     Purpose,
+    QuantizedWeight,
     RejectionOutput,
     SamplingTensors,
     SlotTensors,
     apply_penalties,
     count_tokens,
+    is_fp8,
     paged_attention,
     quantize_fp8,
     rejection_sample,
@@ -172,9 +175,10 @@ def multiply(dtype: torch.dtype, rows: int) -> None:
             )
     if x.element_size() == 2:
         qkv = torch.zeros(24 * dim, hidden, dtype=dtype)
-        for fp8 in (False, True):
-            out, inner_weight, heads = (quantize_fp8(w) if fp8 else w for w in (weight, glu, qkv))
-            rows_in = quantize_rows(x, dim) if fp8 else x
+        for stored in (lambda w: w, quantize_fp8, int4_zeros):
+            out, inner_weight, heads = (stored(w) for w in (weight, glu, qkv))
+            fp8 = is_fp8(out)
+            rows_in = quantize_rows(x, dim) if fp8 and rows <= MAX_FP8_ROWS else x
             _, normed = linear.linear_residual(rows_in, out, x, by, 1e-5, fp8=fp8)
             linear.linear(normed, out, by)
             linear.linear_glu(normed, inner_weight, fp8=fp8)
@@ -182,6 +186,12 @@ def multiply(dtype: torch.dtype, rows: int) -> None:
                 linear.linear_rope_store_kv(
                     normed, heads, bias, table, table, positions, pages, pages, positions, q_heads=16
                 )
+
+
+def int4_zeros(weight: torch.Tensor) -> QuantizedWeight:
+    """Returns a weight of zeros [N, K] in 4 bits."""
+    n, k = weight.shape
+    return QuantizedWeight(torch.zeros(n, k // 2, dtype=torch.uint8), torch.ones(k // 128, n).t(), None, (1, 128))
 
 
 def attend(dtype: torch.dtype, head_dim: int, queries: int, rows: int) -> None:
