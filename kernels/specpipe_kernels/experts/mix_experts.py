@@ -8,7 +8,7 @@ from specpipe_kernels.experts.combine_pairs import combine_pairs, combine_residu
 from specpipe_kernels.experts.group_pairs import group_pairs
 from specpipe_kernels.experts.grouped_gemm import grouped_gemm, grouped_tiling
 from specpipe_kernels.layers.quantized.quantize_rows import quantize_rows
-from specpipe_kernels.types import Experts, Fp8ExpertWeight, Fp8Rows, Normed
+from specpipe_kernels.types import Experts, Fp8ExpertWeight, Normed
 
 
 def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
@@ -39,13 +39,14 @@ def _weighted_parts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Exp
     """Returns the weighted outputs of each token's experts, [M * k, H]."""
     tokens, top_k = expert_ids.shape
     rows = quantize_rows(x) if isinstance(experts.gate_up, Fp8ExpertWeight) else x
-    itemsize = 1 if isinstance(rows, Fp8Rows) else x.element_size()
-    tiling = grouped_tiling(tokens * top_k, experts.num_experts, itemsize=itemsize)
-    tiles = group_pairs(expert_ids, experts.num_experts, tiling.block_m)
+    pairs, count = tokens * top_k, experts.num_experts
+    first = grouped_tiling(pairs, count, x, experts.gate_up, gated=True)
+    second = grouped_tiling(pairs, count, x, experts.down, gated=False)
+    tiles = group_pairs(expert_ids, count, first.block_m)
     gated = grouped_gemm(
-        rows, experts.gate_up, experts.gate_up_bias, tiles, top_k=top_k, tiling=tiling,
+        rows, experts.gate_up, experts.gate_up_bias, tiles, top_k=top_k, tiling=first,
         activation=experts.activation, interleaved=experts.interleaved,
     )  # fmt: skip
-    parts = grouped_gemm(gated, experts.down, experts.down_bias, tiles, top_k=top_k, tiling=tiling, pair_weight=weights)
+    parts = grouped_gemm(gated, experts.down, experts.down_bias, tiles, top_k=top_k, tiling=second, pair_weight=weights)
     assert isinstance(parts, Tensor)
     return parts
