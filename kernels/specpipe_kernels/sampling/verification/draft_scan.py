@@ -305,7 +305,10 @@ def launch_scan(
     if scan_q:
         q_spans = SpanStatistics(floats(like, requests, k, q_parts), floats(like, requests, k, q_parts), None)
     done = ScanResults(
-        *(floats(like, requests, k + 1) for _ in range(4)),
+        floats(like, requests, k + 1),
+        floats(like, requests, k + 1),
+        floats(like, requests, k + 1),
+        floats(like, requests, k + 1),
         floats(like, requests, k + 1) if by_block else None,
         int64s(like, requests) if by_block else None,
     )
