@@ -102,9 +102,14 @@ def _model(job: JobSpec, role: Role, name: str) -> Iterator[tuple[Diagnosis, Mod
 
 def _fit(job: JobSpec, models: dict[Role, ModelSource]) -> Iterator[Diagnosis]:
     """Checks that the engine supports these models and that their vocabularies match. Reads no weights."""
+    from specpipe.models.loader import load_config
+    from specpipe.models.support import layers_on_gpu
+
     check_models(job, list(models.values()))
     pair = "both are supported and share a vocabulary" if len(models) == 2 else "supported"
-    yield Diagnosis(name="models", status="ok", found=pair)
+    configs = {role: load_config(s, trust_remote_code=job.model.trust_remote_code) for role, s in models.items()}
+    layers = ", ".join(f"{role} through {layers_on_gpu(config)}" for role, config in configs.items())
+    yield Diagnosis(name="models", status="ok", found=f"{pair}; layers on a GPU: {layers}")
 
 
 def _dataset(job: JobSpec, target: ModelSource) -> Iterator[Diagnosis]:

@@ -21,6 +21,25 @@ _UNSUPPORTED = {
     "phimoe": "has its sliding window in attention masks alone",
 }
 """Families that declare replaceable attention but compute wrong results with it (tests/models/test_families.py)."""
+OWN_LAYERS = frozenset(
+    {
+        "GptOssForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "OlmoeForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+    }
+)
+"""Families whose layers run as specpipe's kernels on a GPU."""
+
+
+def layers_on_gpu(config: Any) -> str:
+    """Returns how a supported model's layers run on a GPU. config: a transformers configuration."""
+    model_class = _model_class(config)
+    return "specpipe's kernels" if model_class is not None and model_class.__name__ in OWN_LAYERS else "torch.compile"
 
 
 def context_length(config: Any) -> int:

@@ -9,7 +9,7 @@ import transformers
 from support.small_models import CONTEXT, KINDS, small_config, small_tokenizer
 
 from specpipe.errors import ModelError
-from specpipe.models.support import check_pair, check_support, context_length
+from specpipe.models.support import check_pair, check_support, context_length, layers_on_gpu
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,6 +74,13 @@ def test_longrope_serves_its_original_length_and_no_more() -> None:
 def test_positions_that_a_model_lacks_are_refused() -> None:
     with pytest.raises(ModelError, match=f"max_model_len is {CONTEXT + 1}.*at most {CONTEXT}"):
         check_support(small_config("gpt2"), max_model_len=CONTEXT + 1)
+
+
+def test_layers_on_a_gpu_are_own_or_compiled() -> None:
+    assert [layers_on_gpu(small_config(kind)) for kind in ("gpt_oss", "qwen2_moe")] == [
+        "specpipe's kernels",
+        "torch.compile",
+    ]
 
 
 def test_equal_vocabularies_pass_whatever_the_rest_of_the_tokenizers() -> None:

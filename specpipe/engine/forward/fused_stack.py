@@ -20,6 +20,7 @@ from specpipe.engine.forward.attention_batch import AttentionBatch, AttentionSpe
 from specpipe.engine.forward.kv_pages import pages_of
 from specpipe.engine.forward.merged_projections import concatenate_biases, concatenate_weights, weight_of
 from specpipe.engine.forward.mixture import Mixture, mixture_of
+from specpipe.models.support import OWN_LAYERS
 from specpipe_kernels import (
     Fp8Rows,
     Normed,
@@ -35,10 +36,6 @@ from specpipe_kernels import (
     rms_norm_fp8,
     rope_store_kv,
 )
-
-FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
-MIXTURES = frozenset({"GptOssForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM", "Qwen3MoeForCausalLM"})
-"""Families whose layers, some or all, have a mixture of experts."""
 
 
 class DenseWeights(NamedTuple):
@@ -108,7 +105,7 @@ def _dense_weights(mlp: Any) -> DenseWeights:
 
 def can_fuse(model: Any, attention: Mapping[nn.Module, AttentionSpec]) -> bool:
     """Returns True if `FusedStack` reproduces the model's family and configuration. attention: as probed."""
-    if type(model).__name__ not in FAMILIES | MIXTURES or model.config.hidden_act not in ("silu", "swish"):
+    if type(model).__name__ not in OWN_LAYERS or model.config.hidden_act not in ("silu", "swish"):
         return False
     layers = model.model.layers
     plain = all(_is_plain(layer, attention[layer.self_attn]) for layer in layers)
