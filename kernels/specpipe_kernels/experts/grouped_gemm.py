@@ -1,14 +1,16 @@
 """Products of tokens with the weights of their experts, for all experts in one launch.
 
 A program multiplies one tile of pairs (a token and one of its experts, grouped by expert) with BLOCK_N rows of that
-expert's weight. Weights are in 16 or 32 bits, in mxfp4, which is
-converted in registers, or in 8 bits, which are multiplied with activations in 8 bits.
+expert's weight. Weights are in 16 or 32 bits, in mxfp4, which is converted in registers, or in 8 bits, which are
+multiplied with activations in 8 bits.
 
 The gated product reads the rows of its tokens from x and writes activations in the order of the sorted pairs; the
 second product reads them in that order and writes weighted results in the order of the pairs.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 import triton
@@ -18,6 +20,7 @@ from torch import Tensor
 from specpipe_kernels.experts.expert_args import Fp8Blocks, GroupedInputs, GroupedSizes, GroupedTiling, PairTiles
 from specpipe_kernels.experts.mxfp4_tile import mxfp4_quarter
 from specpipe_kernels.layers.quantize_fp8 import fp8_scale, to_fp8
+from specpipe_kernels.runtime.backend import gpu_of
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
 from specpipe_kernels.types import Activation, ExpertWeights, Fp8ExpertWeight, Fp8Rows, Mxfp4Weight
@@ -174,6 +177,13 @@ def _grouped_gemm_kernel(
     tl.store(out + target.to(tl.int64)[None, :] * N + n[:, None], result, mask=mask)
 
 
+@cache
+def _multiplies_bf16_pairs(device: torch.device) -> bool:
+    """Returns True if a GPU has the instruction that multiplies two bf16 values (compute capability 9.0)."""
+    gpu = gpu_of(device)
+    return gpu is not None and torch.cuda.get_device_capability(gpu) >= (9, 0)
+
+
 def grouped_tiling(pairs: int, experts: int, x: Tensor, weight: ExpertWeights, *, gated: bool) -> GroupedTiling:
     """Returns the tile sizes of a product of `pairs` pairs, the fastest of a sweep on an H200.
 
@@ -233,7 +243,7 @@ def grouped_gemm(
         rows, values, GroupedInputs(exponents, scale, x_scale, bias, pair_weight, out_scale), tiles, out, pairs,
         rows.stride(0), SIZES=GroupedSizes(n, k, top_k, 2 if interleaved and activation else 1, up_offset),
         TILES=tiling, ACTIVATION=activation or Activation(False), FP8=fp8, MXFP4=exponents is not None,
-        ASM=dtype == torch.bfloat16 and not rows.is_cpu, num_warps=tiling.warps, num_stages=tiling.stages,
-        **launch_options(rows),
+        ASM=dtype == torch.bfloat16 and _multiplies_bf16_pairs(rows.device), num_warps=tiling.warps,
+        num_stages=tiling.stages, **launch_options(rows),
     )  # fmt: skip
     return out if out_scale is None else Fp8Rows(out, out_scale, tiling.block_n, dtype)
