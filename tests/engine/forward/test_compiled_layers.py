@@ -28,6 +28,9 @@ GRAPHS: list[torch.fx.GraphModule] = []
 
 
 def _recorded(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    from torch._inductor import config
+
+    assert not config.shape_padding  # it would specialise code to numbers of tokens
     GRAPHS.append(graph)
     return graph.forward
 
