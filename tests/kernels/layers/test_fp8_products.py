@@ -159,7 +159,7 @@ def test_a_layer_of_products_equals_the_reference(device: str, rows: int, hidden
         return [h, q, *pages]
 
     for got, want in zip(run(triton_linear), run(reference), strict=True):
-        assert error(got, want.double()) < 0.05  # of values that rounding to 8 bits moves to a neighbour
+        assert error(got, want.double()) < 0.08  # of values that rounding to 8 bits moves to a neighbour
 
 
 @on_each_device
