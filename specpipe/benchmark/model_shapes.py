@@ -95,15 +95,17 @@ def random_model(
 ) -> Any:
     """Returns a causal LM of this shape with weights drawn on the device. Raises ModelError for an unknown name.
 
-    Quantised weights are drawn layer by layer: the dense model need not fit into memory.
+    Quantised weights are drawn layer by layer: the dense model need not fit into memory. So are those of mixtures, for
+    which transformers' own initialisation takes half a minute.
     """
     from transformers import AutoModelForCausalLM
 
     config = config_of(shape)
     torch.manual_seed(seed)
-    with device if quantize == "none" else torch.device("meta"):
+    drawn = quantize != "none" or hasattr(config, "num_experts_per_tok")
+    with torch.device("meta") if drawn else device:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="specpipe")
-    if quantize != "none":
+    if drawn:
         draw_quantized(model, quantize, device)
         _draw_missing(model, device)
         model.tie_weights()
@@ -112,6 +114,8 @@ def random_model(
 
 def draw_quantized(model: Any, quantize: BenchQuantize, device: torch.device) -> None:
     """Replaces the linear layers, except the head, and experts by quantised ones with random weights on the device."""
+    if quantize == "none":
+        return
     head, std = model.get_output_embeddings(), model.config.initializer_range
     if quantize in ("fp8", "mxfp4"):
         for module in experts_modules(model).values():

@@ -36,6 +36,17 @@ def test_quantised_experts_are_drawn_without_dense_ones(
     assert logits.isfinite().all() and logits.std() > 0.01
 
 
+def test_weights_of_a_mixture_in_16_bits_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    register()
+    monkeypatch.setitem(
+        SHAPES, "tiny", SHAPES["qwen3-30b-a3b"] | TINY | {"moe_intermediate_size": 40, "num_experts": 8}
+    )
+    model = random_model("tiny", torch.device("cpu"), torch.float32)
+    experts = model.model.layers[1].mlp.experts
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    assert float(experts.gate_up_proj.std()) == pytest.approx(0.02, rel=0.1)
+
+
 def test_mixtures_have_the_parameters_of_their_names() -> None:
     from transformers import AutoModelForCausalLM
 
