@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def among_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Working directory: the repository, where lm-eval finds the tasks in jobs/tasks."""
     monkeypatch.chdir(Path(__file__).parents[2])
     warnings.simplefilter("ignore")  # of lm-eval and its libraries
+
+
+@pytest.fixture
+def only_our_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares lm-eval the search of its own tasks, which takes seconds."""
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
 
 
 @pytest.fixture

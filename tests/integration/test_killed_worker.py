@@ -28,12 +28,17 @@ def build_parts_and_note_pid(config: WorkerConfig, *, pids: Path) -> WorkerParts
 
 
 def run_job(
-    folder: Path, device: str, rows: int, out: str, *, system_prompt: str = "Answer.", **workers: object
-) -> tuple[RunResult, int]:
-    """Runs the job once. With two workers, one is killed when a third of the shards is published."""
+    folder: Path, device: str, rows: int, out: str, *, system_prompt: str = "Answer.", scored: int = 0,
+    **workers: object,
+) -> tuple[RunResult, int]:  # fmt: skip
+    """Runs the job once; its first `scored` rows are scored. With two workers, one is killed after a third of it."""
     pids, killed = folder / f"pids-{out}", []
     pids.mkdir()
-    pq.write_table(pa.table({"prompt": [f"What is {i} plus {i % 7}?" for i in range(rows)]}), folder / "rows.parquet")
+    table = pa.table({"prompt": [f"What is {i} plus {i % 7}?" for i in range(rows)]})
+    if scored:
+        choices = [[f" It is {i + n}." for n in range(4)] if i < scored else None for i in range(rows)]
+        table = table.append_column("continuations", pa.array(choices, pa.list_(pa.string())))
+    pq.write_table(table, folder / "rows.parquet")
     values = {
         "model": {"target": "builtin:tiny", "draft": "builtin:tiny", "device": device, "dtype": "float32"},
         "data": {"path": str(folder / "rows.parquet"), "system_prompt": system_prompt},
@@ -88,3 +93,25 @@ def test_shared_prompts_have_the_tokens_of_unshared_ones_after_a_kill(tmp_path: 
     assert got["generated_token_ids"] == undisturbed["generated_token_ids"] == unshared["generated_token_ids"]
     assert sum(map(bool, got["cached_tokens"].to_pylist())) >= rows - 3, "once by each of three workers"
     assert not any(unshared["cached_tokens"].to_pylist())
+
+
+@pytest.mark.slow
+def test_scores_are_the_same_after_one_of_two_workers_is_killed(tmp_path: Path) -> None:
+    rows, scored = 240, 200
+    run = partial(run_job, tmp_path, "cpu", rows, scored=scored)
+    calm, _ = run("calm", count=1)
+    result, killed = run("out", count=2)
+    assert (calm.exit_code, result.exit_code, result.state, killed) == (0, 0, "complete", 1)
+    found = verify(str(tmp_path / "out"))
+    assert found.complete and not found.findings, "\n".join(map(str, found.findings))
+    assert found.verified_rows == rows
+    got, expected = outputs(tmp_path / "out"), outputs(tmp_path / "calm")
+    assert got["generated_token_ids"] == expected["generated_token_ids"]
+    assert got["finish_reason"].to_pylist() == ["scored"] * scored + ["length"] * (rows - scored)
+    for ours, theirs in zip(got["scores"].to_pylist()[:scored], expected["scores"].to_pylist()[:scored], strict=True):
+        assert [s["logprob"] for s in ours] == pytest.approx([s["logprob"] for s in theirs], abs=1e-4)
+        assert [(s["num_tokens"], s["is_greedy"]) for s in ours] == [(s["num_tokens"], s["is_greedy"]) for s in theirs]
+    parts = [pq.read_table(part) for part in sorted((tmp_path / "out/outputs").glob("part-*.parquet"))]
+    shards = pq.read_table(tmp_path / "out/telemetry/shards.parquet").to_pylist()
+    again = [parts[shard["shard"]] for shard in shards if shard["attempt"] > 1]
+    assert any("scored" in part["finish_reason"].to_pylist() for part in again), "a shard with scores was repeated"

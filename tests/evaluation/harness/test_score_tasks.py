@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,9 @@ from support.fake_workers import InProcessBackend, outputs
 
 from specpipe.core import StepReport
 from specpipe.errors import OutputError
-from specpipe.evaluation.compare.compare_paths import compare_paths
 from specpipe.evaluation.harness.recording import record
 from specpipe.evaluation.harness.replay import replay
-from specpipe.evaluation.schedule.eval_job import load_eval_job
-from specpipe.evaluation.schedule.run_evaluation import run_evaluation
-from specpipe.job import JobSpec, parse_job
+from specpipe.job import parse_job
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
 from specpipe.models.tokenizer import load_tokenizer
@@ -35,13 +31,6 @@ from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 
 pytestmark = pytest.mark.usefixtures("among_the_tasks", "only_our_tasks")
 TASKS = ["--tasks", "tiny_all", "--include_path", "jobs/tasks"]
-
-
-@pytest.fixture
-def only_our_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lm_eval.tasks import TaskManager
-
-    monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
 
 
 class OneByOne(TemplateLM):
@@ -241,31 +230,3 @@ def test_a_missing_window_is_an_error() -> None:
     assert rolling_ids("a:0", reversed(ids[:2])) == ids[:2] and rolling_ids("d:0", ()) == []
     with pytest.raises(OutputError, match="no output for 1 of the 2 windows of request a:0"):
         rolling_ids("a:0", ids[:1])
-
-
-@pytest.mark.slow
-def test_weights_in_8_bits_are_compared_with_their_own_baseline(tmp_path: Path) -> None:
-    """The certificate of a quantised target: paired differences, changed best choices, perplexities."""
-    (tmp_path / "job.yaml").write_text(
-        "eval: {tasks: [tiny_choices, tiny_solutions], flags: {include_path: jobs/tasks}, history: none,\n"
-        "  baseline: {model.quantize: none}}\n"
-        "model: {target: 'builtin:tiny', draft: 'builtin:tiny', device: cpu, quantize: fp8}\n"
-        f"workers: {{slots: 8}}\noutput: {{path: '{tmp_path}/out'}}\n"
-    )
-    job = load_eval_job(str(tmp_path / "job.yaml"), limit=30)
-
-    def here(spec: JobSpec) -> RunResult:
-        return execute(spec, backend=InProcessBackend(build_parts=build_parts))
-
-    comparison = run_evaluation(job, here, lambda line: None).comparison
-
-    assert comparison is not None and comparison.texts is not None and comparison.texts.scores == 150
-    found = {m.metric: m for m in comparison.metrics}
-    assert set(found) == {"acc", "acc_norm", "word_perplexity", "byte_perplexity", "bits_per_byte"}
-    assert comparison.texts.same_scores < 150 and 0 < comparison.texts.largest_difference < 20
-    assert found["byte_perplexity"].mean_a != found["byte_perplexity"].mean_b
-    text = (tmp_path / "out/certificate.md").read_text()
-    assert text.startswith("### Two models") and "log-probabilities are the same up to rounding" in text
-    print(text)
-    again = compare_paths(f"{tmp_path}/out/baseline", f"{tmp_path}/out/baseline")
-    assert again.verdict.startswith("identical: ") and again.verdict.endswith("150 log-probabilities up to rounding")
