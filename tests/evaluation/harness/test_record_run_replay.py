@@ -3,13 +3,11 @@
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from support.fake_workers import InProcessBackend, outputs
 
 from specpipe.errors import JobError, OutputError
@@ -39,20 +37,18 @@ def results(folder: str) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def only_our_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lm_eval.tasks import TaskManager
-
-    monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
+def samples_of(folder: str, task: str) -> list[dict[str, Any]]:
+    [file] = Path(folder).glob(f"samples_{task}_*.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.mark.usefixtures("only_our_tasks")
 def test_recorded_requests_are_run_and_replayed_with_scores(tiny_run: Callable[..., RunResult], tmp_path: Path) -> None:
-    path = recorded(tmp_path, "--limit", "6")
+    every_kind = ["--tasks", "tiny_all", "--include_path", "jobs/tasks", "--apply_chat_template"]
+    path = recorded(tmp_path, "--limit", "2", task=every_kind)
     rows = pq.read_table(path).to_pylist()
-    assert [row["doc_id"] for row in rows] == list(range(6))
+    assert [row["doc_id"] for row in rows] == [0, 1, 0, 0, 0, 0, 1, 1, 1, 1, 0, 1]
     assert rows[0]["prompt"].startswith("<|im_start|>user\n") and rows[0]["max_tokens"] == 112
-    tiny_run("plain", "speculation.policy=off", data={"path": path})
     tiny_run("spec", data={"path": path})
 
     scored = replay(str(tmp_path / "spec"))
@@ -61,10 +57,14 @@ def test_recorded_requests_are_run_and_replayed_with_scores(tiny_run: Callable[.
     written = results(scored.folder)
     assert written["results"]["tiny_word_problems"]["exact_match,strict-match"] == 1.0
     assert written["model_name"] == "spec"  # without a name lm-eval generates one
-    [file] = Path(scored.folder).glob("samples_tiny_word_problems_*.jsonl")
-    samples = [json.loads(line) for line in file.read_text().splitlines()]
-    answers = [s["resps"][0][0] for s in samples if s["filter"] == "strict-match"]
-    assert answers == outputs(tmp_path / "plain")["generated_text"].to_pylist()
+    found = outputs(tmp_path / "spec").to_pylist()
+    texts = [s for s in samples_of(scored.folder, "tiny_word_problems") if s["filter"] == "strict-match"]
+    assert [sample["resps"][0][0] for sample in texts] == [row["generated_text"] for row in found[:2]]
+    logprobs = [row["scores"][0]["logprob"] for row in found[2:]]
+    choices = [float(answer[0][0]) for s in samples_of(scored.folder, "tiny_choices") for answer in s["resps"]]
+    whole = [float(s["resps"][0][0]) for s in samples_of(scored.folder, "tiny_solutions")]
+    assert choices + whole == logprobs and len(choices) == 8
+    assert written["results"]["tiny_solutions"]["bits_per_byte,none"] > 0
     with pytest.raises(JobError, match="--seed was"):
         replay(str(tmp_path / "spec"), ["--seed", "3"])
 
@@ -147,22 +147,3 @@ def test_a_repeated_evaluation_skips_its_completed_steps(tmp_path: Path, monkeyp
     other = load_eval_job("jobs/eval-tiny.yaml", overrides, limit=5)
     with pytest.raises(OutputError, match="has other flags"):
         run_evaluation(other, here, lines.append)
-
-
-@pytest.mark.slow
-def test_a_baseline_in_full_precision_measures_quantisation(tmp_path: Path) -> None:
-    values = yaml.safe_load(Path("jobs/eval-tiny.yaml").read_text())
-    values["eval"] |= {"baseline": {"model.quantize": "none"}, "history": str(tmp_path / "history.parquet")}
-    path = tmp_path / "eight.yaml"
-    path.write_text(yaml.safe_dump(values))
-    overrides = [f"output.path={tmp_path}/out", "model.device=cpu", "model.quantize=fp8"]
-    job = load_eval_job(str(path), overrides, limit=24)
-    assert (job.plain.model.quantize, job.speculative.model.quantize) == ("none", "fp8")
-    assert job.plain.speculation == job.speculative.speculation
-
-    found = run_evaluation(job, lambda spec: execute(spec, backend=InProcessBackend(build_parts=build_parts)), print)
-
-    assert found.comparison is not None and found.comparison.texts is not None
-    assert found.comparison.metrics[0].n == found.comparison.texts.rows == 24
-    assert "| model.quantize | none | fp8 |" in (tmp_path / "out/certificate.md").read_text()
-    assert "| model.target_format | — | FP8 by channel, at load |" in (tmp_path / "out/certificate.md").read_text()

@@ -59,6 +59,8 @@ def test_weights_in_8_bits_are_compared_with_their_own_baseline(tmp_path: Path) 
     assert found["byte_perplexity"].mean_a != found["byte_perplexity"].mean_b
     text = (tmp_path / "out/certificate.md").read_text()
     assert text.startswith("### Two models") and "log-probabilities are the same up to rounding" in text
+    assert "| model.quantize | none | fp8 |" in text
+    assert "| model.target_format | — | FP8 by channel, at load |" in text
     again = compare_paths(f"{tmp_path}/out/baseline", f"{tmp_path}/out/baseline")
     assert again.verdict.startswith("identical: ") and again.verdict.endswith("150 log-probabilities up to rounding")
 
