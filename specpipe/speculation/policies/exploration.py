@@ -102,4 +102,4 @@ def _trials(choice: DraftRates, best: DraftRates, now_k: int, inputs: PolicyInpu
 
 def _trial_tokens(inputs: PolicyInputs) -> int:
     """Returns the tokens that the draft model catches up for a trial: the square root of the rows, of mean length."""
-    return min(inputs.prefill_budget, math.ceil(inputs.running**0.5 * inputs.behind))
+    return min(inputs.prefill_budget, math.ceil(math.sqrt(inputs.running) * inputs.behind))
