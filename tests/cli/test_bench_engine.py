@@ -81,6 +81,7 @@ def test_scores_computes_choices_and_common_pages_once() -> None:
     assert result["ratio"] > 0 and result["requests_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_prefixes_runs_jobs_under_a_policy_too(small_shared_works: None) -> None:
     plain, tuned = json_lines(f"prefixes {SMALL} --slots 4 --work few-shot --policy goodput")
     assert [(m["policy"], m["k"]) for m in (plain, tuned)] == [("fixed", 0), ("goodput", None)]

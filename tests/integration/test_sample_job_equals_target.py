@@ -79,7 +79,7 @@ def run_sample(out: Path, *overrides: str, backend: Backend | None = None) -> To
 
 @pytest.mark.parametrize(
     ("speculation", "workers", "slots", "shard_tokens"),
-    [("no-proposer", 1, 16, 32768), ("draft-K3", 2, 1, 1)],
+    [pytest.param("no-proposer", 1, 16, 32768, marks=pytest.mark.slow), ("draft-K3", 2, 1, 1)],
 )
 def test_greedy_rows_equal_the_target_alone(
     speculation: str, workers: int, slots: int, shard_tokens: int, reference: Reference, tmp_path: Path
@@ -90,6 +90,7 @@ def test_greedy_rows_equal_the_target_alone(
     assert run_sample(tmp_path / "out", *changes, backend=here) == reference(FEW, SHORT)
 
 
+@pytest.mark.slow
 def test_invariant_draws_are_the_same_with_any_proposer(tmp_path: Path) -> None:
     sampling = ["sampling.temperature=0.8", "sampling.top_p=0.95", "sampling.max_new_tokens=30"]
     drawn = [

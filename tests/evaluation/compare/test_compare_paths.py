@@ -116,6 +116,7 @@ def test_a_numerical_tie_is_not_a_difference() -> None:
     assert gap.is_tie and not dataclasses.replace(gap, lost=0.01).is_tie
 
 
+@pytest.mark.slow
 def test_runs_without_scores_are_compared_by_outputs(tiny_run: TinyRun, tmp_path: Path) -> None:
     short = {"temperature": 1.0, "max_new_tokens": 12}
     tiny_run("a", "speculation.policy=off", sampling=short)
