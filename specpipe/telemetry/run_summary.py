@@ -133,6 +133,13 @@ def _max_concurrency(shards: pa.Table) -> int:
     return max((sum(workers.values()) for workers in slots.values()), default=0)
 
 
+def _peak_concurrency(shards: pa.Table, facts: RunFacts) -> int:
+    """Returns the most rows that ran at once. A run shorter than an interval has no timeline, but shards have means."""
+    means: list[float] = shards["mean_occupancy"].to_pylist()
+    peak = max([facts.peak_concurrent_requests, *means])
+    return ceil(round(peak, 6))  # a quotient of sums: 3 rows may give 3.0000000000000004
+
+
 def summarise(shards: pa.Table, facts: RunFacts) -> dict[str, Any]:
     """Returns the summary of all published parts of a run, over all of its starts, as JSON values.
 
@@ -172,8 +179,7 @@ def summarise(shards: pa.Table, facts: RunFacts) -> dict[str, Any]:
         # A run shorter than an interval has no complete one; its peak is at least its mean.
         "peak_output_throughput": max(facts.peak_output_throughput, per_second(tokens_out)),
         "max_concurrency": _max_concurrency(shards),
-        # A run shorter than an interval has no timeline.
-        "peak_concurrent_requests": ceil(max(facts.peak_concurrent_requests, *shards["mean_occupancy"].to_pylist(), 0)),
+        "peak_concurrent_requests": _peak_concurrency(shards, facts),
         **_latency(shards, "ttft"),
         **_latency(shards, "tpot"),
         **_latency(shards, "itl"),

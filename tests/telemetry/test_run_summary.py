@@ -69,6 +69,12 @@ def test_peak_throughput_is_at_least_the_mean() -> None:
     assert summarise(shard_table([FIRST]), facts(peak_output_throughput=99.0))["peak_output_throughput"] == 99.0
 
 
+def test_peak_concurrency_ignores_the_rounding_of_means() -> None:
+    for mean, peak in ((3.0000000000000004, 3), (2.4, 3), (0.0, 0)):
+        shard = dataclasses.replace(FIRST, slots=3, mean_occupancy=mean)
+        assert summarise(shard_table([shard]), facts())["peak_concurrent_requests"] == peak
+
+
 def test_expected_and_measured_speed_and_last_reason() -> None:
     later = dataclasses.replace(RESUMED, last_plan_reason="the last one", expected_tokens_per_s=20.0, busy_s=2.0)
     summary = summarise(shard_table([later, dataclasses.replace(FIRST, expected_tokens_per_s=70.0)]), facts())
