@@ -57,10 +57,12 @@ from specpipe.core.engine_config import EngineConfig
 from specpipe.core.evidence import CostPoint, Evidence, Profile
 from specpipe.core.kv_scales import KVScaleTable, LayerScales, ModelScales
 from specpipe.core.literals import (
+    DRAFT_SOURCES,
     PHASES,
     AppliesTo,
     DeviceChoice,
     DeviceName,
+    DraftSource,
     DtypeChoice,
     DtypeName,
     FinishReason,
@@ -80,6 +82,7 @@ from specpipe.core.step_report import ShardRound, StepReport
 
 __all__ = [
     "BACKUP_S",
+    "DRAFT_SOURCES",
     "DTYPE_BYTES",
     "EXPECTED_OUTPUT_TOKENS",
     "MAX_ATTEMPTS",
@@ -97,6 +100,7 @@ __all__ = [
     "CostPoint",
     "DeviceChoice",
     "DeviceName",
+    "DraftSource",
     "DtypeChoice",
     "DtypeName",
     "EngineConfig",

@@ -65,6 +65,8 @@ class Completion:
     accepted_tokens: int = 0
     """Accepted draft tokens that are part of the output: those after an end-of-sequence token, a stop string or a
     length limit are not counted."""
+    followed_tokens: int = 0
+    """Those of the accepted tokens that came from an earlier answer (`Request.reference`) or the corpus."""
     logprobs: Logprobs | None = None
     """Log-probabilities of token_ids; None where the row requests none."""
     scores: tuple[Score, ...] = ()

@@ -21,6 +21,12 @@ class EngineConfig:
     """Longest prompt + output, in tokens; 0 takes the models' limit."""
     max_k: int = 0
     """Largest K of any plan of this run."""
+    draft_k: int = 0
+    """Steps of the draft model in a round of the proposer "joined"."""
+    replay_k: int = 0
+    """Largest K of the proposers "replay" and "joined"; 0: there is no earlier text."""
+    corpus_mib: int = 0
+    """Device memory for the tokens of finished answers and their index, in MiB; 0: no corpus."""
     proposer: ProposerChoice = "none"
     """With "auto" the plan chooses the draft model (where there is one) or n-grams for each round."""
     method: Method = "standard"

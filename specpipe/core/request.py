@@ -26,6 +26,9 @@ class Request:
     continuations: tuple[tuple[int, ...], ...] = ()
     """Token ids of texts that may follow the prompt, each with at least one. A row with continuations is scored: it
     gets their log-probabilities and generates nothing. Of `sampling` it uses `logprobs` alone."""
+    reference: tuple[int, ...] = ()
+    """Token ids of an earlier answer to this prompt, without the prompt, of any length: drafts for the proposers
+    "replay" and "joined". It never changes the output."""
 
     @property
     def new_tokens(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from specpipe.core.acceptance_counts import AcceptanceCounts
 from specpipe.core.completion import Completion
-from specpipe.core.literals import Phase, ProposerName
+from specpipe.core.literals import DraftSource, Phase, ProposerName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +28,8 @@ class ShardRound:
     """Forwards since the last report in which no compiled code fitted a layer; reported for one shard of a step."""
     verified: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     """Acceptance of all draft tokens that the target verified. The policy learns from these."""
+    by_source: Mapping[DraftSource, AcceptanceCounts] = field(default_factory=dict)
+    """`verified` by the origin of the drafts; sources without any are absent."""
     emitted_tokens: int = 0
     """Tokens that became output."""
     emitted_accepted_tokens: int = 0

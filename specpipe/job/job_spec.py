@@ -78,11 +78,12 @@ class JobSpec(JobSection):
     def engine_config(self, max_model_len: int) -> EngineConfig:
         """Returns the engine's configuration. `max_model_len`: longest prompt + output of the pair, in tokens."""
         speculation, workers = self.speculation, self.workers
+        proposer = speculation.active_proposer
         return EngineConfig(
             slots=workers.slots,
             max_model_len=max_model_len,
             max_k=speculation.max_k,
-            proposer="auto" if len(self.proposers) > 1 else next(iter(self.proposers), "none"),
+            proposer="ngram" if proposer == "auto" and self.model.draft is None else proposer,
             method=speculation.method,
             synthetic_rates=speculation.rates,
             ngram_max=speculation.ngram_max,
