@@ -11,6 +11,7 @@ import triton.language as tl
 from specpipe_kernels.sampling.device.fast_math import LOG2_E, fast_exp2
 from specpipe_kernels.sampling.device.logit_rows import NOWHERE, best_of, is_kept, load_part, load_tile
 from specpipe_kernels.sampling.device.philox import lag_tile
+from specpipe_kernels.sampling.device.ranked_keys import rank, unrank
 
 MAX_MASS = tl.constexpr(1e30)  # larger masses overflow in sums
 # Scores of this size have a resolution of 5e-4. Larger ones would tie, so that low temperatures drew the wrong token.
@@ -217,7 +218,7 @@ def row_lse(part_mass, part_reference, item, inverse, parts, mask, PARTS: tl.con
 
 @triton.jit
 def best_tokens(part_score, part_reference, part_token, item, inverse, parts, mask, PARTS: tl.constexpr):
-    """Returns the status and the lowest token id of the largest score of each of the rows `item` [N].
+    """Returns the status and, where valid, the lowest token id of the largest score of each of the rows `item` [N].
 
     part_reference: None where the scores of all spans refer to the same logit.
     """
@@ -226,5 +227,6 @@ def best_tokens(part_score, part_reference, part_token, item, inverse, parts, ma
         references = load_parts(part_reference, item, parts, mask, 0.0, PARTS)
         scores = common_scores(scores, references, inverse, 1)
     tokens = load_parts(part_token, item, parts, mask, NOWHERE, PARTS)
-    best = tl.min(tl.where(scores == tl.max(scores, 1)[:, None], tokens, NOWHERE), 1)
-    return status_of(scores, 1), best
+    # One reduction. NaN of `nan_if_invalid` is positive, so its key is the largest.
+    score, best = unrank(tl.max(rank(scores, tokens), 1))
+    return tl.where(score != score, 1, tl.where(score == float("-inf"), 2, 0)), best

@@ -75,10 +75,8 @@ class RequestDrafts(NamedTuple):
     """[K_PAD] fp32: logits of p."""
     x_q: Any
     """[K_PAD] fp32: logits of q."""
-    reference_q: Any
-    """[K_PAD] fp32: a logit of q near the largest one, where log-sum-exps are given."""
-    log_mass_q: Any
-    """[K_PAD] fp32: log-sum-exps less that logit over temperature."""
+    lse_q: Any
+    """[K_PAD] fp64 (fp32): log-sum-exps of q, where given."""
 
 
 class DraftComparison(NamedTuple):
@@ -151,8 +149,7 @@ def _load_request(
     verified = i < tl.where(temp > 0.0, num_drafts, 0)
     x_p = draft_logits(p, request, i, tokens, verified)
     x_q = tl.zeros([K_PAD], tl.float32)
-    reference_q = tl.zeros([K_PAD], tl.float32)
-    log_mass_q = tl.zeros([K_PAD], tl.float32)
+    lse_q = tl.zeros([K_PAD], tl.float32)
     if not ONE_HOT:
         x_q = draft_logits(q, request, i, tokens, verified)
         if proposals.lse is not None:
@@ -160,8 +157,7 @@ def _load_request(
             if q.row_map is not None:
                 group = tl.load(q.row_map + request).to(tl.int64)
             lse_q = tl.load(proposals.lse + group * stride_lse + i, mask=verified, other=0.0)
-            reference_q, log_mass_q = split_lse(lse_q, temp)
-    return x, RequestDrafts(temp, seed, at, num_drafts, tokens, verified, x_p, x_q, reference_q, log_mass_q)
+    return x, RequestDrafts(temp, seed, at, num_drafts, tokens, verified, x_p, x_q, lse_q)
 
 
 @triton.jit
@@ -261,13 +257,12 @@ def compare_drafts(
     log_q = tl.zeros([K_PAD], tl.float32)
     if not ONE_HOT:
         q_items = request * k + i
-        reference = drafts.reference_q
-        log_mass = drafts.log_mass_q
         if memory.q.scores is not None:
             q_status, reference, log_mass = row_lse(
                 memory.q.scores, memory.q.references, q_items, inverse, q_parts, verified, PARTS
             )
         else:
+            reference, log_mass = split_lse(drafts.lse_q, drafts.temp)
             q_status = tl.where(reference == float("-inf"), 2, tl.where(reference < float("inf"), 0, 1))
         tl.store(results.q_reference + items, reference, mask=verified)
         tl.store(results.q_log_mass + items, log_mass, mask=verified)
