@@ -101,7 +101,7 @@ class EngineBench:
     new_tokens: int = 300
     max_model_len: int = 1024
     prefill_budget: int = 8192
-    share_prefixes: bool = True
+    prefix_sharing: bool = True
     """True computes the common beginnings of prompts once."""
     every_k: bool = False
     """True if rounds with every K from 0 to max(ks) may run, as under a policy."""

@@ -40,7 +40,7 @@ def build_synthetic_engine(bench: EngineBench) -> Engine:
         method="synthetic",
         synthetic_rates=bench.rates[: max(bench.ks)] if max(bench.ks) else (1.0,),
         prefill_budget=bench.prefill_budget,
-        share_prefixes=bench.share_prefixes,
+        prefix_sharing=bench.prefix_sharing,
         kv_dtype=bench.kv_dtype,
     )
     with _kernels_ahead(bench, config, dtype) if device.type == "cuda" else nullcontext():

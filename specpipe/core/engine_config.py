@@ -42,7 +42,7 @@ class EngineConfig:
     """Tokens of one KV page."""
     kv_dtype: KVDtypeChoice = "auto"
     """Number format of KV pages of both models."""
-    share_prefixes: bool = True
+    prefix_sharing: bool = True
     """Rows whose prompts begin with the same pages share their KV."""
 
     @property

@@ -89,7 +89,7 @@ class JobSpec(JobSection):
             ngram_max=speculation.ngram_max,
             ngram_min=speculation.ngram_min,
             prefill_budget=workers.prefill_budget,
-            share_prefixes=workers.share_prefixes,
+            prefix_sharing=workers.prefix_sharing,
             kv_dtype=self.model.kv_dtype,
         )
 

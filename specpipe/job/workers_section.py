@@ -55,7 +55,7 @@ class WorkersSection(JobSection):
     logged. Loading and warm-up are exempt."""
     prefill_budget: Tuning[Count] = default_of(EngineConfig, "prefill_budget")
     """Maximum prompt tokens of one engine step."""
-    share_prefixes: Tuning[bool] = default_of(EngineConfig, "share_prefixes")
+    prefix_sharing: Tuning[bool] = default_of(EngineConfig, "prefix_sharing")
     """Rows whose prompts begin with the same tokens share their KV. `false`: each row computes all of its prompt."""
 
     @model_validator(mode="after")

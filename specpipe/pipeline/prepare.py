@@ -59,7 +59,7 @@ class PreparedJob:
     def shared_blocks(self) -> Blocks | None:
         """Reads the prompts and returns what each shares with the row before; None where nothing is to be shared."""
         job = self.job
-        return shared_blocks(self.files, job.data.prompt, job.data.limit) if job.workers.share_prefixes else None
+        return shared_blocks(self.files, job.data.prompt, job.data.limit) if job.workers.prefix_sharing else None
 
     def shards(self, shared: Blocks | None, *, workers: int, device: DeviceName) -> tuple[Shard, ...]:
         """Divides the dataset into shards. shared: from `shared_blocks`. Raises DataError when it has no row."""

@@ -73,7 +73,7 @@ class Scenario:
             max_k=self.max_k,
             proposer="auto",
             prefill_budget=self.prefill_budget,
-            share_prefixes=False,
+            prefix_sharing=False,
             page_size=longest + self.max_k + 1,
         )
 

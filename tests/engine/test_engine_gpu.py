@@ -174,7 +174,7 @@ def test_rows_that_read_shared_pages_together_keep_their_tokens(small_pair, kind
         pair = on_cuda(small_pair(kind))  # a model is compiled once
         engine = make_engine(
             pair.target, pair.draft, slots=24, proposer=proposer, max_model_len=256, prefill_budget=8192,
-            share_prefixes=sharing,
+            prefix_sharing=sharing,
         )  # fmt: skip
         engine.submit(requests, plan(k, proposer=proposer))
         steps = steps_of(engine)

@@ -42,14 +42,14 @@ def test_greedy_tokens_are_the_same_with_any_drafts_and_memory(small_pair, kind:
     begin = make_requests(7, vocab_size=pair.vocab_size)[6].prompt_token_ids[:35]
     prompts = [[*begin, *r.prompt_token_ids] for r in make_requests(5, vocab_size=pair.vocab_size, seed=3)]
     requests = requests_of(prompts, max_new_tokens=14)
-    plain = run_in_8_bits(pair, requests, 0, proposer="none", share_prefixes=False)
+    plain = run_in_8_bits(pair, requests, 0, proposer="none", prefix_sharing=False)
     in_16_bits = [tuple(c.token_ids) for c in run(make_engine(pair.target, pair.draft), requests, 0)]
     assert plain != in_16_bits, "rounding to 8 bits must be visible"
     assert run_in_8_bits(pair, requests, 0, proposer="none") == plain, "with shared prefixes"
     assert run_in_8_bits(pair, requests, 1) == plain
     assert run_in_8_bits(pair, requests, 3, slots=5, prefill_budget=7) == plain
     assert run_in_8_bits(pair, requests, 3, proposer="ngram") == plain
-    assert run_in_8_bits(pair, requests, 3, slots=5, pages=12, share_prefixes=False) == plain, "with preemption"
+    assert run_in_8_bits(pair, requests, 3, slots=5, pages=12, prefix_sharing=False) == plain, "with preemption"
 
 
 def test_measured_scales_are_powers_of_two_with_headroom(small_pair) -> None:

@@ -82,7 +82,7 @@ def test_tokens_are_the_same_after_one_of_two_workers_is_killed(tmp_path: Path, 
 def test_shared_prompts_have_the_tokens_of_unshared_ones_after_a_kill(tmp_path: Path) -> None:
     rows, prompt = 40, "Numbers are given in words and in digits, and every sum is checked twice. " * 12
     run = partial(run_job, tmp_path, "cpu", rows, system_prompt=prompt)
-    alone, _ = run("alone", count=1, share_prefixes=False)
+    alone, _ = run("alone", count=1, prefix_sharing=False)
     calm, _ = run("calm", count=1)
     result, killed = run("out", count=2)
     assert (alone.exit_code, calm.exit_code, result.exit_code, killed) == (0, 0, 0, 1)

@@ -41,7 +41,7 @@ def test_with_sampling_fills_only_missing_keys() -> None:
 
 def test_engine_config_copies_the_jobs_values() -> None:
     spec = job(
-        workers={"slots": 4, "prefill_budget": 99, "share_prefixes": False},
+        workers={"slots": 4, "prefill_budget": 99, "prefix_sharing": False},
         speculation={"method": "invariant", "proposer": "ngram", "num_speculative_tokens": 5, "ngram_max": 6},
     )
     assert spec.engine_config(64) == EngineConfig(
@@ -52,7 +52,7 @@ def test_engine_config_copies_the_jobs_values() -> None:
         method="invariant",
         ngram_max=6,
         prefill_budget=99,
-        share_prefixes=False,
+        prefix_sharing=False,
     )
 
 
@@ -99,7 +99,7 @@ def test_identity_and_tuning_hold_every_field_once_as_json() -> None:
 def test_tuning_marks_are_on_exactly_these_fields() -> None:
     model = {"model.device", "model.quantize_draft"}
     policy = {"policy", "num_speculative_tokens", "max_running", "applies_to", "proposer", "ngram_min", "ngram_max"}
-    workers = {"prefill_budget", "share_prefixes"}
+    workers = {"prefill_budget", "prefix_sharing"}
     workers |= {"count", "slots", "gpus_per_worker", "cpus_per_worker", "shard_tokens", "max_attempts", "stall_seconds"}
     rest = {"name", "data.warmup_rows", "sampling.defaults", "output.path", "output.max_failed_rows"}
     expected = model | rest | {f"speculation.{key}" for key in policy} | {f"workers.{key}" for key in workers}

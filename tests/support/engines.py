@@ -76,7 +76,7 @@ def make_engine(
     eos_ids: Sequence[int] = (),
     synthetic_rates: tuple[float, ...] = (),
     decoder: TextDecoder | None = None,
-    share_prefixes: bool = True,
+    prefix_sharing: bool = True,
     kv_dtype: KVDtypeChoice = "auto",
 ) -> Engine:
     config = EngineConfig(
@@ -88,7 +88,7 @@ def make_engine(
         page_size=page_size,
         prefill_budget=prefill_budget,
         synthetic_rates=synthetic_rates,
-        share_prefixes=share_prefixes,
+        prefix_sharing=prefix_sharing,
         kv_dtype=kv_dtype,
     )
 

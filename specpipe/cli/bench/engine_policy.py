@@ -102,7 +102,7 @@ def policy(
         rates=extended_rates((1.0,), max(comparison.ks)),
         max_model_len=2 * longest + 2,
         every_k=True,
-        share_prefixes=False,  # jobs repeat the same rows
+        prefix_sharing=False,  # jobs repeat the same rows
     )
     for result in compare_policy(build_synthetic_engine(bench), comparison):
         click.echo(json.dumps(result.to_dict()) if as_json else result_line(result))

@@ -81,7 +81,7 @@ def prefixes(
         batches=(slots,),
         ks=tuple(sorted({*ks, _MAX_K} if tuned else ks)),
         max_model_len=longest,
-        share_prefixes=sharing,
+        prefix_sharing=sharing,
         every_k=tuned,
     )
     jobs = SharedWorkJobs(build_synthetic_engine(bench), tuned=tuned)

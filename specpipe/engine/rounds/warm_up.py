@@ -43,7 +43,7 @@ class WarmUp:
         """Runs a greedy round of all slots with the largest K."""
         config = self._config
         proposer: ProposerName = self._proposers[0] if self._proposers else "none"
-        shared = config.share_prefixes and config.slots > 1
+        shared = config.prefix_sharing and config.slots > 1
         key = RoundKey.of([SamplingParams()], proposer, config.max_k, width=config.pages_per_row, shared=shared)
         self._run_round(config.slots, key)
 
@@ -67,7 +67,7 @@ class WarmUp:
         and long prompts; catch-up of long rows. Launches differ only between powers of two.
         """
         keys = expected_keys(sampling, choices, width=self._config.pages_per_row)
-        if self._config.share_prefixes:
+        if self._config.prefix_sharing:
             keys += [key._replace(shared=True) for key in keys]
         for key in keys:
             for rows in reversed(_powers_of_2(self._config.slots)):

@@ -19,7 +19,7 @@ class PrefixSharing:
 
     def keys(self, tokens: Sequence[int]) -> PrefixKeys:
         """Returns what a row with these tokens can share; reads no state, so any thread may call it."""
-        return prefix_keys(tokens, self._config.page_size) if self._config.share_prefixes else PrefixKeys()
+        return prefix_keys(tokens, self._config.page_size) if self._config.prefix_sharing else PrefixKeys()
 
     def wait(self, row: RowState, keys: PrefixKeys) -> None:
         """Gives a new row its prefix and tail, and records that it will need them."""

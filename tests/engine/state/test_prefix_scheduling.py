@@ -50,7 +50,7 @@ class SimulatedEngine:
 
     def __init__(self, *, slots: int, pages: int, budget: int, share: bool, seed: int) -> None:
         config = EngineConfig(
-            slots=slots, max_model_len=MAX_LEN, max_k=2, page_size=PAGE, prefill_budget=budget, share_prefixes=share
+            slots=slots, max_model_len=MAX_LEN, max_k=2, page_size=PAGE, prefill_budget=budget, prefix_sharing=share
         )
         self.scheduler = Scheduler(config, PageAllocator(pages), PlainDecoder(), lookahead=3)
         self.target, self.draft = SimulatedKV(), SimulatedKV()

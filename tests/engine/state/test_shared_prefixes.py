@@ -111,7 +111,7 @@ def test_samples_share_their_whole_prompt(small_pair, k: int, proposer: str, slo
         "slots": slots, "max_k": k, "proposer": proposer, "rounds_behind": rounds_behind, "page_size": PAGE,
         "prefill_budget": 11, "pages": 200,
     }  # fmt: skip
-    alone = run(make_engine(pair.target, pair.draft, **common, share_prefixes=False), requests, k)
+    alone = run(make_engine(pair.target, pair.draft, **common, prefix_sharing=False), requests, k)
     engine = make_engine(pair.target, pair.draft, **common)
     engine.submit(requests, plan(k, proposer=proposer))
 
@@ -138,7 +138,7 @@ def test_tokens_survive_preemption_beside_shared_pages(
     pair = small_pair("llama")
     requests = requests_of([*PROMPTS, PROMPTS[0], PROMPTS[3]], max_new_tokens=24)
     engine = tight_engine(
-        pair, pages=22, max_k=k, proposer=proposer, rounds_behind=rounds_behind, share_prefixes=sharing
+        pair, pages=22, max_k=k, proposer=proposer, rounds_behind=rounds_behind, prefix_sharing=sharing
     )
     engine.submit(requests, plan(k, proposer=proposer))
 
@@ -180,12 +180,12 @@ def test_sharing_changes_no_result_of_penalties_logprobs_and_stop_strings(small_
     pair = small_pair("llama")
     requests = requests_of(PROMPTS, max_new_tokens=9, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=2)
     common = {"page_size": PAGE, "slots": 5, "proposer": proposer, "prefill_budget": 9}
-    free = run(make_engine(pair.target, pair.draft, **common, share_prefixes=False), requests, 3)
+    free = run(make_engine(pair.target, pair.draft, **common, prefix_sharing=False), requests, 3)
     requests = [
         replace(request, sampling=replace(request.sampling, stop=(f"{completion.token_ids[5]} ",)))
         for request, completion in zip(requests, free, strict=True)
     ]
-    alone = run(make_engine(pair.target, pair.draft, **common, share_prefixes=False), requests, 3)
+    alone = run(make_engine(pair.target, pair.draft, **common, prefix_sharing=False), requests, 3)
 
     shared = run(make_engine(pair.target, pair.draft, **common), requests, 3)
 
@@ -230,7 +230,7 @@ def check_random_tree(small_pair, seed: int) -> None:
         )
     requests = requests_of([prompt[:40] for prompt in prompts[1:]], max_new_tokens=12, temperature=0.8)
     common = {"method": "invariant", "page_size": PAGE, "max_model_len": 56}
-    alone = run(make_engine(pair.target, pair.draft, **common, share_prefixes=False), requests, 3)
+    alone = run(make_engine(pair.target, pair.draft, **common, prefix_sharing=False), requests, 3)
     engine = make_engine(
         pair.target, pair.draft, **common, slots=draws.randint(1, 6), prefill_budget=draws.randint(1, 40),
         pages=draws.choice([16, 20, 200]), rounds_behind=draws.randint(0, 2),

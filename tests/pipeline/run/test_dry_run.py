@@ -139,7 +139,7 @@ def test_dtype_and_memory_are_those_of_the_workers_device(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     ("override", "repeated"),
-    [((), "about 63% of the prompts repeat the row before"), (("workers.share_prefixes=false",), "")],
+    [((), "about 63% of the prompts repeat the row before"), (("workers.prefix_sharing=false",), "")],
 )
 def test_plan_tells_how_much_of_the_prompts_is_repeated(
     tmp_path: Path, override: tuple[str, ...], repeated: str

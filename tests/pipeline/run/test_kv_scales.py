@@ -106,7 +106,7 @@ def test_real_models_keep_tokens_over_workers_and_starts(tmp_path: Path) -> None
     scales = require_manifest(RunFolder.at(str(drafted))).kv_scales
     assert [key.split()[0] for key in scales] == ["target", "draft"]
     expected = tokens(drafted)
-    assert tokens(run("b", "speculation.policy=off", "workers.share_prefixes=false", "workers.slots=5")) == expected
+    assert tokens(run("b", "speculation.policy=off", "workers.prefix_sharing=false", "workers.slots=5")) == expected
     for part in sorted(drafted.glob("**/part-*.parquet"))[::2]:
         part.unlink()
     assert tokens(run("a", "speculation.num_speculative_tokens=3")) == expected
