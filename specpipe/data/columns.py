@@ -34,5 +34,8 @@ PROMPT_COLUMNS = ("body", "prompt_token_ids", "messages", "conversations", "prom
 CONTINUATIONS = "continuations"
 """Input column with the texts (or token ids) that a score row scores."""
 
+ANSWER_COLUMNS = ("generated_text", "answer", "response", "completion", "output", "text")
+"""Columns that can hold an earlier answer in a dataset of `speculation.replay`. The first one with a text is used."""
+
 ID_COLUMNS = ("request_id", "custom_id", "id")
 """Input columns that can hold a row's identifier. The first one with a value is used."""
