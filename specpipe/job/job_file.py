@@ -64,14 +64,28 @@ def parse_job(
 
 
 def _fill_placeholders(job: JobSpec, source: str) -> JobSpec:
-    """Replaces the placeholders of output.path once per start, so that the folder does not change at midnight."""
-    known = {"date": datetime.date.today().isoformat(), "name": job.name}
-    path = job.output.path
+    """Replaces the placeholders of paths once per start, so that the folder does not change at midnight."""
+    today = datetime.date.today()
+    dates = {"date": today.isoformat(), "yesterday": (today - datetime.timedelta(days=1)).isoformat()}
+    known = {**dates, "name": job.name}
+    path = _filled(job.output.path, {name: known[name] for name in ("date", "name")}, f"{source}: output.path")
+    replay = tuple(_filled(text, known, f"{source}: speculation.replay") for text in job.speculation.replay)
+    return job.model_copy(
+        update={
+            "output": job.output.model_copy(update={"path": path}),
+            "speculation": job.speculation.model_copy(update={"replay": replay}) if replay else job.speculation,
+        }
+    )
+
+
+def _filled(path: str, known: Mapping[str, str], key: str) -> str:
+    """Returns a path with its placeholders replaced. Raises JobError for an unknown one. key: for the message."""
     if unknown := [name for name in re.findall(r"{([^{}]*)}", path) if name not in known]:
-        raise JobError(f"{source}: output.path is {path!r}; expected {{date}} or {{name}}, not {{{unknown[0]}}}")
+        expected = " or ".join(f"{{{name}}}" for name in known)
+        raise JobError(f"{key} is {path!r}; expected {expected}, not {{{unknown[0]}}}")
     for name, value in known.items():
         path = path.replace(f"{{{name}}}", value)
-    return job.model_copy(update={"output": job.output.model_copy(update={"path": path})})
+    return path
 
 
 def _further_problems(known: list[JobProblem], values: object) -> list[JobProblem]:

@@ -61,9 +61,19 @@ class JobSpec(JobSection):
     def proposers(self) -> tuple[ProposerName, ...]:
         """Proposers that a policy may choose from, "none" aside."""
         proposer = self.speculation.active_proposer
-        if proposer == "auto":
-            return ("draft", "ngram") if self.model.draft else ("ngram",)
-        return () if proposer == "none" else (proposer,)
+        if proposer == "none":
+            return ()
+        if proposer != "auto":
+            return (proposer,)
+        if self.speculation.replay_k:
+            return ("draft", "replay", "joined") if self.model.draft else ("ngram", "replay")
+        return ("draft", "ngram") if self.model.draft else ("ngram",)
+
+    def k_limit(self, proposer: ProposerName) -> int:
+        """Returns the largest K of a proposer's rounds."""
+        speculation = self.speculation
+        follows = proposer in ("replay", "joined")
+        return speculation.replay_k if follows else min(speculation.max_k, speculation.num_speculative_tokens)
 
     def sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters of rows without values of their own."""
@@ -78,12 +88,15 @@ class JobSpec(JobSection):
     def engine_config(self, max_model_len: int) -> EngineConfig:
         """Returns the engine's configuration. `max_model_len`: longest prompt + output of the pair, in tokens."""
         speculation, workers = self.speculation, self.workers
-        proposer = speculation.active_proposer
+        joins = "joined" in self.proposers
         return EngineConfig(
             slots=workers.slots,
             max_model_len=max_model_len,
             max_k=speculation.max_k,
-            proposer="ngram" if proposer == "auto" and self.model.draft is None else proposer,
+            draft_k=self.k_limit("draft") if joins else 0,
+            replay_k=speculation.replay_k,
+            corpus_mib=speculation.corpus_mib if speculation.replay_k else 0,
+            proposer="auto" if len(self.proposers) > 1 else next(iter(self.proposers), "none"),
             method=speculation.method,
             synthetic_rates=speculation.rates,
             ngram_max=speculation.ngram_max,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from specpipe.core import MAX_DRAFT_TOKENS, AppliesTo, EngineConfig, Method, ProposerChoice
-from specpipe.job.field_types import Count, Int, Number, OffIsAWord, Tuning, default_of
+from specpipe.job.field_types import Count, Int, Number, OffIsAWord, OneIsAList, Text, Tuning, default_of
 from specpipe.job.job_section import JobSection
 
 PolicyName = Literal["off", "fixed", "queue_threshold", "goodput"]
@@ -33,8 +33,16 @@ class SpeculationSection(JobSection):
     `invariant`: sampled tokens do not depend on K, draft or policy. `synthetic`: accepts at given rates, to measure
     speed; its outputs are marked and useless as text."""
     proposer: Tuning[ProposerChoice] = "draft"
-    """`draft`: the draft model. `ngram`: tokens that followed the same n-gram earlier in the row. `none`: no drafts.
-    `auto`: with `policy: goodput`, the faster of the draft model (if there is one) and n-grams."""
+    """`draft`: the draft model. `ngram`: tokens that followed the same n-gram earlier in the row. `replay`: earlier
+    answers, else n-grams. `none`: no drafts. `auto`: with `policy: goodput`, the fastest of draft model, n-grams and
+    `replay`, where given."""
+    replay: Tuning[Annotated[tuple[Text, ...], OneIsAList]] = ()
+    """Earlier answers to the same prompts (docs/speculation.md): a run, a glob of runs or a dataset of texts, the
+    preferred one first. `{yesterday}` and the placeholders of output.path are filled in."""
+    replay_tokens: Tuning[Annotated[Int, Field(ge=1, le=MAX_DRAFT_TOKENS)]] = 15
+    """K of rounds that follow earlier answers; with `policy: goodput` the maximum."""
+    corpus_mib: Tuning[Annotated[Int, Field(ge=0, le=65536)]] = 64
+    """Device memory, in MiB, for finished answers in which rows without one of their own look drafts up."""
     ngram_min: Tuning[Count] = default_of(EngineConfig, "ngram_min")
     """Shortest suffix that the n-gram proposer looks up."""
     ngram_max: Tuning[Count] = default_of(EngineConfig, "ngram_max")
@@ -50,6 +58,7 @@ class SpeculationSection(JobSection):
         wrong = [
             *self._auto_problems(),
             *self._applies_to_problems(),
+            *self._replay_problems(),
             *self._ngram_problems(),
             *self._synthetic_problems(),
         ]
@@ -66,6 +75,15 @@ class SpeculationSection(JobSection):
         if self.applies_to == "batch" or self.policy in ("queue_threshold", "off"):
             return []
         return [f".applies_to is new, which requires policy: queue_threshold; policy is {self.policy}"]
+
+    def _replay_problems(self) -> list[str]:
+        if self.policy == "off":
+            return []
+        if self.replay and self.proposer not in ("replay", "auto"):
+            return [f".replay is set, which requires proposer: replay or auto; proposer is {self.proposer}"]
+        if self.method == "synthetic" and (self.replay or self.proposer == "replay"):
+            return [".method is synthetic, which simulates a draft model; expected no replay, or another method"]
+        return []
 
     def _ngram_problems(self) -> list[str]:
         if self.ngram_min <= self.ngram_max:
@@ -90,7 +108,17 @@ class SpeculationSection(JobSection):
     @property
     def max_k(self) -> int:
         """Largest K of any plan of this job; 0 when nothing is ever drafted."""
-        return 0 if self.policy == "off" or self.proposer == "none" else self.num_speculative_tokens
+        if self.policy == "off" or self.proposer == "none":
+            return 0
+        if self.proposer == "replay":
+            return self.replay_tokens
+        return max(self.num_speculative_tokens, self.replay_k)
+
+    @property
+    def replay_k(self) -> int:
+        """Largest K of rounds that follow earlier answers; 0 when there are none."""
+        follows = self.proposer == "replay" or (self.proposer == "auto" and bool(self.replay))
+        return self.replay_tokens if follows and self.policy != "off" else 0
 
     @property
     def active_proposer(self) -> ProposerChoice:

@@ -99,6 +99,11 @@ def test_yaml_values_are_read_as_written(text: str, place: str, value: object) -
         ("sampling: {min_tokens: -1}", "sampling.min_tokens is -1; expected 0 (off) or more"),
         ("sampling: {n: 0}", "sampling.n is 0; expected an integer (>= 1, <= 10000)"),
         ("speculation: {policy: fixed, proposer: auto}", "proposer is auto, which requires policy: goodput"),
+        ("speculation: {replay: runs/a}", "replay is set, which requires proposer: replay or auto; proposer is draft"),
+        (
+            "speculation: {proposer: replay, method: synthetic, synthetic_acceptance_length: 2}",
+            "method is synthetic, which simulates a draft model; expected no replay, or another method",
+        ),
         ("speculation: {policy: fixed, applies_to: new}", "is new, which requires policy: queue_threshold; policy is"),
         ("speculation: {applies_to: all}", 'speculation.applies_to is "all"; expected batch or new'),
         ("speculation: {ngram_min: 4}", "speculation.ngram_min is 4; expected at most ngram_max (3)"),
@@ -232,6 +237,14 @@ class TestOutputPlaceholders:
     @pytest.mark.parametrize("path", ["runs/{time}", "runs/{}", "runs/{date:%Y}"])
     def test_unknown_placeholder_raises_job_error(self, path: str) -> None:
         assert "expected {date} or {name}, not {" in problem("", f"output.path='{path}'")
+
+    def test_replay_has_yesterdays_date_too(self) -> None:
+        replay = job("", "speculation.proposer=replay", "speculation.replay=[a, 'runs/{name}-{yesterday}']").speculation
+        assert replay.replay[0] == "a" and replay.replay[1].startswith("runs/nightly-")
+        day = datetime.date.fromisoformat(replay.replay[1].removeprefix("runs/nightly-"))
+        assert 1 <= (datetime.date.today() - day).days <= 2
+        wrong = problem("", "speculation.proposer=replay", "speculation.replay='runs/{today}'")
+        assert "speculation.replay is 'runs/{today}'; expected {date} or {yesterday} or {name}, not {today}" in wrong
 
 
 class TestTemplateKeywords:

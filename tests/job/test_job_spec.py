@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specpipe.core import EngineConfig, SamplingParams
+from specpipe.core import EngineConfig, ProposerName, SamplingParams
 from specpipe.job import JobSpec, load_job, parse_job
 from specpipe.job.job_spec import tuning_fields
 from specpipe.job.reference import reference
@@ -64,6 +64,28 @@ def test_auto_proposers_depend_on_the_draft_model(draft: str | None, proposers: 
     assert (spec.proposers, spec.engine_config(64).proposer, spec.draft_model) == (proposers, engine, draft)
 
 
+@pytest.mark.parametrize(
+    ("draft", "speculation", "limits", "engine"),
+    [
+        ("small", {"proposer": "auto", "replay": "runs/a"}, {"draft": 3, "replay": 15, "joined": 15}, "auto"),
+        (None, {"proposer": "auto", "replay": "runs/a", "replay_tokens": 2}, {"ngram": 3, "replay": 2}, "auto"),
+        (None, {"proposer": "replay", "policy": "fixed"}, {"replay": 15}, "replay"),
+        ("small", {"proposer": "replay", "replay": "runs/a", "policy": "off"}, {}, "none"),
+    ],
+)
+def test_replay_adds_proposers_with_a_k_of_their_own(
+    draft: str | None, speculation: dict[str, object], limits: dict[ProposerName, int], engine: str
+) -> None:
+    spec = job(model={"target": "big", "draft": draft}, speculation=speculation)
+    config = spec.engine_config(64)
+    replay_k = limits.get("replay", 0)
+    assert {name: spec.k_limit(name) for name in spec.proposers} == limits
+    assert (config.proposer, config.max_k) == (engine, max(limits.values(), default=0))
+    assert (config.replay_k, config.corpus_mib) == (replay_k, 64 if replay_k else 0)
+    assert config.draft_k == (3 if "joined" in limits else 0)
+    assert spec.draft_model == (draft if "draft" in limits else None)
+
+
 @pytest.mark.parametrize(("policy", "proposer"), [("off", "draft"), ("fixed", "none"), ("off", "none")])
 def test_max_k_is_zero_without_drafting(policy: str, proposer: str) -> None:
     speculation = job(speculation={"policy": policy, "proposer": proposer}).speculation
@@ -99,6 +121,7 @@ def test_identity_and_tuning_hold_every_field_once_as_json() -> None:
 def test_tuning_marks_are_on_exactly_these_fields() -> None:
     model = {"model.device", "model.quantize_draft"}
     policy = {"policy", "num_speculative_tokens", "max_running", "applies_to", "proposer", "ngram_min", "ngram_max"}
+    policy |= {"replay", "replay_tokens", "corpus_mib"}
     workers = {"prefill_budget", "prefix_sharing"}
     workers |= {"count", "slots", "gpus_per_worker", "cpus_per_worker", "shard_tokens", "max_attempts", "stall_seconds"}
     rest = {"name", "data.warmup_rows", "sampling.defaults", "output.path", "output.max_failed_rows"}

@@ -154,9 +154,11 @@ def _profile(engine: Engine, job: JobSpec) -> Profile:
 
 def _round_choices(job: JobSpec) -> tuple[tuple[ProposerName, int], ...]:
     """Returns the pairs of proposer and K that plans of the job may contain."""
-    max_k = job.speculation.max_k
-    ks = range(1, max_k + 1) if job.speculation.policy == "goodput" else (max_k,)
-    return ("none", 0), *((proposer, k) for proposer in job.proposers for k in ks)
+    adaptive = job.speculation.policy == "goodput"
+    limits = {proposer: job.k_limit(proposer) for proposer in job.proposers}
+    return ("none", 0), *(
+        (name, k) for name, limit in limits.items() for k in range(1 if adaptive else limit, limit + 1)
+    )
 
 
 def make_builder(job: JobSpec, encoder: EncoderProtocol, *, max_model_len: int, vocab_size: int) -> RequestBuilder:
