@@ -7,9 +7,9 @@ from typing import Literal
 
 from specpipe.core import KVDtypeChoice, ProposerName
 
-BenchQuantize = Literal["none", "fp8", "int4", "mxfp4"]
-"""Number formats of a measured model's weights: 16 bits; fp8 by channel, of experts by block; 4 bits by groups of 128
-columns; experts alone in mxfp4."""
+BenchQuantize = Literal["none", "fp8", "fp8-block", "int4", "mxfp4"]
+"""Number formats of a measured model's weights: 16 bits; fp8 by channel, of experts by block; fp8 by block of 128 x
+128; 4 bits by groups of 128 columns; experts alone in mxfp4."""
 MIXED_ROWS = 768
 """Rows of the mixed job."""
 MIXED_LENGTHS = (32, 511)

@@ -117,7 +117,7 @@ def draw_quantized(model: Any, quantize: BenchQuantize, device: torch.device) ->
     if quantize == "none":
         return
     head, std = model.get_output_embeddings(), model.config.initializer_range
-    if quantize in ("fp8", "mxfp4"):
+    if quantize in ("fp8", "fp8-block", "mxfp4"):
         for module in experts_modules(model).values():
             gate_up, down = (
                 random_experts(weight_shape(module, name), quantize, std, device)
@@ -137,13 +137,19 @@ def draw_quantized(model: Any, quantize: BenchQuantize, device: torch.device) ->
 def random_weight(
     n: int, k: int, quantize: BenchQuantize, std: float, device: torch.device, dtype: torch.dtype = torch.bfloat16
 ) -> Weight:
-    """Returns a random weight [n, k]: of dtype, e4m3 with scales by channel, or 4 bits with scales for 128 columns."""
+    """Returns a random weight [n, k]: of dtype, e4m3 by channel or block, or 4 bits with scales for 128 columns."""
     if quantize == "int4":
         entries = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
         scale = torch.full((n, -(-k // 128)), std / 4.6, device=device)  # 4.6: the standard deviation of 0 … 15
         return with_scales_by_group(QuantizedWeight(pack_int4(entries), scale, None, (1, 128)))
     dense = torch.randn(n, k, dtype=dtype, device=device) * std
-    return quantize_fp8(dense) if quantize == "fp8" else dense
+    if quantize == "none":
+        return dense
+    weight = quantize_fp8(dense)
+    if quantize == "fp8":
+        return weight
+    scale = torch.full((-(-n // 128), -(-k // 128)), std / 64, device=device)
+    return weight._replace(scale=scale, block=(128, 128))
 
 
 def random_experts(

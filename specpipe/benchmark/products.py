@@ -30,7 +30,7 @@ class ProductBench:
     models: tuple[str, ...] = ("llama-3.1-8b", "llama-3.3-70b")
     """Shapes of models."""
     tokens: tuple[int, ...] = tuple(1 << i for i in range(13))
-    formats: tuple[BenchQuantize, ...] = ("none", "fp8", "int4")
+    formats: tuple[BenchQuantize, ...] = ("none", "fp8", "fp8-block", "int4")
     dtype: torch.dtype = torch.bfloat16
     replays: int = 10
     device: str = "cuda"

@@ -66,7 +66,7 @@ def model_options(command: Command) -> Command:
             type=click.Choice(get_args(BenchQuantize)),
             default=_DEFAULTS.quantize,
             show_default=True,
-            help="Number format of the target's weights: 16 bits, fp8, 4 bits in groups of 128, or experts in mxfp4.",
+            help="Number format of the target's weights: 16 bits, fp8 by channel or block, 4 bits, experts in mxfp4.",
         ),
         click.option(
             "--kv-dtype",

@@ -62,6 +62,18 @@ class Fp8Sizes(NamedTuple):
     """Columns of the weight that share a scale."""
 
 
+@triton.jit
+def _block_scales(scales, tile_n, step, n, SIZES: tl.constexpr, TILES: tl.constexpr):
+    """Returns the scales of the weight for a step: one for a tile in one block, else [1, BLOCK_N]; 0 behind K."""
+    at = scales.weight + step * TILES.block_k // SIZES.scale_columns
+    in_k = step * TILES.block_k < SIZES.k
+    if SIZES.scale_rows % TILES.block_n == 0:
+        scale = tl.load(at + tile_n * TILES.block_n // SIZES.scale_rows * scales.stride, mask=in_k, other=0.0)
+    else:
+        scale = tl.load(at + n // SIZES.scale_rows * scales.stride, mask=in_k & (n < SIZES.n), other=0.0)[None, :]
+    return scale
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _fp8_gemm_kernel(
     x, weight, scales, bias, out, parts, rows, stride_x, SIZES: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
@@ -83,9 +95,10 @@ def _fp8_gemm_kernel(
     m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     k_lanes = tl.arange(0, BLOCK_K)
-    scale_at = scales.weight + (n // SIZES.scale_rows) * scales.stride
     wait_for_inputs(PDL)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    if BY_BLOCK:  # loaded a step ahead: the pipeline of the loop only moves loads of operands of the matrix unit
+        next_scale = _block_scales(scales, tile_n, split * steps, n, SIZES, TILES)
     for step in tl.range(split * steps, (split + 1) * steps, num_stages=TILES.stages):
         if BY_DESCRIPTOR:
             x_tile = x.load([tile_m * BLOCK_M, step * BLOCK_K])
@@ -97,9 +110,9 @@ def _fp8_gemm_kernel(
             w_at = weight + n[:, None].to(tl.int64) * K + k[None, :]
             w_tile = tl.load(w_at, mask=(n[:, None] < N) & (k[None, :] < K), other=0.0)
         if BY_BLOCK:
-            in_scales = (n < N) & (step * BLOCK_K < K)
-            block_scale = tl.load(scale_at + step * BLOCK_K // SIZES.scale_columns, mask=in_scales, other=0.0)
-            acc += tl.dot(x_tile, w_tile.T) * block_scale[None, :]
+            block_scale = next_scale
+            next_scale = _block_scales(scales, tile_n, step + 1, n, SIZES, TILES)
+            acc += tl.dot(x_tile, w_tile.T) * block_scale
         else:
             # Partial sums of the matrix unit have 14 bits; every BLOCK_K columns they are added in fp32.
             acc = tl.dot(x_tile, w_tile.T, acc, max_num_imprecise_acc=BLOCK_K)
@@ -112,7 +125,7 @@ def _fp8_gemm_kernel(
         acc, _ = add_splits(acc, acc, parts, tile, entry, 0, BLOCK_M * BLOCK_N, SPLITS)
     acc *= tl.load(scales.rows + m, mask=m < rows, other=0.0)[:, None]
     if not BY_BLOCK:
-        acc *= tl.load(scale_at, mask=n < N, other=0.0)[None, :]
+        acc *= tl.load(scales.weight + n // SIZES.scale_rows * scales.stride, mask=n < N, other=0.0)[None, :]
     if bias is not None:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     out_at = out + m[:, None].to(tl.int64) * N + n[None, :]

@@ -9,7 +9,7 @@ from torch.nn import functional
 from specpipe_kernels.layers.quantized.dequantize_int4 import dequantize_int4
 from specpipe_kernels.layers.quantized.fp8_gemm import fp8_gemm, fp8_tiling
 from specpipe_kernels.layers.quantized.quantize_rows import in_whole_tiles
-from specpipe_kernels.runtime.backend import processors
+from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.types import Fp8Rows, QuantizedWeight
 
 
@@ -31,15 +31,29 @@ def wide_product(
 
 
 def _fp8_product(x: Fp8Rows, weight: QuantizedWeight, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    """Multiplies by the library where it has the scales (of channels), the sizes (multiples of 16) and the speed.
+    """Multiplies by the library where it has the scales, the sizes (multiples of 16) and the speed.
 
     The library does not share K among programs: with few outputs, most multiprocessors are idle.
     """
-    (n, k), rows = weight.shape, x.values.shape[0]
-    shares_k = fp8_tiling(rows, n, k, processors(x.values.device)).splits > 1
-    if shares_k or weight.block != (1, k) or n % 16 or k % 16:
-        return fp8_gemm(x, weight, bias, out=out)
+    (n, k), rows, by_channel = weight.shape, x.values.shape[0], weight.block == (1, weight.shape[1])
     values, scale = in_whole_tiles(x)
-    product = torch._scaled_mm(values, weight.values.t(), scale, weight.scale.view(1, -1), bias, out_dtype=x.dtype)
-    product = product[:rows]
+    shares_k = fp8_tiling(rows, n, k, processors(x.values.device)).splits > 1
+    has_scales = by_channel or (_has_blocks(weight, x.values.device) and values.shape[0] % 4 == 0)
+    if shares_k or not has_scales or n % 16 or k % 16:
+        return fp8_gemm(x, weight, bias, out=out)
+    if by_channel:
+        scales = scale, weight.scale.view(1, -1)
+    else:  # [P, K / 128] and [K / 128, N / 128], both with adjacent columns
+        scales = scale.t().expand(k // 128, -1).contiguous().t(), weight.scale.t()
+    added = bias if by_channel else None
+    product = torch._scaled_mm(values, weight.values.t(), *scales, added, out_dtype=x.dtype)[:rows]
+    if bias is not None and not by_channel:
+        product += bias
     return product if out is None else out.copy_(product)
+
+
+def _has_blocks(weight: QuantizedWeight, device: torch.device) -> bool:
+    """Returns true if the library multiplies by the weight's blocks: of 128 x 128, four in a row, on Hopper alone."""
+    gpu = gpu_of(device)
+    fits = weight.block == (128, 128) and weight.shape[1] % 512 == 0 and weight.scale.is_contiguous()
+    return fits and gpu is not None and torch.cuda.get_device_capability(gpu)[0] == 9
