@@ -296,14 +296,14 @@ class Activation(NamedTuple):
 class Mxfp4Weight(NamedTuple):
     """Weights [E, N, K] of E experts in mxfp4 (OCP Microscaling Formats (MX) 1.0), made by `pack_mxfp4`.
 
-    Of 128 adjacent columns, word j of 32 holds those numbered j, j + 32, j + 64 and j + 96, the first in its lowest
-    bits; K is padded to whole blocks with zeros.
+    Of 128 adjacent columns, word j of 32 holds those numbered j, j + 32, j + 64 and j + 96; K is padded to whole blocks
+    with zeros.
     """
 
     words: Tensor
     """[E, N, 32 * ceil(K / 128)] int16: four values of 4 bits (E2M1)."""
     exponents: Tensor
-    """[E, N, ceil(K / 128)] int32: a byte for each 32 columns, which are multiplied by 2 to this byte minus 127."""
+    """[E, N, ceil(K / 128)] int32: a byte for each 32 columns, which are multiplied by 2 to this byte minus 189."""
 
 
 class Fp8ExpertWeight(NamedTuple):

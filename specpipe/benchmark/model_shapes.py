@@ -160,7 +160,7 @@ def random_experts(
     blocks = -(-k // 128)
     if quantize == "mxfp4":
         words = torch.randint(-(2**15), 2**15, (e, n, 32 * blocks), dtype=torch.int16, device=device)
-        exponents = torch.full((e, n, blocks), 0x79797979, dtype=torch.int32, device=device)  # 2^-6
+        exponents = torch.full((e, n, blocks), 0xB7B7B7B7 - 2**32, dtype=torch.int32, device=device)  # 2^-6
         return Mxfp4Weight(words, exponents)
     values = torch.empty(e, n, k, dtype=torch.float8_e4m3fn, device=device)
     for one in values:

@@ -12,15 +12,18 @@ from torch import Tensor
 
 
 class PairTiles(NamedTuple):
-    """Pairs sorted by expert and cut into tiles of BLOCK_M; each tile has pairs of one expert alone."""
+    """Pairs sorted by expert and cut into tiles of BLOCK_M; each tile has pairs of one expert alone.
+
+    Of few tokens only `pairs` is given, and holds their experts: each program finds the pairs of its own tile.
+    """
 
     pairs: Tensor
-    """[P] int32: numbers of pairs, token * k + choice, sorted by expert."""
-    expert: Tensor
+    """[P] int32: numbers of pairs, token * k + choice, sorted by expert. Of few tokens: the expert of each pair."""
+    expert: Tensor | None
     """[T] int32: expert of each tile; -1 for an unused tile."""
-    first: Tensor
+    first: Tensor | None
     """[T] int32: place of the tile's first pair in `pairs`."""
-    rows: Tensor
+    rows: Tensor | None
     """[T] int32: pairs in the tile."""
 
 
@@ -78,3 +81,5 @@ class GroupedTiling(NamedTuple):
     stages: int
     """Steps whose loads are in flight."""
     warps: int
+    splits: int = 1
+    """Programs that share K; the last one to arrive adds their sums in order."""

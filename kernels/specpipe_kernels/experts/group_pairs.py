@@ -64,6 +64,18 @@ def _group_pairs_kernel(
             place += tl.sum(mine)
 
 
+MAX_UNGROUPED = 32
+"""Most pairs that each program of a product compares itself, which takes less time than one more launch."""
+
+
+def find_tiles(expert_ids: Tensor, experts: int, block_m: int) -> PairTiles:
+    """Returns the tiles of pairs, for `grouped_gemm` alone: few pairs stay ungrouped. Arguments of `group_pairs`."""
+    tokens, top_k = expert_ids.shape
+    if tokens <= block_m and tokens * top_k <= MAX_UNGROUPED:
+        return PairTiles(expert_ids.view(-1), None, None, None)
+    return group_pairs(expert_ids, experts, block_m)
+
+
 def group_pairs(expert_ids: Tensor, experts: int, block_m: int) -> PairTiles:
     """Groups P pairs by expert. expert_ids: [M, k] int32, contiguous, each in 0 … experts - 1.
 

@@ -2,7 +2,7 @@
 
 A program multiplies one tile of pairs (a token and one of its experts, grouped by expert) with BLOCK_N rows of that
 expert's weight. Weights are in 16 or 32 bits, in mxfp4, which is converted in registers, or in 8 bits, which are
-multiplied with activations in 8 bits.
+multiplied with activations in 8 bits. Where there are few programs, several share K.
 
 The gated product reads the rows of its tokens from x and writes activations in the order of the sorted pairs; the
 second product reads them in that order and writes weighted results in the order of the pairs.
@@ -18,20 +18,30 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.experts.expert_args import Fp8Blocks, GroupedInputs, GroupedSizes, GroupedTiling, PairTiles
-from specpipe_kernels.experts.mxfp4_tile import mxfp4_quarter
+from specpipe_kernels.experts.mxfp4_tile import SUM_FACTOR, mxfp4_quarter
+from specpipe_kernels.layers.layer_args import SplitSums
 from specpipe_kernels.layers.quantize_fp8 import fp8_scale, to_fp8
-from specpipe_kernels.runtime.backend import gpu_of
+from specpipe_kernels.layers.skinny_gemm_kernel import add_splits, store_sums
+from specpipe_kernels.runtime.arrival_counters import arrivals
+from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
 from specpipe_kernels.types import Activation, ExpertWeights, Fp8ExpertWeight, Fp8Rows, Mxfp4Weight
 
 
 @triton.jit
+def _steps_of_split(split, STEPS: tl.constexpr, SPLITS: tl.constexpr):
+    """Returns the first step of a split, and the step behind its last one."""
+    EACH: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
+    return split * EACH, tl.minimum(split * EACH + EACH, STEPS)
+
+
+@triton.jit
 def _multiply_mxfp4(
-    x_rows, words, exponents, row, in_n, in_m, acc, acc_up,
+    x_rows, words, exponents, row, in_n, in_m, split, acc, acc_up,
     SIZES: tl.constexpr, TILES: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Returns the sums over K of mxfp4 weights, and with a gate those of the up projection.
+    """Returns the sums over a split of K of mxfp4 weights, and with a gate those of the up projection.
 
     A step is a block of 128 columns: 32 words and 4 bytes of exponents in each row of the weight.
     """
@@ -40,7 +50,8 @@ def _multiply_mxfp4(
     lanes = tl.arange(0, 32)
     words_at = words + row[:, None] * (BLOCKS * 32) + lanes[None, :]
     exponents_at = exponents + row * BLOCKS
-    for block in tl.range(0, BLOCKS, num_stages=TILES.stages):
+    first, end = _steps_of_split(split, BLOCKS, TILES.splits)
+    for block in tl.range(first, end, num_stages=TILES.stages):
         tile = tl.load(words_at + block * 32, mask=in_n[:, None], other=0)
         tile_exponents = tl.load(exponents_at + block, mask=in_n, other=0)
         if GATED:
@@ -52,15 +63,19 @@ def _multiply_mxfp4(
             acc = tl.dot(mxfp4_quarter(tile, tile_exponents, quarter, DTYPE, ASM), x_tile, acc)
             if GATED:
                 acc_up = tl.dot(mxfp4_quarter(tile_up, up_exponents, quarter, DTYPE, ASM), x_tile, acc_up)
+    if ASM:
+        acc *= SUM_FACTOR
+        acc_up *= SUM_FACTOR
     return acc, acc_up
 
 
 @triton.jit
-def _multiply(x_rows, weight, row, in_n, in_m, acc, acc_up, SIZES: tl.constexpr, TILES: tl.constexpr):
-    """Returns the sums over K, and with a gate those of the up projection."""
+def _multiply(x_rows, weight, row, in_n, in_m, split, acc, acc_up, SIZES: tl.constexpr, TILES: tl.constexpr):
+    """Returns the sums over a split of K, and with a gate those of the up projection."""
     K: tl.constexpr = SIZES.k
     GATED: tl.constexpr = SIZES.up_offset > 0
-    for step in tl.range(0, tl.cdiv(K, TILES.block_k), num_stages=TILES.stages):
+    first_step, end = _steps_of_split(split, (K + TILES.block_k - 1) // TILES.block_k, TILES.splits)
+    for step in tl.range(first_step, end, num_stages=TILES.stages):
         k = step * TILES.block_k + tl.arange(0, TILES.block_k)
         x_tile = tl.load(x_rows + k[:, None], mask=in_m[None, :] & (k[:, None] < K), other=0.0)
         w_mask = in_n[:, None] & (k[None, :] < K)
@@ -76,10 +91,10 @@ def _multiply(x_rows, weight, row, in_n, in_m, acc, acc_up, SIZES: tl.constexpr,
 
 @triton.jit
 def _multiply_fp8(
-    x_rows, x_scale, x_place, pairs, weight, weight_scale, expert, row, in_n, in_m, acc, acc_up,
+    x_rows, x_scale, x_place, pairs, weight, weight_scale, expert, row, in_n, in_m, split, acc, acc_up,
     SIZES: tl.constexpr, TILES: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Returns the sums over K of 8-bit weights and activations, and with a gate those of the up projection.
+    """Returns the sums over a split of K of 8-bit weights and activations, and with a gate those of the up projection.
 
     A step is not wider than the columns that share a scale, of the weight and of x.
     """
@@ -89,7 +104,8 @@ def _multiply_fp8(
     SCALE_COLUMNS: tl.constexpr = (K + FP8.columns - 1) // FP8.columns
     in_expert = row - expert * (SIZES.n * (2 if GATED else 1))
     scale_at = weight_scale + expert * (SCALE_ROWS * SCALE_COLUMNS)
-    for step in tl.range(0, tl.cdiv(K, TILES.block_k), num_stages=TILES.stages):
+    first_step, end = _steps_of_split(split, (K + TILES.block_k - 1) // TILES.block_k, TILES.splits)
+    for step in tl.range(first_step, end, num_stages=TILES.stages):
         first = step * TILES.block_k
         k = first + tl.arange(0, TILES.block_k)
         x_tile = tl.load(x_rows + k[:, None], mask=in_m[None, :] & (k[:, None] < K), other=0.0)
@@ -117,28 +133,53 @@ def _activate(gate, up, ACTIVATION: tl.constexpr):
     return gate / (1.0 + tl.exp(-ACTIVATION.alpha * gate)) * up
 
 
+@triton.jit
+def _load_tile(tiles, tile, pairs, lane, P_PAD: tl.constexpr):
+    """Returns the expert of a tile, -1 if there is none, its number of pairs, and their places and numbers [BLOCK_M].
+
+    P_PAD: pairs, at most, if each tile has all pairs of an expert and the number of the first of them; 0 if pairs are
+    grouped.
+    """
+    if P_PAD > 0:
+        number = tl.arange(0, P_PAD)
+        ids = tl.load(tiles.pairs + number, mask=number < pairs, other=-1)
+        expert = tl.load(tiles.pairs + tile)
+        same = ids == expert
+        rank = tl.cumsum(same.to(tl.int32), 0) - 1
+        rows = tl.sum(same.to(tl.int32))
+        expert = tl.where(tl.min(tl.where(same, number, P_PAD), 0) == tile, expert, -1)
+        pair = tl.sum(tl.where(same[:, None] & (rank[:, None] == lane[None, :]), number[:, None], 0), 0)
+        place = pair
+    else:
+        expert = tl.load(tiles.expert + tile)
+        rows = tl.load(tiles.rows + tile, mask=expert >= 0, other=0)
+        place = tl.load(tiles.first + tile, mask=expert >= 0, other=0) + lane
+        pair = tl.load(tiles.pairs + place, mask=lane < rows, other=0)
+    return expert, rows, place, pair
+
+
 @triton.jit(do_not_specialize=["pairs"])
 def _grouped_gemm_kernel(
-    x, weight, inputs, tiles, out, pairs, stride_x,
+    x, weight, inputs, tiles, out, parts, pairs, stride_x,
     SIZES: tl.constexpr, TILES: tl.constexpr, ACTIVATION: tl.constexpr, FP8: tl.constexpr, MXFP4: tl.constexpr,
-    ASM: tl.constexpr, PDL: tl.constexpr,
+    ASM: tl.constexpr, P_PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     N: tl.constexpr = SIZES.n
     BLOCK_M: tl.constexpr = TILES.block_m
     BLOCK_N: tl.constexpr = TILES.block_n
+    SPLITS: tl.constexpr = TILES.splits
     GATED: tl.constexpr = SIZES.up_offset > 0
     tile = tl.program_id(0)
+    split = tl.program_id(2)
     lane = tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = n < N
     wait_for_inputs(PDL)
-    expert = tl.load(tiles.expert + tile)
+    expert, rows, place, pair = _load_tile(tiles, tile, pairs, lane, P_PAD)
     if expert < 0:
         return
     expert = expert.to(tl.int64)
-    place = tl.load(tiles.first + tile) + lane
-    in_m = lane < tl.load(tiles.rows + tile)
-    pair = tl.load(tiles.pairs + place, mask=in_m, other=0)
+    in_m = lane < rows
     source = (pair // SIZES.top_k if GATED else place).to(tl.int64)
     row = expert * (N * (2 if GATED else 1)) + n * SIZES.gate_step
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -146,17 +187,27 @@ def _grouped_gemm_kernel(
     x_rows = x + source[None, :] * stride_x
     if MXFP4:
         acc, acc_up = _multiply_mxfp4(
-            x_rows, weight, inputs.exponents, row, in_n, in_m, acc, acc_up, SIZES, TILES, x.dtype.element_ty, ASM
-        )
+            x_rows, weight, inputs.exponents, row, in_n, in_m, split, acc, acc_up, SIZES, TILES, x.dtype.element_ty,
+            ASM,
+        )  # fmt: skip
     elif FP8.rows > 0:
         acc, acc_up = _multiply_fp8(
             x_rows, inputs.x_scale, source, pairs // SIZES.top_k if GATED else pairs, weight, inputs.weight_scale,
-            expert, row, in_n, in_m, acc, acc_up, SIZES, TILES, FP8
+            expert, row, in_n, in_m, split, acc, acc_up, SIZES, TILES, FP8
         )  # fmt: skip
     else:
-        acc, acc_up = _multiply(x_rows, weight, row, in_n, in_m, acc, acc_up, SIZES, TILES)
+        acc, acc_up = _multiply(x_rows, weight, row, in_n, in_m, split, acc, acc_up, SIZES, TILES)
     let_next_start(PDL)
     mask = in_n[:, None] & in_m[None, :]
+    if SPLITS > 1:
+        OTHER: tl.constexpr = BLOCK_N * BLOCK_M if GATED else 0
+        PART: tl.constexpr = BLOCK_N * BLOCK_M + OTHER
+        entry = lane[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+        shared = tile * tl.num_programs(1) + tl.program_id(1)
+        arrived = store_sums(acc, acc_up, parts, shared, split, entry, OTHER, PART, SPLITS, mask)
+        if arrived < SPLITS - 1:
+            return
+        acc, acc_up = add_splits(acc, acc_up, parts, shared, entry, OTHER, PART, SPLITS, mask)
     if inputs.bias is not None:
         acc += tl.load(inputs.bias + row, mask=in_n, other=0.0).to(tl.float32)[:, None]
     if GATED:
@@ -193,12 +244,26 @@ def grouped_tiling(pairs: int, experts: int, x: Tensor, weight: ExpertWeights, *
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64 if rows <= 64 else 128
     if isinstance(weight, Fp8ExpertWeight):
         # The gated product's block_n is the group of the other one's x, which bounds its block_k.
-        return GroupedTiling(min(block_m, 64), 128, 128, 3 if gated and rows <= 32 else 4, 8 if gated else 4)
-    if isinstance(weight, Mxfp4Weight) and rows <= 32:
-        return GroupedTiling(block_m, 64 if gated or pairs <= 16 else 128, 128, 3, 4)
-    if rows <= 32:
-        return GroupedTiling(block_m, 64, max(64, 256 // x.element_size()), 4, 4)
-    return GroupedTiling(block_m, 128, max(64, 128 // x.element_size()), 4, 8)
+        tiling = GroupedTiling(min(block_m, 64), 128, 128, 3 if gated and rows <= 32 else 4, 8 if gated else 4)
+    elif isinstance(weight, Mxfp4Weight) and rows <= 32:
+        tiling = GroupedTiling(block_m, 64 if gated or pairs <= 16 else 128, 128, 3, 4)
+    elif rows <= 32:
+        tiling = GroupedTiling(block_m, 64, max(64, 256 // x.element_size()), 4, 4)
+    else:
+        tiling = GroupedTiling(block_m, 128, max(64, 128 // x.element_size()), 4, 8)
+    values = weight if isinstance(weight, Tensor) else weight[0]
+    n = values.shape[1] // (2 if gated else 1)
+    steps = values.shape[2] // (32 if isinstance(weight, Mxfp4Weight) else tiling.block_k)
+    programs = min(pairs, experts) * cdiv(n, tiling.block_n)
+    return tiling._replace(splits=_splits(programs, steps, processors(values.device)))
+
+
+def _splits(programs: int, steps: int, processors: int) -> int:
+    """Returns the programs that share K: enough for four on each multiprocessor, of at least four steps each."""
+    splits = 1
+    while programs * splits < 4 * processors and steps // (2 * splits) >= 4:
+        splits *= 2
+    return splits
 
 
 def grouped_gemm(
@@ -215,9 +280,9 @@ def grouped_gemm(
 ) -> Tensor | Fp8Rows:
     """Multiplies the rows of all pairs with their experts' weights [E, N, K]; bias [E, N].
 
-    With an activation: x [M, K]; returns activations [P, N / 2] in the order of `tiles.pairs`, in 8 bits with a scale
-    for each tile of block_n columns if x is. interleaved: gate and up alternate in the rows of the weight; else all
-    gates come first.
+    With an activation: x [M, K]; returns activations [P, N / 2] in the order of grouped pairs, or of all pairs if none
+    are; in 8 bits with a scale for each tile of block_n columns if x is. interleaved: gate and up alternate in the rows
+    of the weight; else all gates come first.
     Without: x [P, K] in that order; returns results [P, N] times pair_weight [P], in the order of the pairs.
     """
     values, exponents, scale = weight, None, None
@@ -239,11 +304,23 @@ def grouped_gemm(
     blocks = cdiv(n, tiling.block_n)
     out_scale = torch.empty(blocks, pairs, dtype=torch.float32, device=rows.device) if eight_bits else None
     up_offset = 0 if activation is None else 1 if interleaved else n
-    _grouped_gemm_kernel[(tiles.expert.shape[0], blocks)](
-        rows, values, GroupedInputs(exponents, scale, x_scale, bias, pair_weight, out_scale), tiles, out, pairs,
-        rows.stride(0), SIZES=GroupedSizes(n, k, top_k, 2 if interleaved and activation else 1, up_offset),
-        TILES=tiling, ACTIVATION=activation or Activation(False), FP8=fp8, MXFP4=exponents is not None,
-        ASM=dtype == torch.bfloat16 and _multiplies_bf16_pairs(rows.device), num_warps=tiling.warps,
-        num_stages=tiling.stages, **launch_options(rows),
+    count = pairs if tiles.expert is None else tiles.expert.shape[0]
+    _grouped_gemm_kernel[(count, blocks, tiling.splits)](
+        rows, values, GroupedInputs(exponents, scale, x_scale, bias, pair_weight, out_scale), tiles, out,
+        _split_sums(rows, tiling, count * blocks, gated=activation is not None), pairs, rows.stride(0),
+        SIZES=GroupedSizes(n, k, top_k, 2 if interleaved and activation else 1, up_offset), TILES=tiling,
+        ACTIVATION=activation or Activation(False), FP8=fp8, MXFP4=exponents is not None,
+        ASM=dtype == torch.bfloat16 and _multiplies_bf16_pairs(rows.device),
+        P_PAD=power_of_2(pairs) if tiles.expert is None else 0, num_warps=tiling.warps, num_stages=tiling.stages,
+        **launch_options(rows),
     )  # fmt: skip
     return out if out_scale is None else Fp8Rows(out, out_scale, tiling.block_n, dtype)
+
+
+def _split_sums(like: Tensor, tiling: GroupedTiling, results: int, *, gated: bool) -> SplitSums:
+    """Returns memory for the sums of the programs that share K. results: tiles times blocks of outputs."""
+    if tiling.splits == 1:
+        return SplitSums(None, None)
+    part = tiling.block_n * tiling.block_m * (2 if gated else 1)
+    sums = torch.empty(results * tiling.splits * part, dtype=torch.float32, device=like.device)
+    return SplitSums(sums, arrivals(like, results))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specpipe_kernels.experts.combine_pairs import combine_pairs, combine_residual
-from specpipe_kernels.experts.group_pairs import group_pairs
+from specpipe_kernels.experts.group_pairs import find_tiles
 from specpipe_kernels.experts.grouped_gemm import grouped_gemm, grouped_tiling
 from specpipe_kernels.layers.quantized.quantize_rows import quantize_rows
 from specpipe_kernels.types import Experts, Fp8ExpertWeight, Normed
@@ -42,7 +42,7 @@ def _weighted_parts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Exp
     pairs, count = tokens * top_k, experts.num_experts
     first = grouped_tiling(pairs, count, x, experts.gate_up, gated=True)
     second = grouped_tiling(pairs, count, x, experts.down, gated=False)
-    tiles = group_pairs(expert_ids, count, first.block_m)
+    tiles = find_tiles(expert_ids, count, first.block_m)
     gated = grouped_gemm(
         rows, experts.gate_up, experts.gate_up_bias, tiles, top_k=top_k, tiling=first,
         activation=experts.activation, interleaved=experts.interleaved,

@@ -10,6 +10,13 @@ from specpipe_kernels.types import Mxfp4Weight
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Absolute values of the codes; the highest of the four bits is the sign."""
+BITS = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10))
+"""Places of a code's bits in a word, the sign first, for each quarter of a block of 128 columns."""
+
+
+_BIAS = 62
+"""Stored exponents are those of bf16 factors that leave 2^64 to the sums of a product (`mxfp4_tile`)."""
+_LOWEST, _HIGHEST = 60, 193
 
 
 def pack_mxfp4(blocks: Tensor, scales: Tensor) -> Mxfp4Weight:
@@ -17,22 +24,26 @@ def pack_mxfp4(blocks: Tensor, scales: Tensor) -> Mxfp4Weight:
 
     Args:
         blocks: [E, N, K / 32, 16] uint8: two values a byte, that of the lower column in the low nibble.
-        scales: [E, N, K / 32] uint8: exponents plus 127. 255 (NaN) is read as 2^128.
+        scales: [E, N, K / 32] uint8: exponents plus 127, in 60 … 193; others are read as the next of these.
     """
     experts, rows, count, _ = blocks.shape
     codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)  # [E, N, K / 32, 32]
     missing = -count % 4
     codes = functional.pad(codes, (0, 0, 0, missing)).unflatten(2, (-1, 4)).to(torch.int32)
-    words = codes[..., 0, :] | codes[..., 1, :] << 4 | codes[..., 2, :] << 8 | codes[..., 3, :] << 12
-    quads = functional.pad(scales, (0, missing)).contiguous().view(torch.int32)
+    words = torch.zeros_like(codes[..., 0, :])
+    for quarter, places in enumerate(BITS):
+        for bit, place in enumerate(places):
+            words |= (codes[..., quarter, :] >> (3 - bit) & 1) << place
+    stored = scales.clamp(_LOWEST, _HIGHEST) + _BIAS
+    quads = functional.pad(stored, (0, missing)).contiguous().view(torch.int32)
     return Mxfp4Weight(words.to(torch.int16).view(experts, rows, -1), quads)
 
 
 def unpack_mxfp4(weight: Mxfp4Weight, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Returns the values [E, N, columns] of mxfp4 weights."""
-    words = weight.words.to(torch.int32).unflatten(-1, (-1, 1, 32))
-    shifts = torch.arange(0, 16, 4, device=words.device)[:, None]
+    words = weight.words.to(torch.int32).unflatten(-1, (-1, 32))
+    codes = [sum((words >> place & 1) << (3 - bit) for bit, place in enumerate(places)) for places in BITS]
     table = torch.tensor([*E2M1, *(-x for x in E2M1)], device=words.device)
-    values = table[(words >> shifts & 15).long()]  # [E, N, blocks, 4, 32]
+    values = table[torch.stack(codes, dim=-2).long()]  # [E, N, blocks, 4, 32]
     exponents = weight.exponents.contiguous().view(torch.uint8).unflatten(-1, (-1, 4)).int()
-    return torch.ldexp(values, exponents[..., None] - 127).flatten(2)[..., :columns].to(dtype)
+    return torch.ldexp(values, exponents[..., None] - (127 + _BIAS)).flatten(2)[..., :columns].to(dtype)

@@ -241,30 +241,39 @@ def _multiply(
 
 
 @triton.jit
-def store_sums(acc, acc_high, parts, tile, split, entry, OTHER: tl.constexpr, PART: tl.constexpr, SPLITS: tl.constexpr):
+def store_sums(
+    acc, acc_high, parts, tile, split, entry,
+    OTHER: tl.constexpr, PART: tl.constexpr, SPLITS: tl.constexpr, mask=None,
+):  # fmt: skip
     """Stores the sums of one split, and returns the number of splits of the tile that were stored before.
 
     entry, like acc: places in a part of PART values. acc_high lies OTHER values further; 0 where there is none.
+    mask: sums that are needed; None: all.
     """
     own_part = parts.sums + (tile * SPLITS + split) * PART + entry
-    tl.store(own_part, acc)
+    tl.store(own_part, acc, mask=mask)
     if OTHER > 0:
-        tl.store(own_part + OTHER, acc_high)
+        tl.store(own_part + OTHER, acc_high, mask=mask)
     tl.debug_barrier()
     return tl.atomic_add(parts.arrivals + tile, 1, sem="acq_rel")
 
 
 @triton.jit
-def add_splits(acc, acc_high, parts, tile, entry, OTHER: tl.constexpr, PART: tl.constexpr, SPLITS: tl.constexpr):
-    """Returns the sums of all splits, added in order, in the shapes of acc and acc_high; resets the tile's counter."""
+def add_splits(
+    acc, acc_high, parts, tile, entry, OTHER: tl.constexpr, PART: tl.constexpr, SPLITS: tl.constexpr, mask=None
+):
+    """Returns the sums of all splits, added in order, in the shapes of acc and acc_high; resets the tile's counter.
+
+    Sums outside of the mask are undefined.
+    """
     tl.store(parts.arrivals + tile, 0)
     acc = tl.zeros(acc.shape, tl.float32)
     acc_high = tl.zeros(acc_high.shape, tl.float32)
     for other in tl.static_range(SPLITS):
         other_part = parts.sums + (tile * SPLITS + other) * PART + entry
-        acc += tl.load(other_part, cache_modifier=".cg")
+        acc += tl.load(other_part, mask=mask, cache_modifier=".cg")
         if OTHER > 0:
-            acc_high += tl.load(other_part + OTHER, cache_modifier=".cg")
+            acc_high += tl.load(other_part + OTHER, mask=mask, cache_modifier=".cg")
     return acc, acc_high
 
 

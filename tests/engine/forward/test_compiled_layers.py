@@ -132,6 +132,18 @@ def test_a_mixture_of_experts_runs_compiled_at_every_size(small_pair, sizes: lis
     assert mixture.uncompiled_forwards == 0 and len(GRAPHS) == graphs <= 4
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen2_moe"])  # own layers, compiled ones
+def test_a_mixture_of_experts_serves_every_size_on_a_gpu(small_pair, kind: str) -> None:
+    model = copy.deepcopy(small_pair(kind).target).to("cuda", torch.bfloat16)
+    mixture = ModelRunner(model, vocab_size=320, context_length=640, page_size=16)
+    assert mixture.fused == (kind == "gpt_oss") and mixture.compiled == (kind == "qwen2_moe")
+    mixture.allocate_pages(41)
+    tokens = torch.arange(600, device="cuda") % 320
+    logits = [mixture._feed_alone(tokens[:n], 0, n, keep=1) for n in range(1, 601)]
+    assert mixture.uncompiled_forwards == 0 and torch.stack(logits).isfinite().all()
+
+
 def test_uncompiled_forwards_are_counted_and_logged_once(
     small_pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
