@@ -283,6 +283,17 @@ class Normed(NamedTuple):
     """Added to the mean of squares."""
 
 
+class Routing(NamedTuple):
+    """Experts of M tokens, k each."""
+
+    ids: Tensor
+    """[M, k] int32: numbers of experts, that of the largest logit first."""
+    weights: Tensor
+    """[M, k] fp32."""
+    x: Tensor
+    """[M, H]: input of the experts, normed."""
+
+
 class Activation(NamedTuple):
     """Gated activation of experts."""
 

@@ -70,7 +70,8 @@ def linear(
     rows, outputs = _operand(x, weight), weight.shape[0]
     if not rows.values.shape[0]:  # a prefill that needs no logits
         return rows.values.new_empty(0, outputs, dtype=dtype_of(rows)) if out is None else out
-    if _is_skinny(rows, weight, MAX_GLU_ROWS if outputs >= LARGE else MAX_ROWS):
+    pending = rows.squares is not None  # by a product in 4 bits, which is skinny up to more rows
+    if _is_skinny(rows, weight, MAX_GLU_ROWS if outputs >= LARGE or pending else MAX_ROWS):
         return skinny_gemm(rows, weight, PLAIN, bias=bias, out=out).out
     return wide_product(_whole(rows), weight, bias, out)
 
@@ -91,17 +92,18 @@ def linear_residual(
     norm_weight: Tensor | None,
     eps: float,
     *,
+    bias: Tensor | None = None,
     fp8: bool = False,
 ) -> tuple[Tensor, Normed | Fp8Rows]:
     """See `specpipe_kernels.linear_residual`."""
     rows = _operand(x, weight)
     fp8 = fp8 and norm_weight is not None
     if _is_skinny(rows, weight, fp8=fp8):
-        result = skinny_gemm(rows, weight, RESIDUAL, residual=residual, norm_weight=norm_weight, fp8=fp8)
+        result = skinny_gemm(rows, weight, RESIDUAL, bias=bias, residual=residual, norm_weight=norm_weight, fp8=fp8)
         if fp8:
             return result.out, result.fp8_rows(dtype_of(rows), eps)
         return result.out, Normed(result.out if result.scaled is None else result.scaled, result.squares, eps)
-    product = wide_product(_whole(rows), weight)
+    product = wide_product(_whole(rows), weight, bias)
     if norm_weight is None:
         out = product.add_(residual)
         return out, Normed(out, None, eps)

@@ -9,22 +9,20 @@ import torch
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import Experts, Normed
+from specpipe_kernels.types import Experts, Normed, Routing
 
 
-def route_tokens(logits: Tensor, top_k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
+def route_tokens(logits: Tensor, x: Normed, top_k: int, *, normalize: bool) -> Routing:
     """Chooses the k experts with the largest logits; of equal ones those with the lower numbers.
 
     Args:
         logits: [M, E] of the router.
+        x: [M, H] in 16 or 32 bits, the router's input. A pending norm is completed.
         top_k: k.
-        normalize: divide the weights by their sum; else they are the softmax over all experts.
-
-    Returns:
-        Expert ids [M, k] int32, largest logit first, and weights [M, k] fp32. Equals a softmax over the chosen logits
-        with `normalize`.
+        normalize: divide the weights by their sum, as a softmax over the chosen logits does; else they are the softmax
+            over all experts.
     """
-    result: tuple[Tensor, Tensor] = implementation("experts.route_tokens", logits)(logits, top_k, normalize=normalize)
+    result: Routing = implementation("experts.route_tokens", logits)(logits, x, top_k, normalize=normalize)
     return result
 
 

@@ -64,14 +64,15 @@ def linear_residual(
     norm_weight: Tensor | None,
     eps: float,
     *,
+    bias: Tensor | None = None,
     fp8: bool = False,
 ) -> tuple[Tensor, Normed | Fp8Rows]:
-    """Returns h = residual [M, N] + x [M, K] times weight [N, K] transposed, and the RMS norm of h.
+    """Returns h = residual [M, N] + x [M, K] times weight [N, K] transposed + bias [N], and the RMS norm of h.
 
     norm_weight [N]: weight of that norm; without it the second result is undefined. fp8: the norm is in 8 bits.
     """
     function = implementation("layers.linear", values_of(x), "linear_residual")
-    result: tuple[Tensor, Normed | Fp8Rows] = function(x, weight, residual, norm_weight, eps, fp8=fp8)
+    result: tuple[Tensor, Normed | Fp8Rows] = function(x, weight, residual, norm_weight, eps, bias=bias, fp8=fp8)
     return result
 
 

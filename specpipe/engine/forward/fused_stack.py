@@ -2,7 +2,7 @@
 
 Five kernels a layer (docs/design.md) instead of about fifteen: projections read concatenated weights, norms are
 computed by the products around them, rotation stores keys and values; the head is one more product. Layers with a
-mixture of experts have eleven.
+mixture of experts have eight or nine.
 
 Shapes: N tokens, n tokens whose logits are kept, H hidden size, I intermediate size, V outputs of the head,
 Hq/Hkv query/KV heads, D head size.
@@ -25,7 +25,6 @@ from specpipe_kernels import (
     Fp8Rows,
     Normed,
     Weight,
-    add_rms_norm,
     is_fp8,
     linear,
     linear_glu,
@@ -180,7 +179,8 @@ class FusedStack:
         """
         next_norm, fp8 = (None, False) if following is None else (following.input_norm, is_fp8(following.qkv))
         if isinstance(layer.feed_forward, Mixture):
-            h, x = add_rms_norm(linear(attended, layer.out, layer.out_bias), h, layer.post_norm, self._eps)
+            h, x = linear_residual(attended, layer.out, h, layer.post_norm, self._eps, bias=layer.out_bias)
+            assert isinstance(x, Normed)
             return layer.feed_forward.forward(x, h, next_norm, self._eps)
         gate_up, down = layer.feed_forward
         h, normed = linear_residual(attended, layer.out, h, layer.post_norm, self._eps, fp8=is_fp8(gate_up))

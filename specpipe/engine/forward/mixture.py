@@ -28,13 +28,14 @@ class Mixture(NamedTuple):
     """True: the weights of a token's experts sum to 1."""
     experts: Experts
 
-    def forward(self, x: Tensor, h: Tensor, norm_weight: Tensor | None, eps: float) -> tuple[Tensor, Normed]:
+    def forward(self, x: Normed, h: Tensor, norm_weight: Tensor | None, eps: float) -> tuple[Tensor, Normed]:
         """x [N, H] normed, h [N, H] residual stream → h plus the experts' outputs, and its RMS norm.
 
         norm_weight [H]: weight of that norm; without it the second result is undefined.
         """
-        ids, weights = route_tokens(linear(x, self.router, self.router_bias), self.top_k, normalize=self.normalize)
-        return mix_experts_residual(x, ids, weights, self.experts, h, norm_weight, eps)
+        logits = linear(x, self.router, self.router_bias)
+        ids, weights, rows = route_tokens(logits, x, self.top_k, normalize=self.normalize)
+        return mix_experts_residual(rows, ids, weights, self.experts, h, norm_weight, eps)
 
 
 def mixture_of(mlp: Any) -> Mixture | None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specpipe_kernels import Activation, Experts, Mxfp4Weight, mix_experts, route_tokens
+from specpipe_kernels import Activation, Experts, Mxfp4Weight, Normed, mix_experts, route_tokens
 from specpipe_kernels.experts import mix_experts as triton_mix
 from specpipe_kernels.experts import route_tokens as triton_route
 from specpipe_kernels.experts.group_pairs import group_pairs
@@ -50,7 +50,10 @@ CASES = [
     Case(1, 8, 2, 72, 40),
     Case(37, 5, 3, 64, 96, CLAMPED, interleaved=True, bias=True),
     Case(7, 8, 2, 96, 64, CLAMPED, interleaved=True, bias=True, mxfp4=True),
+    Case(2, 4, 2, 1152, 32, CLAMPED, interleaved=True, bias=True, mxfp4=True),  # programs share K
     Case(21, 4, 2, 256, 128, block=(128, 128)),
+    slow(Case(2, 4, 2, 1100, 1030, bias=True)),
+    slow(Case(4, 4, 2, 1152, 128, block=(128, 128))),
     slow(Case(3, 4, 2, 200, 96, block=(1, 0))),
     slow(Case(150, 3, 2, 256, 384, block=(128, 128))),
     slow(Case(130, 4, 1, 40, 72)),
@@ -170,7 +173,7 @@ def inputs(case: Case, device: str) -> Inputs:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(case.tokens, case.hidden, generator=g).to(device, DTYPE[device])
     logits = torch.randn(case.tokens, case.experts, generator=g).to(device)
-    ids, weights = route_tokens(logits, case.top_k, normalize=True)
+    ids, weights, _ = route_tokens(logits, Normed(x, None, 0.0), case.top_k, normalize=True)
     return Inputs(x, ids, weights, *random_experts(case, device))
 
 
@@ -230,13 +233,16 @@ def test_pairs_are_grouped_by_expert_in_order(device: str, tokens: int, experts:
 def test_routing_chooses_the_largest_logits(device: str, normalize: bool) -> None:
     logits = torch.randn(9, 37, generator=torch.Generator().manual_seed(5)).to(device)
     logits[3] = 1.0  # ties: the lowest experts
-    ids, weights = triton_route.route_tokens(logits, 5, normalize=normalize)
+    x = torch.randn(9, 40, generator=torch.Generator().manual_seed(8)).to(device)
+    squares = torch.rand(3, 9, generator=torch.Generator().manual_seed(9)).to(device)
+    ids, weights, normed = triton_route.route_tokens(logits, Normed(x, squares, 1e-5), 5, normalize=normalize)
+    torch.testing.assert_close(normed, x * torch.rsqrt(squares.sum(0) / 40 + 1e-5)[:, None])
     probabilities = torch.softmax(logits.double(), dim=-1)
     want = probabilities.sort(dim=-1, descending=True, stable=True)
     factors = want.values[:, :5] / (want.values[:, :5].sum(-1, keepdim=True) if normalize else 1)
     assert torch.equal(ids.long(), want.indices[:, :5]) and ids[3].tolist() == [0, 1, 2, 3, 4]
     torch.testing.assert_close(weights.double(), factors, rtol=1e-5, atol=0)
-    again = reference_route.route_tokens(logits, 5, normalize=normalize)
+    again = reference_route.route_tokens(logits, Normed(x, None, 0.0), 5, normalize=normalize)
     assert torch.equal(again[0], ids)
 
 

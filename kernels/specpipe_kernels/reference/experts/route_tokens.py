@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specpipe_kernels.types import Normed, Routing
 
-def route_tokens(logits: Tensor, top_k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
+
+def route_tokens(logits: Tensor, x: Normed, top_k: int, *, normalize: bool) -> Routing:
     """See `specpipe_kernels.route_tokens`."""
     order = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     weights = torch.softmax(logits.float(), dim=-1).gather(1, order)
     if normalize:
         weights = weights / weights.sum(-1, keepdim=True)
-    return order.to(torch.int32), weights
+    assert x.squares is None, "the reference never leaves a norm pending"
+    return Routing(order.to(torch.int32), weights, x.values)

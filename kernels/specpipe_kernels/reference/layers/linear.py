@@ -43,10 +43,11 @@ def linear_residual(
     norm_weight: Tensor | None,
     eps: float,
     *,
+    bias: Tensor | None = None,
     fp8: bool = False,
 ) -> tuple[Tensor, Normed | Fp8Rows]:
     """See `specpipe_kernels.linear_residual`."""
-    h = residual + linear(x, weight)
+    h = residual + linear(x, weight, bias)
     if fp8 and norm_weight is not None:
         return h, rms_norm_fp8(h, norm_weight, eps)
     return h, Normed(h if norm_weight is None else rms_norm(h, norm_weight, eps), None, eps)
