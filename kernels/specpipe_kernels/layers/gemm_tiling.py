@@ -11,6 +11,8 @@ from specpipe_kernels.runtime.sizes import power_of_2
 MAX_ROWS, MAX_GLU_ROWS, MAX_INT4_ROWS = 64, 128, 128
 LARGE = 1 << 15
 """Smallest number of outputs of a plain product that counts as the LM head: up to MAX_GLU_ROWS rows, own tile sizes."""
+ROUTER = 512
+"""Most outputs of a plain product that count as a router of experts: more programs share K."""
 
 
 class GemmTiling(NamedTuple):
@@ -60,6 +62,8 @@ def gemm_tiling(
     elif epilogue == GLU and wide:
         block_k = 64
         stages = 3 if -(-n // block_n) > processors else 4
+    elif epilogue == PLAIN and n <= ROUTER:
+        block_n, steps = 32, 2
     elif large and wide:
         block_n, block_k = 128, 64
         stages, warps = (3, 4) if rows > MAX_ROWS else (4, 8)

@@ -186,7 +186,7 @@ def test_experts_equal_the_fp64_oracle(device: str, case: Case) -> None:
     # The interpreter loses the carry where a mantissa rounds up to 2.
     extra = 0.0 if case.block is None else 0.1 if device == "cpu" else 0.01
     assert error(triton_mix.mix_experts(*made[:4]), want) < TOLERANCE[device] + extra
-    assert error(reference_mix.mix_experts(*made[:4]), want) < TOLERANCE[device] + (0 if case.block is None else 0.05)
+    assert error(reference_mix.mix_experts(*made[:4]), want) < TOLERANCE[device] + (0 if case.block is None else 0.06)
 
 
 @on_each_device
