@@ -74,6 +74,7 @@ def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None
         ("target", f"{plan.target} ({plan.weights['target'].describe()})"),
         *([("draft", f"{plan.draft} ({plan.weights['draft'].describe()})")] if plan.draft else []),
         ("speculation", speculation),
+        *([("replay", plan.replay)] if plan.replay else []),
         ("memory a worker", f"{bytes_text(plan.weight_bytes)} weights, {kv} {pages}"),
         ("sampling", describe_sampling(plan)),
         ("ends at", describe_endings(plan)),

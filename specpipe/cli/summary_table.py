@@ -122,9 +122,24 @@ def _speculation(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("  by position", _rates(summary["spec_decode_per_position_acceptance_rates"])),
         ("  if reached", _rates(summary["spec_decode_per_position_conditional_rates"])),
+        *_sources(summary),
         ("K of row-rounds", _histogram(summary["k_histogram"])),
         *_tuning(summary),
     ]
+
+
+def _sources(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns acceptance by source, where drafts came from several or from earlier answers."""
+    sources: Mapping[str, Any] = summary.get("spec_decode_by_source", {})
+    if not sources.keys() - {"draft", "ngram"} and len(sources) < 2:
+        return []
+    rows = [
+        (f"  {name}", f"{found['acceptance_length']:.2f} ({found['acceptance_rate']:.1%} of {found['draft_tokens']:,})")
+        for name, found in sources.items()
+    ]
+    if followed := summary["total_followed_tokens"]:
+        rows.append(("followed", f"{followed / summary['total_output_tokens']:.1%} of the output"))
+    return rows
 
 
 def _tuning(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

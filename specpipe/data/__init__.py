@@ -5,7 +5,7 @@ Folders: `reading` (files to rows), `requests` (rows to requests), `parts` (comp
 evaluation, api and cli. Imports core, errors, pyarrow and ijson; never torch.
 """
 
-from specpipe.data.parts.output_table import output_schema, output_totals, to_table
+from specpipe.data.parts.output_table import output_schema, output_totals, to_table, with_added_columns
 from specpipe.data.parts.part_file import PartFooter, publish_part, read_part_footer
 from specpipe.data.publish import publish_bytes
 from specpipe.data.reading.column_checks import kept_schema, require_prompt_column
@@ -51,4 +51,5 @@ __all__ = [
     "shared_blocks",
     "shared_share",
     "to_table",
+    "with_added_columns",
 ]

@@ -21,12 +21,16 @@ OUTPUT_COLUMNS = (
     "cached_tokens",
     "draft_tokens",
     "accepted_tokens",
+    "followed_tokens",
     "seed",
     "sample",
     *LOGPROB_COLUMNS,
     *SCORE_COLUMNS,
 )
 """Columns of every output part, in this order. The columns of output.keep_columns follow."""
+
+ADDED_COLUMNS = ("followed_tokens",)
+"""Output columns that parts of older versions lack, where they stand for 0."""
 
 PROMPT_COLUMNS = ("body", "prompt_token_ids", "messages", "conversations", "prompt")
 """Input columns that can hold a prompt. The first one with a value is used."""

@@ -22,7 +22,7 @@ from specpipe.models.source import ModelSource, Role, hub_access, is_on_hub
 from specpipe.pipeline.job_check import check_models
 from specpipe.pipeline.prepare import find_model
 from specpipe.pipeline.store.folder import RunFolder
-from specpipe.pipeline.worker.build import make_builder
+from specpipe.pipeline.worker.build import make_builder, make_encoder
 
 if TYPE_CHECKING:
     from specpipe.pipeline.run.dry_run import RunPlan
@@ -116,18 +116,10 @@ def _dataset(job: JobSpec, target: ModelSource) -> Iterator[Diagnosis]:
     """Checks that the first rows are valid prompts for this model."""
     from specpipe.models.loader import load_config
     from specpipe.models.support import context_length
-    from specpipe.models.tokenizer import PromptEncoder, load_tokenizer
 
     file = next(iter(list_files(job.data.path, job.data.format, job.data.prompt)))
-    trust, template = job.model.trust_remote_code, job.model.chat_template
-    tokenizer = load_tokenizer(target, trust_remote_code=trust, chat_template=template)
-    encoder = PromptEncoder(
-        tokenizer,
-        system_prompt=job.data.system_prompt,
-        template_kwargs=dict(job.model.chat_template_kwargs),
-        name=target.name,
-    )
-    config = load_config(target, trust_remote_code=trust)
+    encoder = make_encoder(job, target)
+    config = load_config(target, trust_remote_code=job.model.trust_remote_code)
     length = job.model.max_model_len or context_length(config)
     builder = make_builder(job, encoder, max_model_len=length, vocab_size=config.vocab_size)
     rows = min(file.rows, job.data.limit or _ROWS, _ROWS)
@@ -142,7 +134,7 @@ def _dataset(job: JobSpec, target: ModelSource) -> Iterator[Diagnosis]:
         tokens = [len(row.prompt_token_ids) for row in built if isinstance(row, Request)]
         longest = f", of at most {max(tokens):,} tokens" if tokens else ""
         yield Diagnosis(name="dataset", status="ok", found=f"the first {rows} rows are valid prompts{longest}")
-    if tokenizer.chat_template and not job.data.system_prompt and any(_is_plain(row, job) for row in rows_read):
+    if encoder.has_chat_template and not job.data.system_prompt and any(_is_plain(row, job) for row in rows_read):
         found = "plain text, which is not formatted as a chat, but the target has a chat template"
         remedy = "provide messages in place of plain prompts, or set data.system_prompt to turn prompts into chats"
         yield Diagnosis(name="prompts", status="note", found=found, remedy=remedy)
@@ -175,6 +167,8 @@ def _plan(job: JobSpec) -> Iterator[Diagnosis]:
     plan = plan_run(job)
     found = f"{plan.rows:,} rows in {plan.shards:,} shards for {plan.workers:,} worker(s) on {plan.device}"
     yield Diagnosis(name="plan", status="ok", found=found)
+    if plan.replay:
+        yield Diagnosis(name="replay", status="ok", found=plan.replay)
     yield from _fp8_support(plan)
     free = hardware.free_memory(plan.device)
     workers = plan.workers if plan.device == "cpu" else 1

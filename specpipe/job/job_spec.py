@@ -88,7 +88,7 @@ class JobSpec(JobSection):
     def engine_config(self, max_model_len: int) -> EngineConfig:
         """Returns the engine's configuration. `max_model_len`: longest prompt + output of the pair, in tokens."""
         speculation, workers = self.speculation, self.workers
-        joins = "joined" in self.proposers
+        proposer, joins = speculation.active_proposer, "joined" in self.proposers
         return EngineConfig(
             slots=workers.slots,
             max_model_len=max_model_len,
@@ -96,7 +96,7 @@ class JobSpec(JobSection):
             draft_k=self.k_limit("draft") if joins else 0,
             replay_k=speculation.replay_k,
             corpus_mib=speculation.corpus_mib if speculation.replay_k else 0,
-            proposer="auto" if len(self.proposers) > 1 else next(iter(self.proposers), "none"),
+            proposer="ngram" if proposer == "auto" and self.proposers == ("ngram",) else proposer,
             method=speculation.method,
             synthetic_rates=speculation.rates,
             ngram_max=speculation.ngram_max,

@@ -138,6 +138,10 @@ class PromptEncoder:
                 raise InputError(f"continuation {i} ({continuations[i]!r:.40}) adds no token to the prompt")
         return EncodedPrompt(text=text, token_ids=ids or (self.prefix_token_id,), continuations=tuple(behind))
 
+    def encode_answer(self, text: str) -> tuple[int, ...]:
+        """Returns the token ids of a text that follows a prompt, without special tokens."""
+        return self._ids(text, special=False)
+
     @property
     def prefix_token_id(self) -> int:
         """Token that stands for an empty prompt: beginning of sequence, else end of sequence. Raises InputError."""
@@ -146,6 +150,11 @@ class PromptEncoder:
         if found is None:
             raise InputError("the prompt is empty, and the tokenizer has no token for the beginning or end of a text")
         return int(found)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True if chats can be encoded."""
+        return bool(self._tokenizer.chat_template)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -194,7 +203,7 @@ class PromptEncoder:
         return "tool_calls" in str(self._tokenizer.chat_template)
 
     def _require_template(self) -> None:
-        if not self._tokenizer.chat_template:
+        if not self.has_chat_template:
             raise ModelError(
                 f"{self._name} has no chat template, but the job has chat messages or a system prompt; choose an "
                 "instruction-tuned model, give a template with model.chat_template, or use plain prompts"

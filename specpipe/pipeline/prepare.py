@@ -15,6 +15,7 @@ from specpipe.job import JobSpec
 from specpipe.models.generation import generation_defaults
 from specpipe.models.quantization.planned_weights import weights_format
 from specpipe.models.source import ModelSource, Role, resolve
+from specpipe.models.vocabulary import vocabulary_fingerprint
 from specpipe.pipeline.store.folder import require_lasting
 
 SHARD_TOKENS: Mapping[DeviceName, int] = {"cpu": 32_768, "cuda": 1_000_000}
@@ -55,6 +56,10 @@ class PreparedJob:
             "model.draft_revision": self.draft.revision if self.draft else None,
             "model.draft_format": self.formats.get("draft"),
         }
+
+    def vocabulary(self) -> str:
+        """Returns the fingerprint of the target's vocabulary, which later runs compare with theirs; "" if unknown."""
+        return vocabulary_fingerprint(self.target)
 
     def shared_blocks(self) -> Blocks | None:
         """Reads the prompts and returns what each shares with the row before; None where nothing is to be shared."""

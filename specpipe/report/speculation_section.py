@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specpipe.report.elements import Figure, ReportSection, Table
 from specpipe.report.number_format import count, decimal, percent
 from specpipe.report.plots import bars, plot
 from specpipe.report.run_source import RunSource
+
+_SOURCES = {
+    "draft": "draft model",
+    "ngram": "n-grams of the row",
+    "reference": "earlier answer of the row",
+    "corpus": "answers of other rows",
+}
 
 
 def speculation_section(source: RunSource) -> ReportSection:
@@ -28,8 +35,59 @@ def speculation_section(source: RunSource) -> ReportSection:
             ("Recovered tokens", count(summary["spec_decode_recovered_tokens"])),
             ("Bonus tokens", count(summary["spec_decode_bonus_tokens"])),
         ],
-        figures=[_acceptance_figure(summary), _k_figure(summary["k_histogram"])],
+        figures=[
+            _acceptance_figure(summary),
+            _k_figure(summary["k_histogram"]),
+            *_followed_figure(summary["rows_by_followed_share"]),
+        ],
+        tables=_source_tables(summary["spec_decode_by_source"]),
     )
+
+
+def _source_tables(sources: Mapping[str, Any]) -> list[Table]:
+    """Returns a table of acceptance by source; none where all drafts are those of the draft model."""
+    if not sources.keys() - {"draft"}:
+        return []
+    rows = [
+        (
+            _SOURCES[name],
+            count(found["draft_tokens"]),
+            count(found["accepted_tokens"]),
+            percent(found["acceptance_rate"], 1),
+            decimal(found["acceptance_length"]),
+        )
+        for name, found in sources.items()
+    ]
+    head = ("source of drafts", "draft tokens", "accepted", "acceptance rate", "acceptance length")
+    return [Table(caption="Acceptance by source", head=head, rows=rows)]
+
+
+def _followed_figure(rows: Sequence[int]) -> list[Figure]:
+    """Returns the distribution of the share of an answer that was followed; nothing without earlier answers.
+
+    rows: number of rows by tenth of that share.
+    """
+    total = sum(rows)
+    if not total:
+        return []
+    labels = [f"{100 * i // len(rows)} to {100 * (i + 1) // len(rows)}" for i in range(len(rows))]
+    shares = [number / total for number in rows]
+    unchanged = f"{percent(shares[-1])} of {count(total)} rows followed their earlier answer for 90 % or more"
+    alt = f"Rows by the share of their output that was accepted from an earlier answer: {unchanged}"
+    return [
+        Figure(
+            title="Share of each answer that was followed",
+            alt=alt,
+            svg=plot("followed", alt, bars(labels, {"rows": shares}, "followed share of the output, %")),
+            table=Table(
+                head=("followed, %", "rows", "share"),
+                rows=[
+                    (label, count(number), percent(share, 1))
+                    for label, number, share in zip(labels, rows, shares, strict=True)
+                ],
+            ),
+        )
+    ]
 
 
 def _acceptance_figure(summary: Mapping[str, Any]) -> Figure:

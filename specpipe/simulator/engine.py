@@ -237,10 +237,12 @@ class SimulatedEngine:
         shards, start, kept = {}, 0, np.minimum(accepted, emitted)
         for shard, rows in self._shards.items():
             part = slice(start, start + rows)
+            verified = count_acceptance(proposed[part], accepted[part]) if k else AcceptanceCounts()
             shards[shard] = ShardRound(
                 rows=rows,
                 plain_rows=rows - int(drafts[part].sum()),
-                verified=count_acceptance(proposed[part], accepted[part]) if k else AcceptanceCounts(),
+                verified=verified,
+                by_source={"draft" if proposer == "draft" else "ngram": verified} if verified.drafts else {},
                 emitted_tokens=int(emitted[part].sum()),
                 emitted_accepted_tokens=int(kept[part].sum()),
             )

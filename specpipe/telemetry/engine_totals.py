@@ -6,7 +6,7 @@ import copy
 from bisect import bisect_left
 from collections import Counter, defaultdict
 
-from specpipe.core import AcceptanceCounts, Completion, StepReport
+from specpipe.core import AcceptanceCounts, Completion, DraftSource, StepReport
 from specpipe.telemetry.metrics import ROUND_SECONDS
 
 
@@ -27,6 +27,7 @@ class EngineTotals:
         self.k = 0
         """K of the latest round."""
         self.verified = AcceptanceCounts()
+        self.by_source: dict[DraftSource, AcceptanceCounts] = {}
         self.phases: defaultdict[str, float] = defaultdict(float)
         """Seconds by phase."""
         self.round_buckets = [0] * (len(ROUND_SECONDS) + 1)
@@ -46,6 +47,8 @@ class EngineTotals:
             self.preemptions += part.preemptions
             if part.verified.drafts:
                 self.verified += part.verified
+            for source, counts in part.by_source.items():
+                self.by_source[source] = self.by_source.get(source, AcceptanceCounts()) + counts
         for phase, seconds in step.phases.items():
             self.phases[phase] += seconds
         if step.running:
@@ -64,5 +67,6 @@ class EngineTotals:
         """Returns an independent copy."""
         twin = copy.copy(self)
         twin.finished, twin.phases = self.finished.copy(), self.phases.copy()
+        twin.by_source = self.by_source.copy()
         twin.round_buckets = self.round_buckets.copy()
         return twin

@@ -52,6 +52,8 @@ METRICS = (
     _counter("draft_tokens", "draft tokens that the target verified, by position from 0", "position"),
     _counter("reached_tokens", "draft tokens whose predecessors in the round were all accepted", "position"),
     _counter("accepted_tokens", "draft tokens that the target accepted", "position"),
+    _counter("source_draft_tokens", "draft tokens by source: draft, ngram, reference, corpus", "source"),
+    _counter("source_accepted_tokens", "accepted draft tokens by source", "source"),
     _counter("engine_seconds", "seconds by phase: prefill, draft, verify, sample, host", "phase"),
     Metric(name="specpipe_round_seconds", kind="histogram", labels=WORKER, about="seconds of a round, without prefill"),
     _gauge("k", "K of the latest round"),

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from specpipe.core import PHASES, AcceptanceCounts
-from specpipe.telemetry.shard_table import acceptance, by_position, histogram, total
+from specpipe.telemetry.shard_table import acceptance, acceptance_by_source, by_position, histogram, total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +70,24 @@ def _speculation(shards: pa.Table) -> dict[str, Any]:
         "spec_decode_per_position_acceptance_rates": list(counts.unconditional),
         "spec_decode_per_position_conditional_rates": list(counts.conditional),
         "spec_decode_emitted_accepted_tokens": total(shards, "emitted_accepted_tokens"),
+        "spec_decode_by_source": {source: _source(counts) for source, counts in acceptance_by_source(shards).items()},
+        "total_followed_tokens": total(shards, "followed_tokens"),
+        "rows_by_followed_share": list(by_position(shards, "rows_by_followed_share")),
         "k_histogram": {str(k): rows for k, rows in enumerate(by_position(shards, "k_histogram")) if rows},
         **_tuning(shards, counts),
+    }
+
+
+def _source(counts: AcceptanceCounts) -> dict[str, Any]:
+    """Returns the totals of the drafts of one source."""
+    return {
+        "acceptance_rate": counts.acceptance_rate,
+        "acceptance_length": counts.acceptance_length,
+        "num_drafts": counts.drafts,
+        "draft_tokens": counts.draft_tokens,
+        "accepted_tokens": counts.accepted_tokens,
+        "per_position_acceptance_rates": list(counts.unconditional),
+        "per_position_conditional_rates": list(counts.conditional),
     }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from specpipe.core import AcceptanceCounts, Completion, ShardRound, SpeculationPlan, StepReport
+from specpipe.core import AcceptanceCounts, Completion, DraftSource, ShardRound, SpeculationPlan, StepReport
 from specpipe.telemetry.log_histogram import LogHistogram
-from specpipe.telemetry.shard_record import ShardRecord
+from specpipe.telemetry.shard_record import FOLLOWED_SHARES, ShardRecord, source_fields
 from specpipe.telemetry.step_shares import StepShare
 
+_NO_COUNTS = AcceptanceCounts()
 _ENGINE_PHASES = ("prefill", "draft", "verify", "sample", "host")
 
 
@@ -18,8 +19,10 @@ class ShardMeter:
         self._verified = AcceptanceCounts()
         self._emitted_accepted = 0
         self._preemptions = self._uncompiled = 0
-        self._ngram = AcceptanceCounts()
-        self._ngram_rows = 0
+        self._by_source: dict[DraftSource, AcceptanceCounts] = {}
+        self._ngram_rows = self._replay_rows = 0
+        self._followed = 0
+        self._rows_by_followed: list[int] = []
         self._k_rows: dict[int, int] = {}
         self._rounds = 0
         self._round_s = 0.0
@@ -44,9 +47,10 @@ class ShardMeter:
     def add_round(self, step: StepReport, part: ShardRound, plan: SpeculationPlan | None = None) -> None:
         """Adds the work of a round on this shard's rows. `plan`: the plan in force during the round."""
         self._verified += part.verified
-        if step.proposer == "ngram":
-            self._ngram += part.verified
-            self._ngram_rows += part.rows - part.plain_rows
+        for source, counts in part.by_source.items():
+            self._by_source[source] = self._by_source.get(source, _NO_COUNTS) + counts
+        self._ngram_rows += (part.rows - part.plain_rows) * (step.proposer == "ngram")
+        self._replay_rows += (part.rows - part.plain_rows) * (step.proposer in ("replay", "joined"))
         self._emitted_accepted += part.emitted_accepted_tokens
         self._preemptions += part.preemptions
         self._uncompiled += part.uncompiled_forwards
@@ -75,6 +79,11 @@ class ShardMeter:
         self._cached_tokens += completion.cached_tokens
         self._output_tokens += tokens
         self._scored_tokens += sum(score.num_tokens for score in completion.scores)
+        self._followed += completion.followed_tokens
+        if completion.request.reference and tokens:
+            self._rows_by_followed = self._rows_by_followed or [0] * FOLLOWED_SHARES
+            share = FOLLOWED_SHARES * completion.followed_tokens // tokens
+            self._rows_by_followed[min(share, FOLLOWED_SHARES - 1)] += 1
         timing = completion.timing
         if tokens:
             self._ttft.add(timing.first_token_s)
@@ -125,9 +134,10 @@ class ShardMeter:
             accepted_per_position=counts.accepted_per_position,
             emitted_accepted_tokens=self._emitted_accepted,
             ngram_row_rounds=self._ngram_rows,
-            ngram_drafts=self._ngram.drafts,
-            ngram_reached_per_position=self._ngram.reached_per_position,
-            ngram_accepted_per_position=self._ngram.accepted_per_position,
+            replay_row_rounds=self._replay_rows,
+            **source_fields(self._by_source),
+            followed_tokens=self._followed,
+            rows_by_followed_share=tuple(self._rows_by_followed),
             k_histogram=tuple(self._k_rows.get(k, 0) for k in range(widest + 1)),
             queue_depth=plan.queue_depth,
             plan_proposer=plan.proposer,

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import pyarrow as pa
 import pyarrow.json
 
-from specpipe.core import AcceptanceCounts
+from specpipe.core import AcceptanceCounts, DraftSource
 from specpipe.telemetry.log_histogram import LogHistogram
 
 _HISTOGRAM = pa.struct(
@@ -30,6 +30,20 @@ _ARROW: dict[Any, pa.DataType] = {
     tuple[int, ...]: pa.list_(pa.int64()),
     LogHistogram: _HISTOGRAM,
 }
+
+
+RECORDED_SOURCES: tuple[DraftSource, ...] = ("ngram", "reference", "corpus")
+"""Sources of drafts with fields of their own, NAME_drafts and so on; the rest of the totals is the draft model's."""
+SOURCE_FIELDS = ("drafts", "proposed_per_position", "reached_per_position", "accepted_per_position")
+"""Fields of AcceptanceCounts that are recorded by source."""
+FOLLOWED_SHARES = 10
+"""Classes of the share of a row's output that was followed."""
+
+
+def source_fields(by_source: Mapping[DraftSource, AcceptanceCounts]) -> dict[str, Any]:
+    """Returns the record's fields by source."""
+    found = {source: by_source.get(source, AcceptanceCounts()) for source in RECORDED_SOURCES}
+    return {f"{source}_{name}": getattr(counts, name) for source, counts in found.items() for name in SOURCE_FIELDS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +84,28 @@ class ShardRecord:
     """Accepted draft tokens that became output."""
     ngram_row_rounds: int = 0
     """Row-rounds with the n-gram proposer, those without a match included."""
+    replay_row_rounds: int = 0
+    """Row-rounds with the proposers "replay" and "joined", those without a text to follow included."""
     ngram_drafts: int = 0
-    """Drafts of the n-gram proposer. This and the two following fields are included in the totals above."""
+    """Drafts from the row's own n-grams. This and the following fields by source are included in the totals above;
+    the rest are drafts of the draft model."""
+    ngram_proposed_per_position: tuple[int, ...] = ()
     ngram_reached_per_position: tuple[int, ...] = ()
     ngram_accepted_per_position: tuple[int, ...] = ()
+    reference_drafts: int = 0
+    """Drafts from the row's own earlier answer."""
+    reference_proposed_per_position: tuple[int, ...] = ()
+    reference_reached_per_position: tuple[int, ...] = ()
+    reference_accepted_per_position: tuple[int, ...] = ()
+    corpus_drafts: int = 0
+    """Drafts from answers of other rows."""
+    corpus_proposed_per_position: tuple[int, ...] = ()
+    corpus_reached_per_position: tuple[int, ...] = ()
+    corpus_accepted_per_position: tuple[int, ...] = ()
+    followed_tokens: int = 0
+    """Output tokens that were accepted from an earlier answer or the corpus."""
+    rows_by_followed_share: tuple[int, ...] = ()
+    """Rows with an earlier answer by the tenth of their output that was followed: 10 counts, the last from 90 %."""
 
     k_histogram: tuple[int, ...] = ()
     """Row-rounds at each K, from 0. Rows that have no drafts whatever K is (`ShardRound.plain_rows`) count at 0."""

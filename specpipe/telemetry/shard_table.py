@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from specpipe.core import AcceptanceCounts, Evidence, ProposerName
+from specpipe.core import AcceptanceCounts, DraftSource, Evidence, ProposerName
 from specpipe.telemetry.log_histogram import LogHistogram
+from specpipe.telemetry.shard_record import RECORDED_SOURCES, SOURCE_FIELDS
 
 _WINDOW = 8192  # rows whose histograms are merged at once; each has some 50 buckets
 
@@ -43,24 +45,57 @@ def acceptance(table: pa.Table) -> AcceptanceCounts:
     return AcceptanceCounts(**counts)
 
 
+def acceptance_by_source(table: pa.Table) -> dict[DraftSource, AcceptanceCounts]:
+    """Returns the sums of the shards' acceptance counts by source of the drafts, without recovered and bonus tokens.
+
+    Sources without a draft are absent.
+    """
+    rest = acceptance(table)
+    found: dict[DraftSource, AcceptanceCounts] = {}
+    for source in RECORDED_SOURCES:
+        drafts = total(table, f"{source}_drafts")
+        positions = {name: by_position(table, f"{source}_{name}") for name in SOURCE_FIELDS[1:]}
+        found[source] = _counts(drafts, positions)
+        left = {name: _subtract(getattr(rest, name), counts) for name, counts in positions.items()}
+        rest = _counts(rest.drafts - drafts, left)
+    return {source: counts for source, counts in {"draft": rest, **found}.items() if counts.drafts}
+
+
+def _counts(drafts: int, positions: Mapping[str, tuple[int, ...]]) -> AcceptanceCounts:
+    """Returns counts with these sums by position, up to the last one that was reached."""
+    length = _length(positions["reached_per_position"])
+    kept = {name: (*counts[:length], *[0] * (length - len(counts))) for name, counts in positions.items()}
+    return AcceptanceCounts(
+        drafts=drafts,
+        draft_tokens=sum(positions["proposed_per_position"]),
+        accepted_tokens=sum(positions["accepted_per_position"]),
+        proposed_per_position=kept["proposed_per_position"],
+        reached_per_position=kept["reached_per_position"],
+        accepted_per_position=kept["accepted_per_position"],
+    )
+
+
+def _length(counts: tuple[int, ...]) -> int:
+    """Returns the number of positions up to the last one that is not 0."""
+    return next((i for i in range(len(counts), 0, -1) if counts[i - 1]), 0)
+
+
 def evidence(table: pa.Table) -> Evidence:
-    """Returns the evidence in a shard table: acceptance and rows. It holds no costs."""
-    verified_all, ngram_rows = acceptance(table), total(table, "ngram_row_rounds")
-    ngram = AcceptanceCounts(
-        drafts=total(table, "ngram_drafts"),
-        reached_per_position=by_position(table, "ngram_reached_per_position"),
-        accepted_per_position=by_position(table, "ngram_accepted_per_position"),
-    )
-    draft = AcceptanceCounts(
-        drafts=verified_all.drafts - ngram.drafts,
-        reached_per_position=_subtract(verified_all.reached_per_position, ngram.reached_per_position),
-        accepted_per_position=_subtract(verified_all.accepted_per_position, ngram.accepted_per_position),
-    )
+    """Returns the evidence in a shard table: acceptance and rows. It holds no costs.
+
+    Acceptance of n-grams is left out where rows also followed earlier answers, whose rounds fall back to n-grams; that
+    of earlier answers themselves depends on the answers, which another start may replace.
+    """
+    by_source = acceptance_by_source(table)
+    ngram_rows, replay_rows = total(table, "ngram_row_rounds"), total(table, "replay_row_rounds")
     row_rounds: dict[ProposerName, int] = {
-        "draft": sum(by_position(table, "k_histogram")[1:]) - ngram_rows,
-        "ngram": ngram_rows,
+        "draft": sum(by_position(table, "k_histogram")[1:]) - ngram_rows - replay_rows,
+        "ngram": 0 if replay_rows else ngram_rows,
     }
-    verified: dict[ProposerName, AcceptanceCounts] = {"draft": draft, "ngram": ngram}
+    verified: dict[ProposerName, AcceptanceCounts] = {
+        "draft": by_source.get("draft", AcceptanceCounts()),
+        "ngram": by_source.get("ngram", AcceptanceCounts()),
+    }
     done, scored = total(table, "rows") - total(table, "failed_rows"), total(table, "scored_rows")
     generated = (done - scored) / done if done else 0.0
     speculating = [name for name, count in row_rounds.items() if count > 0]

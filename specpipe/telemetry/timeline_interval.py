@@ -39,6 +39,8 @@ class TimelineInterval:
     output_tokens: int
     tokens_per_s: float
     """output_tokens / interval_s."""
+    followed_tokens: int = 0
+    """Accepted tokens that came from earlier answers or the corpus."""
     expected_tokens_per_s: float = 0.0
     """Tokens per second that the plans in force expected at the interval's occupancies, weighted by time; 0 without an
     estimate."""

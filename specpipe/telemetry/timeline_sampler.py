@@ -17,7 +17,7 @@ class _OpenInterval:
         self.second = second
         self.seconds = self.row_seconds = 0.0
         self.rounds = self.row_rounds = self.k_rows = 0
-        self.drafts = self.draft_tokens = self.accepted = self.output = 0
+        self.drafts = self.draft_tokens = self.accepted = self.followed = self.output = 0
         self.waiting = self.slots = 0
         self.queue_depth = self.expected = 0.0
         self.proposers: Counter[str] = Counter()
@@ -34,6 +34,9 @@ class _OpenInterval:
             self.drafts += part.verified.drafts
             self.draft_tokens += part.verified.draft_tokens
             self.accepted += part.verified.accepted_tokens
+            self.followed += sum(
+                counts.accepted_tokens for name, counts in part.by_source.items() if name in ("reference", "corpus")
+            )
             self.output += part.emitted_tokens
         self.waiting, self.slots, self.queue_depth = step.waiting, step.slots, queue_depth
         if step.k:
@@ -58,6 +61,7 @@ class _OpenInterval:
             drafts=self.drafts,
             draft_tokens=self.draft_tokens,
             accepted_tokens=self.accepted,
+            followed_tokens=self.followed,
             acceptance_rate=self.accepted / self.draft_tokens if self.draft_tokens else 0.0,
             acceptance_length=1.0 + (self.accepted / self.drafts if self.drafts else 0.0),
             output_tokens=self.output,

@@ -26,6 +26,9 @@ class ByteEncoder:
         ids = found.token_ids or (self.prefix_token_id,)
         return Encoded(found.text, ids, tuple(tuple(text.encode()) for text in continuations))
 
+    def encode_answer(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode())
+
     @property
     def prefix_token_id(self) -> int:
         return 0

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from specpipe.core import (
     AcceptanceCounts,
     Completion,
+    DraftSource,
     EngineConfig,
+    ProposerName,
     Request,
     RowTiming,
     Score,
@@ -45,6 +47,10 @@ def score_of(request: Request, continuation: int) -> Score:
         logprob=sum(logprobs), num_tokens=len(tokens), is_greedy=token_at(request.seed, continuation) % 2 == 0,
         token_logprobs=kept,
     )  # fmt: skip
+
+
+def _source(proposer: ProposerName) -> DraftSource:
+    return "reference" if proposer == "replay" else "ngram" if proposer == "ngram" else "draft"
 
 
 @dataclass(eq=False)
@@ -115,7 +121,7 @@ class FakeEngine:
         proposer, k = plan.choice(len(rows), self.steps - 1) if any(r.speculates for r in rows) else ("none", 0)
         self.seen_ks.append((len(rows), k))
         time.sleep(self._step_s)
-        shards = self._round(rows, k)
+        shards = self._round(rows, k, proposer)
         done = [row for row in rows if row.request.prompt == "BAD" or self._missing(row) == 0]
         with self._lock:
             ended = set(done)
@@ -140,13 +146,13 @@ class FakeEngine:
     def _missing(row: _Row) -> int:
         return row.request.new_tokens - len(row.tokens)
 
-    def _round(self, rows: list[_Row], k: int) -> dict[int, ShardRound]:
+    def _round(self, rows: list[_Row], k: int, proposer: ProposerName) -> dict[int, ShardRound]:
         by_shard: dict[int, list[_Row]] = {}
         for row in rows:
             by_shard.setdefault(row.request.shard, []).append(row)
-        return {shard: self._shard_round(mine, k) for shard, mine in by_shard.items()}
+        return {shard: self._shard_round(mine, k, _source(proposer)) for shard, mine in by_shard.items()}
 
-    def _shard_round(self, rows: list[_Row], k: int) -> ShardRound:
+    def _shard_round(self, rows: list[_Row], k: int, source: DraftSource) -> ShardRound:
         counts, emitted, prefill, gaps = AcceptanceCounts(), 0, 0, []
         rows = [row for row in rows if row.request.prompt != "BAD"]
         scored = [row.request for row in rows if row.request.continuations]
@@ -183,6 +189,7 @@ class FakeEngine:
             prefill_tokens=prefill,
             scored_tokens=sum(request.scored_tokens for request in scored),
             verified=counts,
+            by_source={source: counts} if counts.drafts else {},
             emitted_tokens=emitted,
             emitted_accepted_tokens=counts.accepted_tokens,
             gaps_s=tuple(gaps),

@@ -1,12 +1,14 @@
+import dataclasses
 import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from support.shard_records import shard_table
 
+from specpipe.core import AcceptanceCounts
 from specpipe.telemetry.log_histogram import LogHistogram
-from specpipe.telemetry.shard_record import ShardRecord, shard_schema
-from specpipe.telemetry.shard_table import evidence
+from specpipe.telemetry.shard_record import ShardRecord, shard_schema, source_fields
+from specpipe.telemetry.shard_table import acceptance_by_source, evidence
 
 
 def record(shard: int, **changes: object) -> ShardRecord:
@@ -62,3 +64,19 @@ def test_evidence_is_split_by_proposer() -> None:
     assert (ngram.drafts, ngram.reached_per_position, ngram.accepted_per_position) == (3, (3,), (1,))
     assert (found.rows, found.costs) == (6, ())
     assert evidence(shard_table([plain])).verified == {}
+
+
+def test_sources_of_drafts_add_up_to_the_totals() -> None:
+    counts = {
+        "draft": AcceptanceCounts(drafts=4, proposed_per_position=(4, 4), reached_per_position=(4, 2),
+                                  accepted_per_position=(2, 1), draft_tokens=8, accepted_tokens=3),
+        "reference": AcceptanceCounts(drafts=2, proposed_per_position=(2, 2, 2), reached_per_position=(2, 2, 1),
+                                      accepted_per_position=(2, 1, 1), draft_tokens=6, accepted_tokens=4),
+    }  # fmt: skip
+    everything = counts["draft"] + counts["reference"]
+    fields = {name.name: getattr(everything, name.name) for name in dataclasses.fields(everything)}
+    one = record(4, **fields, k_histogram=(0, 4, 0, 2), replay_row_rounds=2, **source_fields(counts))
+    table = shard_table([one, record(1, accepted_per_position=())])
+    assert acceptance_by_source(table) == counts
+    found = evidence(table)
+    assert found.row_rounds == {"draft": 4} and found.verified["draft"].drafts == 4

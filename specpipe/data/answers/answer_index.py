@@ -9,6 +9,7 @@ File: a JSON line, padded to 64 bytes; then one array for each column of records
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from specpipe.data.answers.answer_files import AnswerFile
 from specpipe.data.answers.answer_keys import RowKeys, sample_key
+from specpipe.data.locations import locate
 from specpipe.data.reading.input_files import InputFile
 from specpipe.errors import SpecpipeError
 
@@ -30,7 +32,12 @@ _BUCKET = 1 << 20
 """Records that are sorted at a time: 20 MB, and as much again for their order."""
 _FLUSH = 1 << 16
 """Records that are collected before they are written to their buckets."""
-_COLUMNS = {"key": np.dtype("<u8"), "owner": np.dtype("<u4"), "file": np.dtype("<u4"), "row": np.dtype("<u4")}
+_COLUMNS: dict[str, np.dtype[Any]] = {
+    "key": np.dtype("<u8"),
+    "owner": np.dtype("<u4"),
+    "file": np.dtype("<u4"),
+    "row": np.dtype("<u4"),
+}
 _RECORD = np.dtype(list(_COLUMNS.items()))
 _ALIGNMENT = 64
 _OWNER_BITS = 32
@@ -44,20 +51,8 @@ class AnswerPlace(NamedTuple):
     row: int
 
 
-class IndexedRows(NamedTuple):
-    """Result of building an index."""
-
-    rows: int
-    """Rows with an answer, in all files."""
-    unread: tuple[str, ...]
-    """One line for each file that could not be read."""
-
-
-def build_answer_index(files: Sequence[AnswerFile], path: str, fingerprint: str = "") -> IndexedRows:
-    """Writes the index of these files to a local path. A file that cannot be read is left out, and reported.
-
-    fingerprint: text that identifies files and their state; stored.
-    """
+def build_answer_index(files: Sequence[AnswerFile], path: str) -> None:
+    """Writes the index of these files to a local path. A file that cannot be read is left out, and reported in it."""
     unread: list[str] = []
     with tempfile.TemporaryDirectory(prefix="specpipe-answers-") as folder:
         buckets = _Buckets(Path(folder), 2 * sum(file.file.rows for file in files))
@@ -70,7 +65,7 @@ def build_answer_index(files: Sequence[AnswerFile], path: str, fingerprint: str 
         sources = np.array([file.source for file in files], np.uint32)
         count = buckets.write_columns(sources)
         header = {
-            "fingerprint": fingerprint,
+            "fingerprint": answers_fingerprint(files),
             "records": count,
             "rows": rows,
             "unread": unread,
@@ -82,7 +77,6 @@ def build_answer_index(files: Sequence[AnswerFile], path: str, fingerprint: str 
             for name in _COLUMNS:
                 with (Path(folder) / name).open("rb") as column:
                     shutil.copyfileobj(column, out)
-    return IndexedRows(rows, tuple(unread))
 
 
 class _Buckets:
@@ -119,7 +113,7 @@ class _Buckets:
         records = np.empty(len(self._pending["key"]), _RECORD)
         for name, values in self._pending.items():
             records[name] = np.frombuffer(values, np.uint64) if values else ()
-        self._pending = {name: array("Q") for name in _COLUMNS}
+            del values[:]
         numbers = self._bucket_of(records["key"])
         for number in np.unique(numbers):
             with self._bucket(int(number)).open("ab") as out:
@@ -158,21 +152,49 @@ def _first_of_equal(records: Records, sources: NDArray[np.uint32]) -> Records:
     starts = np.flatnonzero(new_key)
     first_source = source[starts][np.cumsum(new_key) - 1]
     new_owner = new_key | np.concatenate(([True], records["owner"][1:] != records["owner"][:-1]))
-    return records[(source == first_source) & new_owner]
+    kept: Records = records[(source == first_source) & new_owner]
+    return kept
+
+
+def answers_fingerprint(files: Sequence[AnswerFile]) -> str:
+    """Returns a hash of files and their state, by which an index is recognised as current."""
+    state = [[file.file.pin(), file.source, file.is_part, file.prompt_column] for file in files]
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
+
+
+def read_fingerprint(path: str) -> str:
+    """Returns the fingerprint of the index at a local path or URI; "" without a valid one."""
+    try:
+        with locate(path).open_binary() as file:
+            return str(json.loads(file.readline())["fingerprint"])
+    except (OSError, ValueError, KeyError):
+        return ""
 
 
 class AnswerIndex:
     """An index file, mapped into memory. May be used by several threads."""
 
+    @classmethod
+    def open(cls, path: str) -> AnswerIndex:
+        """Opens an index at a local path or URI; of a URI it maps a temporary copy. Raises OSError or ValueError."""
+        location = locate(path)
+        if location.is_local:
+            return cls(location.path)
+        with tempfile.NamedTemporaryFile(prefix="specpipe-answers-") as copy:
+            with location.open_binary() as source:
+                shutil.copyfileobj(source, copy)
+            copy.flush()
+            return cls(copy.name)
+
     def __init__(self, path: str) -> None:
-        """path: local. Raises ValueError for any other file, and OSError."""
+        """path: local; may be deleted afterwards. Raises OSError, and ValueError for any other file."""
         with open(path, "rb") as file:
             line = file.readline()
         header = json.loads(line)
-        self.fingerprint: str = header["fingerprint"]
         self.rows = int(header["rows"])
         """Rows with an answer, in all files."""
         self.unread: tuple[str, ...] = tuple(header["unread"])
+        """One line for each file that could not be read."""
         self.files = tuple(_answer_file(values) for values in header["files"])
         count, at = int(header["records"]), len(line)
         self._columns: dict[str, NDArray[Any]] = {}

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from specpipe.core import Completion, Score
-from specpipe.data.columns import LOGPROB_COLUMNS, OUTPUT_COLUMNS, SCORE_COLUMNS
+from specpipe.data.columns import ADDED_COLUMNS, LOGPROB_COLUMNS, OUTPUT_COLUMNS, SCORE_COLUMNS
 from specpipe.data.parts.logprob_columns import logprob_columns
 from specpipe.data.reading.dataset_rows import utf8
 
@@ -27,6 +27,7 @@ _TYPES = {
     "cached_tokens": pa.int64(),
     "draft_tokens": pa.int64(),
     "accepted_tokens": pa.int64(),
+    "followed_tokens": pa.int64(),
     "seed": pa.int64(),
     "sample": pa.int32(),
     "generated_logprobs": pa.list_(pa.float32()),
@@ -54,6 +55,16 @@ def output_schema(kept: Any | None = None) -> Any:
     """
     fields = [pa.field(name, _TYPES[name], nullable=name in _NULLABLE) for name in OUTPUT_COLUMNS]
     return pa.schema([*fields, *(field.with_nullable(True) for field in kept or ())])
+
+
+def with_added_columns(table: Any) -> Any:
+    """Returns a part's pyarrow.Table with zeros in the output columns that its version did not have."""
+    for name in ADDED_COLUMNS:
+        if name not in table.schema.names and OUTPUT_COLUMNS[0] in table.schema.names:
+            zeros = pa.repeat(pa.scalar(0, _TYPES[name]), table.num_rows)
+            at = min(OUTPUT_COLUMNS.index(name), table.num_columns)
+            table = table.add_column(at, pa.field(name, _TYPES[name], nullable=False), zeros)
+    return table
 
 
 def to_table(completions: Sequence[Completion], rows: int, kept: Any | None = None) -> Any:
@@ -91,6 +102,7 @@ def _cells(completion: Completion) -> tuple[object, ...]:
         completion.cached_tokens,
         completion.draft_tokens,
         completion.accepted_tokens,
+        completion.followed_tokens,
         request.seed,
         request.sample,
     )

@@ -84,19 +84,22 @@ class _FoundFile(NamedTuple):
     kind: FileKind
 
 
-def list_files(path: str, format: str = "auto", prompt: str | None = None) -> list[InputFile]:
+def list_files(
+    path: str, format: str = "auto", prompt: str | None = None, *, key: str = "data.path"
+) -> list[InputFile]:
     """Returns the dataset's files, sorted by path, with their row counts.
 
     path: a file, a folder (read recursively) or a glob (`*`, `?`, `[…]`, `**`); local or a URI.
     format: data.format of the job.
     prompt: data.prompt of the job; None for the usual prompt columns.
+    key: the path's key in the job file, for messages.
     Raises DataError where no file matches, formats are mixed or unknown, or a file cannot be read.
     """
     if format == "sharegpt":
         raise DataError(
             f"data.format is sharegpt, one JSON array, which cannot be read directly; {jsonl.array_advice(path)}"
         )
-    found = _find(path, format)
+    found = _find(path, format, key)
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(lambda file: _scan(file, prompt), found))
 
@@ -125,7 +128,7 @@ def _scan(file: _FoundFile, prompt: str | None) -> InputFile:
     )
 
 
-def _find(path: str, format: str) -> list[_FoundFile]:
+def _find(path: str, format: str, key: str) -> list[_FoundFile]:
     location = locate(path)
     info = location.filesystem.get_file_info(location.path)
     if info.type == pa.fs.FileType.File:
@@ -135,7 +138,7 @@ def _find(path: str, format: str) -> list[_FoundFile]:
     elif _WILDCARD.search(location.path):
         matches = _glob(location)
     else:
-        raise DataError(f"data.path {path} does not exist (resolved to {location.text()})")
+        raise DataError(f"{key} {path} does not exist (resolved to {location.text()})")
     found = [
         _FoundFile(location.at(info.path), info, kind)
         for info in matches
@@ -145,10 +148,10 @@ def _find(path: str, format: str) -> list[_FoundFile]:
     if unread and (not found or info.type != pa.fs.FileType.Directory):
         raise DataError(_conversion(unread[0]))
     if not found:
-        raise DataError(f"data.path {path} matches no file; expected files that end in {_known_extensions()}")
+        raise DataError(f"{key} {path} matches no file; expected files that end in {_known_extensions()}")
     kinds = {file.kind for file in found}
     if len(kinds) > 1:
-        raise DataError(f"data.path {path} contains {' and '.join(sorted(kinds))} files; choose one with data.format")
+        raise DataError(f"{key} {path} contains {' and '.join(sorted(kinds))} files; choose one with data.format")
     return found
 
 

@@ -51,6 +51,9 @@ class EncoderProtocol(Protocol):
     def encode_continuations(self, prompt: str | Sequence[Message], continuations: Sequence[str]) -> ScoredProtocol:
         """Returns the prompt, and the token ids of texts behind it. Raises InputError as `encode`."""
 
+    def encode_answer(self, text: str) -> tuple[int, ...]:
+        """Returns the token ids of a text that follows a prompt, without special tokens."""
+
     @property
     def prefix_token_id(self) -> int:
         """Token that stands for an empty prompt. Raises InputError where the model has none."""

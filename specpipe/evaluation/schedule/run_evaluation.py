@@ -18,6 +18,7 @@ from specpipe.evaluation.harness.samples_files import find_samples
 from specpipe.evaluation.pages.certificate import certificate
 from specpipe.evaluation.pages.comparison_page import comparison_page
 from specpipe.evaluation.pages.history_page import history_page
+from specpipe.evaluation.schedule.earlier_answers import with_earlier_answers
 from specpipe.evaluation.schedule.eval_history import append_history, history_rows
 from specpipe.evaluation.schedule.eval_job import EvalJob
 from specpipe.job import JobSpec
@@ -45,8 +46,12 @@ def run_evaluation(job: EvalJob, execute: Execute, announce: Callable[[str], Non
     os.makedirs(job.folder, exist_ok=True)
     for spec in job.jobs:
         _record(job, spec, announce)
-        announce(f"{os.path.basename(spec.output.path)} → {spec.output.path}")
-        result = execute(spec)
+        name = os.path.basename(spec.output.path)
+        announce(f"{name} → {spec.output.path}")
+        followed = with_earlier_answers(job, spec)
+        if followed is not spec:
+            announce(f"{name} follows the answers of {', '.join(followed.speculation.replay)}")
+        result = execute(followed)
         if result.exit_code:
             return EvalResult(exit_code=result.exit_code, comparison=None)
         _score(spec.output.path, announce)

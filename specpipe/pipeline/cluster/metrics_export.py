@@ -44,6 +44,9 @@ def worker_values(totals: EngineTotals, gauges: EngineGauges) -> Iterator[Value]
         ("specpipe_accepted_tokens", verified.accepted_per_position),
     ):
         yield from (Value(name, count, {"position": str(i)}) for i, count in enumerate(counts))
+    for source, found in totals.by_source.items():
+        yield Value("specpipe_source_draft_tokens", found.draft_tokens, {"source": source})
+        yield Value("specpipe_source_accepted_tokens", found.accepted_tokens, {"source": source})
     yield from (Value("specpipe_engine_seconds", s, {"phase": phase}) for phase, s in totals.phases.items())
     yield Value("specpipe_round_seconds", totals.round_buckets)
     yield Value("specpipe_k", totals.k)

@@ -18,10 +18,13 @@ from specpipe.pipeline.cluster.gpus import visible_gpus
 from specpipe.pipeline.cluster.placement import place
 from specpipe.pipeline.job_check import check_memory, check_models, kv_budget, memory_need
 from specpipe.pipeline.prepare import PreparedJob, prepare
+from specpipe.pipeline.replay.answer_coverage import describe_coverage
+from specpipe.pipeline.replay.answer_sources import find_answer_files
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.store.ledger import read_ledger
 from specpipe.pipeline.store.manifest import read_manifest
 from specpipe.pipeline.store.resume_check import check_resumable
+from specpipe.pipeline.worker.build import make_builder, make_encoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +67,8 @@ class RunPlan:
     kv_budget: int
     """Bytes of KV pages that a worker allocates; on a GPU less where memory is short."""
     output: str
+    replay: str = ""
+    """One line: rows that have an earlier answer (`speculation.replay`); "" for a job that follows none."""
 
     @property
     def weight_bytes(self) -> int:
@@ -113,12 +118,23 @@ def plan_run(job: JobSpec) -> RunPlan:
         recommended=_recommended(prepared),
         eos_token_ids=eos_token_ids(prepared.target),
         output=folder.path,
+        replay=_replay(prepared, need.max_model_len),
         weights=need.weights,
         max_model_len=need.max_model_len,
         kv_dtype=job.engine_config(need.max_model_len).kv_dtype,
         kv_bytes=need.kv_bytes,
         kv_budget=kv_budget(need, placement.device, placement.workers),
     )
+
+
+def _replay(prepared: PreparedJob, max_model_len: int) -> str:
+    """Returns how many rows have an earlier answer; "" for a job that follows none. Raises DataError."""
+    job = prepared.job
+    if not job.speculation.replay or not job.speculation.replay_k:
+        return ""
+    files = find_answer_files(prepared)
+    builder = make_builder(job, make_encoder(job, prepared.target), max_model_len=max_model_len, vocab_size=1 << 30)
+    return describe_coverage(prepared, files, builder)
 
 
 def _recommended(prepared: PreparedJob) -> dict[str, float | int]:

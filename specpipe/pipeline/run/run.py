@@ -26,6 +26,8 @@ from specpipe.pipeline.interrupts import drain_on_interrupt
 from specpipe.pipeline.job_check import check_memory
 from specpipe.pipeline.logs import log_fields
 from specpipe.pipeline.prepare import PreparedJob, prepare
+from specpipe.pipeline.replay.answer_sources import find_answer_files
+from specpipe.pipeline.replay.run_answers import publish_answers
 from specpipe.pipeline.run.report_page import write_report
 from specpipe.pipeline.run.versions import versions
 from specpipe.pipeline.store.folder import MANIFEST, RunFolder
@@ -100,6 +102,8 @@ def execute(
         if run.is_complete:
             return run.close("already complete")
         viewer.announce(run.headline)
+        if (line := run.index_answers()) is not None:
+            viewer.announce(line)
         with backend.connect(job) as placement:
             return replace(run.drive(placement, backend, viewer.progress), wall_s=time.monotonic() - began)
 
@@ -121,6 +125,8 @@ class Run:
         """Published rows to run again, by shard."""
         self._result = DriverResult()
         self._log_folder = ""
+        self._answers = ""
+        """Index of the earlier answers that rows follow; "" where they follow none."""
         self._progress_file: ProgressFile
         self._timeline_file: TimelineFile
         self._estimates: RunEstimates
@@ -148,6 +154,20 @@ class Run:
         if self._failed_rows:
             line += f", {sum(self._failed_rows.values()):,} failed rows run again"
         return line
+
+    def index_answers(self) -> str | None:
+        """Publishes the index of `speculation.replay`. Returns one line about it; None for a job without.
+
+        Raises DataError for answers that the job cannot follow, and OutputError.
+        """
+        where = ", ".join(self._job.speculation.replay)
+        if not where or not self._job.speculation.replay_k:
+            return None
+        files = find_answer_files(self._prepared)
+        if not files:
+            return f"no earlier answers in {where} yet"
+        self._answers, rows = publish_answers(self._folder, files)
+        return f"rows follow {rows:,} earlier answers in {where}"
 
     # driving
 
@@ -198,6 +218,7 @@ class Run:
             threads=placement.threads,
             timeline_interval_s=max(1, placement.workers // _TIMELINE_WORKERS),
             kv_scales=manifest.kv_scales,
+            answers=self._answers,
         )
 
     def _current_manifest(self, placement: Placement) -> Manifest:
@@ -207,7 +228,9 @@ class Run:
             return replace(self._manifest, tuning=prepared.tuning)
         shards = prepared.shards(prepared.shared_blocks(), workers=placement.workers, device=placement.device)
         synthetic = self._job.speculation.method == "synthetic"
-        manifest = new_manifest(prepared.identity, prepared.tuning, shards, synthetic=synthetic)
+        manifest = new_manifest(
+            prepared.identity, prepared.tuning, shards, synthetic=synthetic, vocabulary=prepared.vocabulary()
+        )
         # A run whose manifest was deleted has published parts.
         self._published.extend(read_ledger(self._folder, shards, manifest.run_id).table())
         return manifest

@@ -37,6 +37,8 @@ class Manifest:
     """Columns of every part, without the kept input columns. A version with other columns cannot resume the run."""
     kv_scales: KVScaleTable = field(default_factory=dict)
     """Scales of KV pages in 8 bits, as the first worker had them."""
+    vocabulary: str = ""
+    """Fingerprint of the target's vocabulary; "" in runs of older versions, and where it has no known file."""
 
     @property
     def run_id(self) -> str:
@@ -62,6 +64,7 @@ class Manifest:
             "tuning": self.tuning,
             **_pack(self.shards),
             **({"kv_scales": _pack_scales(self.kv_scales)} if self.kv_scales else {}),
+            **({"vocabulary": self.vocabulary} if self.vocabulary else {}),
         }
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
@@ -117,11 +120,23 @@ def _unpack(content: Mapping[str, Any]) -> tuple[Shard, ...]:
 
 
 def new_manifest(
-    identity: Mapping[str, Any], tuning: Mapping[str, Any], shards: tuple[Shard, ...], *, synthetic: bool
+    identity: Mapping[str, Any],
+    tuning: Mapping[str, Any],
+    shards: tuple[Shard, ...],
+    *,
+    synthetic: bool,
+    vocabulary: str = "",
 ) -> Manifest:
     """Returns the manifest of a run that is created now."""
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return Manifest(identity=identity, tuning=tuning, shards=shards, synthetic=synthetic, created_at=created)
+    return Manifest(
+        identity=identity,
+        tuning=tuning,
+        shards=shards,
+        synthetic=synthetic,
+        created_at=created,
+        vocabulary=vocabulary,
+    )
 
 
 def read_manifest(folder: RunFolder) -> Manifest | None:
@@ -151,6 +166,7 @@ def read_manifest(folder: RunFolder) -> Manifest | None:
             created_at=content["created_at"],
             columns=tuple(content.get("columns", OUTPUT_COLUMNS)),
             kv_scales=_unpack_scales(content.get("kv_scales", {})),
+            vocabulary=str(content.get("vocabulary", "")),
         )
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise OutputError(

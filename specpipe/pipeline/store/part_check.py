@@ -20,6 +20,7 @@ from specpipe.data import (
     output_schema,
     read_part_footer,
     read_rows,
+    with_added_columns,
 )
 from specpipe.data.columns import CONTINUATIONS
 from specpipe.data.locations import locate
@@ -151,6 +152,6 @@ def _pages(path: str) -> Any:
     location = locate(path)
     try:
         with location.filesystem.open_input_file(location.path) as source:
-            return pq.ParquetFile(source, page_checksum_verification=True).read()
+            return with_added_columns(pq.ParquetFile(source, page_checksum_verification=True).read())
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _InvalidPartError(f"{path} is damaged: {' '.join(str(error).split())}") from None

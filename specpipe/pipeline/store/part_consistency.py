@@ -25,6 +25,7 @@ def inconsistent_rows(table: Any, shard: Shard) -> Iterator[Finding]:
     lengths = pc.list_value_length(table["generated_token_ids"]).to_pylist()
     counts, errors = table["num_generated_tokens"].to_pylist(), table["error"].to_pylist()
     accepted, reasons = table["accepted_tokens"].to_pylist(), table["finish_reason"].to_pylist()
+    followed = table["followed_tokens"].to_pylist()
     cached, inputs = table["cached_tokens"].to_pylist(), table["num_input_tokens"].to_pylist()
     logprob_lengths = [pc.list_value_length(table[name]).to_pylist() for name in LOGPROB_COLUMNS]
     scored, by_token = (pc.list_value_length(table[name]).to_pylist() for name in SCORE_COLUMNS)
@@ -52,6 +53,8 @@ def inconsistent_rows(table: Any, shard: Shard) -> Iterator[Finding]:
                 f"accepted_tokens is {accepted[i]}; expected 0 to {counts[i]}, the number of generated tokens",
                 row=i,
             )
+        elif not 0 <= followed[i] <= accepted[i]:
+            yield wrong(shard, f"followed_tokens is {followed[i]}; expected 0 to accepted_tokens, {accepted[i]}", row=i)
         elif {lengths[i] for lengths in logprob_lengths} not in ({None}, {counts[i]}):
             yield wrong(
                 shard,

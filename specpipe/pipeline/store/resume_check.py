@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specpipe.data.columns import OUTPUT_COLUMNS
+from specpipe.data.columns import ADDED_COLUMNS, OUTPUT_COLUMNS
 from specpipe.errors import OutputError
 from specpipe.job import default_identity
 from specpipe.pipeline.store.folder import RunFolder
@@ -19,7 +19,8 @@ def check_resumable(manifest: Manifest, identity: Mapping[str, Any], folder: Run
     A field that the writing version did not have counts as its default.
     """
     lines = list(_differences({**default_identity(), **manifest.identity}, {**default_identity(), **identity}))
-    if manifest.columns != OUTPUT_COLUMNS:
+    known = tuple(name for name in OUTPUT_COLUMNS if name in manifest.columns or name not in ADDED_COLUMNS)
+    if manifest.columns != known:
         lines.append(f"columns were {', '.join(manifest.columns)} and are {', '.join(OUTPUT_COLUMNS)}")
     if lines:
         raise OutputError(

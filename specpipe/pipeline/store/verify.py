@@ -164,7 +164,8 @@ def _totals(folder: RunFolder, shards: pa.Table) -> Iterator[Finding]:
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         yield _wrong(f"{SHARDS} or {SUMMARY} cannot be read: {error}; start the run again to rewrite them")
         return
-    if not recorded.equals(shards):
+    present = [name for name in shards.schema.names if name in recorded.schema.names]  # older versions had fewer
+    if not recorded.equals(shards.select(present)):
         yield _wrong(f"{SHARDS} differs from the parts' footers")
     for name, field in _SUMMARY_COLUMNS.items():
         if totals.get(name) != total(shards, field):

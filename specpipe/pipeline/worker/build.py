@@ -28,6 +28,7 @@ from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rou
 if TYPE_CHECKING:
     from specpipe.engine.engine import Engine
     from specpipe.engine.forward.model_runner import ModelRunner
+    from specpipe.models.tokenizer import PromptEncoder
 
 log = logging.getLogger(__name__)
 _PROFILE_S = 2.0  # limit on measuring rounds before the first row
@@ -40,7 +41,6 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
 
     from specpipe.engine.build import PREPARE_S, EngineSpec, build_engine
     from specpipe.engine.kv_scales import MEASURED_PROMPTS, kv_scale_table
-    from specpipe.models.tokenizer import PromptEncoder, load_tokenizer
 
     began = time.perf_counter()
     torch.set_num_threads(config.threads)
@@ -53,13 +53,7 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
     model, trust = job.model, job.model.trust_remote_code
     target = _local_model(job, prepared.target, "target")
     draft = _local_model(job, prepared.draft, "draft") if prepared.draft is not None else None
-    tokenizer = load_tokenizer(target, trust_remote_code=trust, chat_template=model.chat_template)
-    encoder = PromptEncoder(
-        tokenizer,
-        system_prompt=job.data.system_prompt,
-        template_kwargs=dict(model.chat_template_kwargs),
-        name=target.name,
-    )
+    encoder = make_encoder(job, target)
     dtype = resolve_dtype(model.dtype, config.device)
     sampling, choices = job.sampling_params(), _round_choices(job)
     engine = build_engine(
@@ -158,6 +152,19 @@ def _round_choices(job: JobSpec) -> tuple[tuple[ProposerName, int], ...]:
     limits = {proposer: job.k_limit(proposer) for proposer in job.proposers}
     return ("none", 0), *(
         (name, k) for name, limit in limits.items() for k in range(1 if adaptive else limit, limit + 1)
+    )
+
+
+def make_encoder(job: JobSpec, target: ModelSource) -> PromptEncoder:
+    """Returns the encoder of a job's prompts. Raises ModelError. Imports transformers."""
+    from specpipe.models.tokenizer import PromptEncoder, load_tokenizer
+
+    model = job.model
+    return PromptEncoder(
+        load_tokenizer(target, trust_remote_code=model.trust_remote_code, chat_template=model.chat_template),
+        system_prompt=job.data.system_prompt,
+        template_kwargs=dict(model.chat_template_kwargs),
+        name=target.name,
     )
 
 

@@ -46,6 +46,8 @@ class WorkerConfig:
     timeline_interval_s: int = 1
     kv_scales: KVScaleTable = field(default_factory=dict)
     """Scales of KV pages in 8 bits that the run has; others are measured."""
+    answers: str = ""
+    """Index of the earlier answers that rows follow, local or a URI; "" where they follow none."""
     build_parts: Callable[[WorkerConfig], WorkerParts] | None = None
     """Builds the worker's parts; None for `build.build_parts`."""
 

@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from specpipe.core import Completion, Request, Shard
-from specpipe.data import output_schema, output_totals, read_part_footer, to_table
+from specpipe.data import output_schema, output_totals, read_part_footer, to_table, with_added_columns
 from specpipe.data.locations import locate
 from specpipe.pipeline.failures import ShardError
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.store.ledger import done_record
 from specpipe.telemetry.log_histogram import LogHistogram
-from specpipe.telemetry.shard_record import ShardRecord
+from specpipe.telemetry.shard_record import RECORDED_SOURCES, SOURCE_FIELDS, ShardRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class FailedRows:
         location = locate(path)
         try:
             with location.filesystem.open_input_file(location.path) as source:
-                table = pq.ParquetFile(source, page_checksum_verification=True).read()
+                table = with_added_columns(pq.ParquetFile(source, page_checksum_verification=True).read())
         except (OSError, ValueError, pa.ArrowException):
             return None
         failed = pc.indices_nonzero(pc.not_equal(table["error"], "")).to_pylist()
@@ -52,7 +52,10 @@ class FailedRows:
     def select(
         self, requests: Sequence[Request], refused: Sequence[Completion], shard_hash: str
     ) -> tuple[list[Request], list[Completion]]:
-        """Returns the failed ones among the shard's rows. Raises ShardError when the input has changed since."""
+        """Returns the failed ones among the shard's rows, which follow what they had generated before they failed.
+
+        Raises ShardError when the input has changed since.
+        """
         if shard_hash != self.shard_hash:
             raise ShardError(
                 f"shard {self.record.shard}: its input rows are not those that its part was made from; "
@@ -60,9 +63,14 @@ class FailedRows:
             )
         wanted = set(self.rows)
         return (
-            [request for request in requests if request.row in wanted],
+            [self._with_own_text(request) for request in requests if request.row in wanted],
             [completion for completion in refused if completion.request.row in wanted],
         )
+
+    def _with_own_text(self, request: Request) -> Request:
+        """Returns the request with the tokens of its failed attempt as reference, if it has any."""
+        tokens = self.table["generated_token_ids"][request.row].as_py()
+        return dataclasses.replace(request, reference=tuple(tokens)) if tokens else request
 
     def merge(self, completions: Sequence[Completion], retry: ShardRecord) -> tuple[Any, ShardRecord]:
         """Returns the part (pyarrow.Table) with these rows in place of failed ones, and the record of both attempts."""
@@ -101,7 +109,7 @@ class FailedRows:
         verified = before.verified + retry.verified
         for field in dataclasses.fields(verified):
             values[field.name] = getattr(verified, field.name)
-        for name in ("k_histogram", "ngram_reached_per_position", "ngram_accepted_per_position"):
+        for name in ("k_histogram", "rows_by_followed_share", *_SOURCE_POSITIONS):
             pairs = zip_longest(getattr(before, name), getattr(retry, name), fillvalue=0)
             values[name] = tuple(a + b for a, b in pairs)
         weights = [(one, one.round_ms * one.rounds) for one in (before, retry)]
@@ -120,12 +128,15 @@ class FailedRows:
         )
 
 
+_SOURCE_POSITIONS = tuple(f"{source}_{name}" for source in RECORDED_SOURCES for name in SOURCE_FIELDS[1:])
 _SUMMED_FIELDS = (
     "emitted_accepted_tokens",
     "preemptions",
     "uncompiled_forwards",
     "ngram_row_rounds",
-    "ngram_drafts",
+    "replay_row_rounds",
+    *(f"{source}_drafts" for source in RECORDED_SOURCES),
+    "followed_tokens",
     "rounds",
     "busy_s",
     "load_s",

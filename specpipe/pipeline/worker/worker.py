@@ -22,6 +22,7 @@ from specpipe.errors import SpecpipeError
 from specpipe.pipeline.failures import ShardError
 from specpipe.pipeline.logs import log_fields
 from specpipe.pipeline.messages import EngineGauges, ShardOrder, WorkerInfo, WorkerStatus
+from specpipe.pipeline.replay.run_answers import open_answers
 from specpipe.pipeline.store.ledger import done_record
 from specpipe.pipeline.worker.config import WorkerConfig
 from specpipe.pipeline.worker.engine_host import EngineHost
@@ -76,7 +77,8 @@ class Worker:
                 worker=self._name, epoch=self._config.epoch, interval_s=self._config.timeline_interval_s
             )
             self._host = EngineHost(self._config, sampler)
-            self._reader = ShardReader(self._config.prepared, self._host.builder)
+            answers = open_answers(self._config.answers, self._host.builder) if self._config.answers else None
+            self._reader = ShardReader(self._config.prepared, self._host.builder, answers)
             began = time.perf_counter()
             if warm_up is not None:
                 self._warm_up(warm_up)

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from specpipe.core import Completion, Logprobs, Request, SamplingParams, Score
-from specpipe.data import output_schema, output_totals, to_table
-from specpipe.data.columns import OUTPUT_COLUMNS
+from specpipe.data import output_schema, output_totals, to_table, with_added_columns
+from specpipe.data.columns import ADDED_COLUMNS, OUTPUT_COLUMNS
 
 
 def completion(row: int, error: str = "") -> Completion:
@@ -26,7 +26,7 @@ def completion(row: int, error: str = "") -> Completion:
         return Completion(request=request, finish_reason="error", error=error)
     return Completion(
         request=request, token_ids=(7, 8), text="yo", finish_reason="stop", cached_tokens=2,
-        draft_tokens=6, accepted_tokens=1,
+        draft_tokens=6, accepted_tokens=1, followed_tokens=1,
         logprobs=Logprobs(
             own=array("f", [-0.5, -1.0]), n=2, top_ids=array("i", [7, 9, 3, -1]),
             top=array("f", [-0.5, -2.0, -0.25, float("nan")]),
@@ -42,13 +42,14 @@ def test_rows_stand_in_input_order_with_their_counts() -> None:
         {
             "request_id": "r1", "prompt": "hi", "generated_text": "", "generated_token_ids": [], "num_input_tokens": 3,
             "num_generated_tokens": 0, "finish_reason": "error", "error": "bad", "cached_tokens": 0, "draft_tokens": 0,
-            "accepted_tokens": 0, "seed": 2**63 - 1, "sample": 0, "generated_logprobs": None, "top_token_ids": None,
-            "top_token_logprobs": None, "scores": None, "score_logprobs": None,
+            "accepted_tokens": 0, "followed_tokens": 0, "seed": 2**63 - 1, "sample": 0, "generated_logprobs": None,
+            "top_token_ids": None, "top_token_logprobs": None, "scores": None, "score_logprobs": None,
         },
         {
             "request_id": "r2", "prompt": "hi", "generated_text": "yo", "generated_token_ids": [7, 8],
             "num_input_tokens": 3, "num_generated_tokens": 2, "finish_reason": "stop", "error": "", "cached_tokens": 2,
-            "draft_tokens": 6, "accepted_tokens": 1, "seed": 2**63 - 1, "sample": 0, "generated_logprobs": [-0.5, -1.0],
+            "draft_tokens": 6, "accepted_tokens": 1, "followed_tokens": 1, "seed": 2**63 - 1, "sample": 0,
+            "generated_logprobs": [-0.5, -1.0],
             "top_token_ids": [[7, 9], [3]], "top_token_logprobs": [[-0.5, -2.0], [-0.25]],
             "scores": None, "score_logprobs": None,
         },
@@ -102,3 +103,11 @@ def test_a_missing_or_doubled_row_is_never_written(rows: list[int]) -> None:
 
 def test_a_lone_surrogate_in_an_error_can_be_written() -> None:
     assert to_table([completion(0, "bad \ud800")], 1)["error"].to_pylist() == ["bad ?"]
+
+
+def test_parts_of_older_versions_get_the_columns_they_lack() -> None:
+    table = to_table([completion(0)], 1)
+    older = table.drop_columns(list(ADDED_COLUMNS))
+    filled = with_added_columns(older)
+    assert filled.schema == table.schema and filled["followed_tokens"].to_pylist() == [0]
+    assert with_added_columns(table) is table
