@@ -324,9 +324,10 @@ def _skinny_gemm_kernel(
     in_m = m < rows
     mask = in_n[:, None] & in_m[None, :]
     k_lanes = tl.arange(0, TILES.block_k)
-    steps = tl.cdiv(tl.cdiv(SIZES.k, SIZES.step), SPLITS)
-    first = split * steps * SIZES.step
     INT4: tl.constexpr = SIZES.scale_strides[0] + SIZES.scale_strides[1] > 0
+    K: tl.constexpr = SIZES.k // 512 * 512 if INT4 else SIZES.k  # 4 bits: without short blocks
+    steps = tl.cdiv(tl.cdiv(K, SIZES.step), SPLITS)
+    first = split * steps * SIZES.step
     CHANNELS: tl.constexpr = inputs.weight_scale is not None and SIZES.scale_columns == 0
     # Loaded before the wait: memory that the previous launch does not write.
     if inputs.bias is not None:
@@ -351,8 +352,9 @@ def _skinny_gemm_kernel(
         sums = _load_squares(inputs.squares, m, rows, PARTS, SIZES.parts_pad)
     if INT4:
         acc, acc_high = multiply_int4(
-            x, weight, inputs, first, steps, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N, GLU, PDL
-        )
+            x, weight, inputs, first, steps, m, rows, stride_x, tile_n, in_tile, split == SPLITS - 1, SIZES, TILES,
+            TILE_N, GLU, PDL,
+        )  # fmt: skip
     else:
         acc, acc_high = _multiply(
             x, weight, inputs, tile, first, steps, k_lanes, m, rows, stride_x, tile_n, in_tile, SIZES, TILES, TILE_N,

@@ -43,7 +43,7 @@ def test_each_entry_is_value_less_zero_times_scale(block: tuple[int, int], bits:
             assert dense[i, j] == (int(stored[i, j]) - zero) * scale[at]
 
 
-@pytest.mark.parametrize("k", [512, 1024, 700, 24])
+@pytest.mark.parametrize("k", [512, 1024, 828, 24])
 def test_four_entries_a_quarter_block_apart_share_a_word(k: int) -> None:
     entries = torch.randint(0, 16, (3, k), generator=torch.Generator().manual_seed(k))
     values = pack_int4(entries)
@@ -51,8 +51,8 @@ def test_four_entries_a_quarter_block_apart_share_a_word(k: int) -> None:
     ones = torch.ones(3, 1)
     assert torch.equal(dequantize(QuantizedWeight(values, ones, None, (1, k)), torch.float32), entries - 8.0)
     for word in range(k // 4):
-        block = word // 128 * 512
-        quarter = min(512, k - block) // 4
-        at = [block + word % 128 + i * quarter for i in range(4)]
+        block = max(start for start in (*range(0, k, 512), *range(k // 512 * 512, k, 128)) if start <= 4 * word)
+        quarter = next(size for size in (512, 128, k % 128) if block + size <= k) // 4
+        at = [block + word - block // 4 + i * quarter for i in range(4)]
         want = sum(entries[:, place] << 4 * i for i, place in enumerate(at))
         assert torch.equal(values[:, 2 * word].int() + 256 * values[:, 2 * word + 1].int(), want)

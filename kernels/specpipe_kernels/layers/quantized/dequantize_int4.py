@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specpipe_kernels.layers.quantized.int4_layout import INT4_BLOCK, has_int4_tiles
+from specpipe_kernels.layers.quantized.int4_layout import INT4_BLOCK, INT4_SHORT_BLOCK, has_int4_tiles
 from specpipe_kernels.reference.layers.dequantize import dequantize
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv
@@ -24,11 +24,14 @@ def _dequantize_int4_kernel(
     wait_for_inputs(PDL)  # the scratch memory may still be read
     let_next_start(PDL)
     n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None]
-    block, lane = tl.program_id(1), tl.arange(0, 128)[None, :]
-    inside = n < N
-    bits = tl.load(words + n * (K // 4) + block * 128 + lane, mask=inside, other=0)
+    whole = tl.minimum(tl.program_id(1), K // 512)
+    short = tl.program_id(1) - whole  # blocks of 128 behind the last of 512
+    word, lane = whole * 128 + short * 32, tl.arange(0, 128)[None, :]
+    size = tl.where(tl.program_id(1) < K // 512, 128, 32)
+    inside = (n < N) & (lane < size)
+    bits = tl.load(words + n * (K // 4) + word + lane, mask=inside, other=0)
     for quarter in tl.static_range(4):
-        column = block * 512 + quarter * 128 + lane
+        column = word * 4 + quarter * size + lane
         group = n * STRIDE_N + column // GROUP * STRIDE_G
         entry = ((bits >> 4 * quarter) & 15).to(tl.float32)
         if zeros is not None:
@@ -47,7 +50,8 @@ def dequantize_int4(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
     zeros, (stride_n, stride_g) = weight.zeros, weight.scale.stride()
     assert zeros is None or zeros.stride() == weight.scale.stride()
     out = torch.empty(n, k, dtype=dtype, device=weight.values.device)
-    _dequantize_int4_kernel[(cdiv(n, BLOCK_N), k // INT4_BLOCK)](
+    blocks = k // INT4_BLOCK + k % INT4_BLOCK // INT4_SHORT_BLOCK
+    _dequantize_int4_kernel[(cdiv(n, BLOCK_N), blocks)](
         weight.values.view(torch.int16), weight.scale, zeros, out, N=n, K=k, GROUP=weight.block[1], STRIDE_N=stride_n,
         STRIDE_G=stride_g, BLOCK_N=BLOCK_N, **launch_options(out),
     )  # fmt: skip

@@ -62,9 +62,9 @@ def product64(x: Tensor, weight: QuantizedWeight) -> Tensor:
 )
 def test_products_apply_scales_and_zeros_of_groups(device: str, rows: int, group: int, zeros: bool) -> None:
     x, bias, weight = (
-        random(device, rows, 1024),
+        random(device, rows, 1408),  # two whole blocks and three short ones
         random(device, 133, seed=1),
-        weight_of(device, 133, 1024, group, zeros=zeros),
+        weight_of(device, 133, 1408, group, zeros=zeros),
     )
     got = skinny_gemm(x, weight, PLAIN, bias=bias, tiles=TILES).out
     assert error(got, product64(x, weight) + bias.double()) < TOLERANCE[device]
@@ -75,15 +75,15 @@ def test_products_apply_scales_and_zeros_of_groups(device: str, rows: int, group
 @on_each_device
 @pytest.mark.parametrize("zeros", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gated_and_residual_products(device: str, zeros: bool) -> None:
-    h, by, residual = random(device, 5, 512), random(device, 512, seed=1), random(device, 5, 96, seed=2)
+    h, by, residual = random(device, 5, 640), random(device, 640, seed=1), random(device, 5, 96, seed=2)
     squares = torch.stack([part.float().square().sum(1) for part in h.chunk(2, 1)])
-    weight = weight_of(device, 2 * 72, 512, zeros=zeros)
+    weight = weight_of(device, 2 * 72, 640, zeros=zeros)
     weight = weight._replace(scale=weight.scale / 20)  # exponentials stay finite
     normed = (h * by).double() * torch.rsqrt(h.double().square().mean(1, keepdim=True) + EPS)
     gate, up = product64(normed, weight).chunk(2, 1)
     got = skinny_gemm(Normed(h * by, squares, EPS), weight, GLU, tiles=TILES).out
     assert error(got, gate / (1 + torch.exp(-gate)) * up) < 2 * TOLERANCE[device]
-    weight = weight_of(device, 96, 512, zeros=zeros)
+    weight = weight_of(device, 96, 640, zeros=zeros)
     result = skinny_gemm(h, weight, RESIDUAL, residual=residual, norm_weight=by[:96], tiles=TILES)
     want = product64(h, weight) + residual.double()
     assert error(result.out, want) < TOLERANCE[device]
@@ -107,14 +107,14 @@ def test_rotated_queries_and_stored_keys(device: str) -> None:
 @on_each_device
 @pytest.mark.parametrize("group", [128, pytest.param(32, marks=pytest.mark.slow)])
 def test_products_of_many_rows_dequantise_the_weight(device: str, group: int) -> None:
-    weight = weight_of(device, 133, 512, group, zeros=True)
+    weight = weight_of(device, 133, 768, group, zeros=True)
     dense = dequantize_int4(weight, DTYPE[device])
     assert torch.equal(dense, dequantize(weight, DTYPE[device]))
-    x = random(device, MAX_INT4_ROWS + 1, 512)
+    x = random(device, MAX_INT4_ROWS + 1, 768)
     assert error(triton_linear.linear(x, weight), product64(x, weight)) < TOLERANCE[device]
 
 
 @on_each_device
-def test_weights_without_whole_blocks_are_dequantised(device: str) -> None:
+def test_weights_that_blocks_do_not_divide_are_dequantised(device: str) -> None:
     x, weight = random(device, 3, 200), weight_of(device, 40, 200, 40)
     assert error(triton_linear.linear(x, weight), product64(x, weight)) < TOLERANCE[device]
