@@ -5,6 +5,8 @@ N query tokens of all rows flattened, R rows, Hq query heads, Hkv KV heads, D he
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -58,14 +60,14 @@ def paged_attention(
         )
         tables, length, positions = own_keys(prefix, tables, length, positions, page_size)
     blocks = tables.to(torch.int64)[:, None] * kv_heads + torch.arange(kv_heads, device=query.device)[:, None]
-    kv = torch.arange(tables.shape[1] * page_size, device=query.device)
     out = q.new_empty(*q.shape[:-1], v_pages.shape[3])
-    group = max(1, GROUP_ELEMENTS // (kv.shape[0] * (q.shape[2] + kv_heads * (k_pages.shape[3] + v_pages.shape[3]))))
-    for begin in range(0, out.shape[0], group):
-        part = slice(begin, begin + group)
+    widths = _pages_read(positions, tables.shape[1], page_size)
+    for part in _slices(widths, page_size * (q.shape[2] + kv_heads * (k_pages.shape[3] + v_pages.shape[3]))):
+        width = max(widths[part])
+        kv = torch.arange(width * page_size, device=query.device)
         bits = (kv < length[part, None]).to(_BITS[k_pages.element_size()]).neg()
         k, v = (
-            dequantized(gather_pages(pages, blocks[part], bits), scale, q.dtype)
+            dequantized(gather_pages(pages, blocks[part, :, :width], bits), scale, q.dtype)
             for pages, scale in zip((k_pages, v_pages), scales, strict=True)
         )
         mask = attention_mask(kv, positions[part], window, q)
@@ -79,3 +81,26 @@ def paged_attention(
             out[part] = finish_softmax(sums, sinks)
     result = unpack(out, tiles, query)
     return quantize_rows(result.flatten(1), result.shape[2]) if fp8 else result
+
+
+def _pages_read(positions: Tensor, pages: int, page_size: int) -> list[int]:
+    """Returns the leading pages of its table that each tile reads, at least one; all of them where they are not on a
+    CPU. positions [tiles, T]; pages: width of a table."""
+    if positions.device.type != "cpu":
+        return [pages] * positions.shape[0]
+    return (positions.amax(1) // page_size + 1).clamp_(1, pages).tolist()
+
+
+def _slices(widths: Sequence[int], page_elements: int) -> Iterator[slice]:
+    """Yields consecutive tiles that gather about GROUP_ELEMENTS together, or one tile.
+
+    widths: pages of each tile; a slice gathers as many for each tile as for its widest. page_elements: elements of a page.
+    """
+    begin = widest = 0
+    for i, width in enumerate(widths):
+        if i > begin and max(widest, width) * (i + 1 - begin) * page_elements > GROUP_ELEMENTS:
+            yield slice(begin, i)
+            begin, widest = i, 0
+        widest = max(widest, width)
+    if widths:
+        yield slice(begin, len(widths))

@@ -71,9 +71,7 @@ def attend_groups(
     block_tables [R, W]; positions [R, T].
     """
     rows, kv_heads, entries, _ = q.shape
-    result = SoftmaxPart(
-        q.new_full((rows, kv_heads, entries), float("-inf")), q.new_zeros(rows, kv_heads, entries, v_pages.shape[3])
-    )
+    result = None
     heads = torch.arange(kv_heads)[:, None]
     members, counts = prefix.members.tolist(), prefix.prefix_pages.tolist()
     for begin, end in pairwise(prefix.cu_members.tolist()):
@@ -95,9 +93,15 @@ def attend_groups(
         part = SoftmaxPart(*(x[0].unflatten(1, (end - begin, entries)).transpose(0, 1) for x in part))
         if complete:
             return part
+        result = result or _no_keys(q, v_pages.shape[3])
         for all_rows, of_group in zip(result, part, strict=True):
             all_rows[group] = of_group
-    return result
+    return result or _no_keys(q, v_pages.shape[3])
+
+
+def _no_keys(q: Tensor, value_dim: int) -> SoftmaxPart:
+    """Returns the attention of q [R, Hkv, E, D] to no key."""
+    return SoftmaxPart(q.new_full(q.shape[:3], float("-inf")), q.new_zeros(*q.shape[:3], value_dim))
 
 
 def _gather_lines(pages: Tensor, lines: Tensor, kv_heads: int) -> Tensor:
