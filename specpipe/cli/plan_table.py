@@ -8,8 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from specpipe.pipeline.run.dry_run import RunPlan
+from specpipe.pipeline.run.prompt_tokens import PromptTokens
 
 _MAX_WIDTH = 80
+_UNITS = ((10**12, " T"), (10**9, " G"), (10**6, " M"), (10**3, " k"))
 
 
 def bytes_text(count: int) -> str:
@@ -20,6 +22,21 @@ def bytes_text(count: int) -> str:
             break
         amount /= 1024
     return f"{amount:.0f} {unit}" if amount >= 100 or unit == "B" else f"{amount:.1f} {unit}"
+
+
+def describe_prompts(prompts: PromptTokens | None) -> str:
+    """Returns the prompt tokens of a run and the shared ones: 1,480,211 tokens, 1,349,656 of them shared."""
+    if prompts is None:
+        return "not counted: the dataset cannot be read"
+    show = _rounded if prompts.estimated else "{:,}".format
+    shared = f", {show(prompts.shared)} of them shared" if prompts.shared else ""
+    return f"{'about ' * prompts.estimated}{show(prompts.total)} tokens{shared}"
+
+
+def _rounded(count: int) -> str:
+    """Returns a number with three digits: 1.48 M."""
+    amount, unit = next(((count / size, unit) for size, unit in _UNITS if count >= size), (float(count), ""))
+    return f"{amount:.3g}{unit}"
 
 
 def describe_sampling(plan: RunPlan) -> str:
@@ -64,11 +81,11 @@ def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None
     speculation = f"{plan.policy}, K up to {plan.k}" if plan.k else "off: plain decoding"
     samples = f", {plan.samples:,} samples of each prompt," if plan.samples > 1 else ""
     done = f", {plan.done_shards:,} of them done" if plan.done_shards else ""
-    repeated = f"; about {plan.shared_prompts:.0%} of the prompts repeat the row before and are computed once"
     pages = "KV pages in 8 bits" if plan.kv_dtype == "fp8" else "KV pages"
     kv = bytes_text(plan.kv_budget) + (f" of {bytes_text(plan.kv_bytes)} for" if plan.kv_budget < plan.kv_bytes else "")
     for left, right in (
-        ("rows", f"{plan.rows:,}{samples} in {plan.files:,} file(s)" + repeated * (plan.shared_prompts >= 0.01)),
+        ("rows", f"{plan.rows:,}{samples} in {plan.files:,} file(s)"),
+        ("prompts", describe_prompts(plan.prompts)),
         ("shards", f"{plan.shards:,}{done}"),
         ("workers", f"{plan.workers:,} on {plan.device}, {plan.slots} slots each"),
         ("target", f"{plan.target} ({plan.weights['target'].describe()})"),

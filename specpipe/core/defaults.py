@@ -8,6 +8,8 @@ MAX_TOP_LOGPROBS = 20
 """Most alternatives whose log-probabilities a row may request for each token."""
 PREFILL_BUDGET = 2048
 """Prompt tokens of one prefill step, at most."""
+CPU_PAGE_SIZE = 16
+"""Tokens of a KV page on a CPU, at most: prompts share all but 15 tokens of what they have in common."""
 EXPECTED_OUTPUT_TOKENS = 256.0
 """Estimate of a row's output length, in tokens, before any row has ended."""
 STALL_S = 900.0

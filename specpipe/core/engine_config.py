@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from specpipe.core.defaults import PREFILL_BUDGET
-from specpipe.core.literals import KVDtypeChoice, Method, ProposerChoice
+from specpipe.core.defaults import CPU_PAGE_SIZE, PREFILL_BUDGET
+from specpipe.core.literals import DeviceName, KVDtypeChoice, Method, ProposerChoice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,3 +49,7 @@ class EngineConfig:
     def pages_per_row(self) -> int:
         """Width of the block table: pages of the longest row and of the draft tokens written past its end."""
         return -(-(self.max_model_len + self.max_k + 1) // self.page_size)
+
+    def on(self, device: DeviceName) -> EngineConfig:
+        """Returns the configuration with the page size of a device."""
+        return self if device == "cuda" else replace(self, page_size=min(self.page_size, CPU_PAGE_SIZE))

@@ -20,7 +20,7 @@ from specpipe.data.requests.request_builder import (
 )
 from specpipe.data.requests.row_samples import expand_samples, repeat_rows
 from specpipe.data.shard_planner import plan_shards
-from specpipe.data.shared_prompts import Blocks, shared_blocks, shared_share
+from specpipe.data.shared_prompts import Blocks, shared_blocks
 
 __all__ = [
     "Blocks",
@@ -49,7 +49,6 @@ __all__ = [
     "require_unchanged",
     "row_seed",
     "shared_blocks",
-    "shared_share",
     "to_table",
     "with_added_columns",
 ]

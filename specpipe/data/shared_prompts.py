@@ -54,17 +54,6 @@ def shared_blocks(files: Sequence[InputFile], prompt_column: str | None, limit: 
     return blocks if blocks.any() else None
 
 
-def shared_share(blocks: Blocks | None, files: Sequence[InputFile]) -> float:
-    """Returns the estimated share of all prompt bytes that repeat the row before. blocks: as `shared_blocks` returns.
-
-    files: those of the blocks' rows, the first ones of the dataset.
-    """
-    if blocks is None:
-        return 0.0
-    size = sum(file.prompt_bytes * rows for file, rows in limited_rows(files, len(blocks)))
-    return min(1.0, int(blocks.sum(dtype=np.int64)) * BLOCK_BYTES / max(1, size))
-
-
 def limited_rows(files: Sequence[InputFile], limit: int | None) -> Iterator[tuple[InputFile, int]]:
     """Yields each file with the number of its rows among the first `limit` rows of all files, where there are any."""
     left = sum(file.rows for file in files) if limit is None else limit

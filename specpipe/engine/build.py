@@ -34,8 +34,6 @@ from specpipe.models.tokenizer import eos_token_ids, load_tokenizer
 
 PREPARE_S = 2.0
 """Seconds for capturing graphs before the first row; the rest is captured on first use."""
-CPU_PAGE_SIZE = 16
-"""Tokens of a KV page on a CPU, at most: prompts share all but 15 tokens of what they have in common."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +121,7 @@ def _checked_config(spec: EngineSpec) -> EngineConfig:
     max_model_len = spec.config.max_model_len or min(context_length(c) for c in configs)
     for source, config in zip(spec.sources, configs, strict=True):
         check_support(config, name=source.name, max_model_len=max_model_len)
-    page_size = min(spec.config.page_size, CPU_PAGE_SIZE) if spec.device == "cpu" else spec.config.page_size
-    return replace(spec.config, max_model_len=max_model_len, page_size=page_size)
+    return replace(spec.config.on(spec.device), max_model_len=max_model_len)
 
 
 def _make_runner(model: Any, config: EngineConfig) -> ModelRunner:

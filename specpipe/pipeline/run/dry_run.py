@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specpipe.core import DeviceName, DtypeName, KVDtypeChoice, SamplingParams, resolve_dtype
-from specpipe.data import shared_share
+import pyarrow as pa
+
+from specpipe.core import DeviceName, DtypeName, KVDtypeChoice, SamplingParams, Shard, resolve_dtype
 from specpipe.errors import ModelError
 from specpipe.job import JobSpec
 from specpipe.models.generation import generation_defaults
@@ -15,11 +16,12 @@ from specpipe.models.quantization.planned_weights import PlannedWeights
 from specpipe.models.source import Role
 from specpipe.models.tokenizer import eos_token_ids
 from specpipe.pipeline.cluster.gpus import visible_gpus
-from specpipe.pipeline.cluster.placement import place
-from specpipe.pipeline.job_check import check_memory, check_models, kv_budget, memory_need
+from specpipe.pipeline.cluster.placement import Placement, place
+from specpipe.pipeline.job_check import MemoryNeed, check_memory, check_models, kv_budget, memory_need
 from specpipe.pipeline.prepare import PreparedJob, prepare
 from specpipe.pipeline.replay.answer_coverage import describe_coverage
 from specpipe.pipeline.replay.answer_sources import find_answer_files
+from specpipe.pipeline.run.prompt_tokens import PromptTokens, WorkerPages, count_prompt_tokens
 from specpipe.pipeline.store.folder import RunFolder
 from specpipe.pipeline.store.ledger import read_ledger
 from specpipe.pipeline.store.manifest import read_manifest
@@ -36,8 +38,8 @@ class RunPlan:
     """Output rows: all samples of every input row."""
     samples: int
     """Samples of each input row."""
-    shared_prompts: float
-    """Estimated share of all prompts that repeats the beginning of the row before, 0 to 1. Workers compute it once."""
+    prompts: PromptTokens | None
+    """Tokens of all prompts; None where the dataset cannot be read."""
     shards: int
     done_shards: int
     """Shards that earlier starts have published."""
@@ -87,13 +89,12 @@ def plan_run(job: JobSpec) -> RunPlan:
     if not elastic:
         check_memory(prepared, workers=placement.workers, device=placement.device)
     manifest = read_manifest(folder)
-    shared = prepared.shared_blocks()
     if manifest is not None:
         check_resumable(manifest, prepared.identity, folder)
         shards = manifest.shards
         done = len(read_ledger(folder, shards, manifest.run_id))
     else:
-        shards = prepared.shards(shared, workers=placement.workers, device=placement.device)
+        shards = prepared.shards(prepared.shared_blocks(), workers=placement.workers, device=placement.device)
         done = 0
     check_models(job, [prepared.target, *([prepared.draft] if prepared.draft else [])])
     dtype = resolve_dtype(job.model.dtype, placement.device)
@@ -102,7 +103,7 @@ def plan_run(job: JobSpec) -> RunPlan:
         files=len(prepared.files),
         rows=sum(shard.rows for shard in shards),
         samples=job.sampling.n,
-        shared_prompts=shared_share(shared, prepared.files),
+        prompts=_prompt_tokens(prepared, shards, need, placement),
         shards=len(shards),
         done_shards=done,
         workers=placement.workers,
@@ -135,6 +136,29 @@ def _replay(prepared: PreparedJob, max_model_len: int) -> str:
     files = find_answer_files(prepared)
     builder = make_builder(job, make_encoder(job, prepared.target), max_model_len=max_model_len, vocab_size=1 << 30)
     return describe_coverage(prepared, files, builder)
+
+
+def _prompt_tokens(
+    prepared: PreparedJob, shards: Sequence[Shard], need: MemoryNeed, placement: Placement
+) -> PromptTokens | None:
+    """Returns the prompt tokens of all shards; None where the dataset cannot be read, which shards report."""
+    from specpipe.models.loader import load_config
+
+    job, length = prepared.job, need.max_model_len
+    encoder = make_encoder(job, prepared.target)
+    vocab_size = load_config(prepared.target, trust_remote_code=job.model.trust_remote_code).vocab_size
+    builder = make_builder(job, encoder, max_model_len=length, vocab_size=vocab_size)
+    engine = job.engine_config(length).on(placement.device)
+    budget = kv_budget(need, placement.device, placement.workers)
+    pages = WorkerPages(
+        page_size=engine.page_size,
+        count=engine.slots * engine.pages_per_row * budget // max(1, need.kv_bytes),
+        shared=engine.prefix_sharing,
+    )
+    try:
+        return count_prompt_tokens(prepared.files, shards, builder, pages, workers=placement.workers)
+    except (pa.ArrowException, OSError):
+        return None
 
 
 def _recommended(prepared: PreparedJob) -> dict[str, float | int]:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from specpipe.core.host_memory import CPU_MEMORY_SHARE, cpu_kv_budget, total_mem
 from specpipe.errors import JobError, MachineError, ModelError, OutputError
 from specpipe.pipeline.prepare import prepare
 from specpipe.pipeline.run.dry_run import RunPlan, plan_run
+from specpipe.pipeline.run.prompt_tokens import PromptTokens
 
 AUTHORS = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [7, 9]}
 
@@ -137,19 +139,16 @@ def test_dtype_and_memory_are_those_of_the_workers_device(tmp_path: Path, monkey
     assert cpu.weight_bytes == 2 * cuda.weight_bytes > 0
 
 
-@pytest.mark.parametrize(
-    ("override", "repeated"),
-    [((), "about 63% of the prompts repeat the row before"), (("workers.prefix_sharing=false",), "")],
-)
-def test_plan_tells_how_much_of_the_prompts_is_repeated(
-    tmp_path: Path, override: tuple[str, ...], repeated: str
-) -> None:
+@pytest.mark.parametrize("share", [True, False])
+def test_plan_states_prompt_tokens_and_those_that_are_shared(tmp_path: Path, share: bool) -> None:
     make_job(tmp_path)
     data = tmp_path / "shots.jsonl"
-    data.write_text("".join(json.dumps({"prompt": "shot " * 400 + f"{i}" * 500}) + "\n" for i in range(9)))
-    found = plan(tmp_path, f"data.path={data}", *override)
+    rows = [{"prompt_token_ids": [7] * 100 + [i] * 30} for i in range(9)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = plan(tmp_path, f"data.path={data}", "workers.count=1", f"workers.prefix_sharing={share}".lower())
+    assert found.prompts == PromptTokens(total=9 * 130, shared=8 * (100 // 16) * 16 if share else 0)
     shown = io.StringIO()
     print_plan("job", found, Console(file=shown, width=200))
-    text = " ".join(shown.getvalue().split())
-    assert ("repeat" in text) == bool(repeated)
-    assert repeated in text
+    assert re.search(
+        "prompts +1,170 tokens, 768 of them shared" if share else "prompts +1,170 tokens\\s", shown.getvalue()
+    )

@@ -94,7 +94,7 @@ def _pages_read(positions: Tensor, pages: int, page_size: int) -> list[int]:
 def _slices(widths: Sequence[int], page_elements: int) -> Iterator[slice]:
     """Yields consecutive tiles that gather about GROUP_ELEMENTS together, or one tile.
 
-    widths: pages of each tile; a slice gathers as many for each tile as for its widest. page_elements: elements of a page.
+    widths: pages of each tile; all tiles of a slice gather as many as its widest. page_elements: elements of a page.
     """
     begin = widest = 0
     for i, width in enumerate(widths):
