@@ -21,7 +21,7 @@ from specpipe_kernels.operations.linear import (
 from specpipe_kernels.operations.paged_attention import paged_attention, store_kv, write_index
 from specpipe_kernels.operations.penalties import apply_penalties, count_tokens
 from specpipe_kernels.operations.rejection_sample import rejection_sample, synthetic_rates
-from specpipe_kernels.operations.round_rows import commit_rows, feed_rows, open_rows
+from specpipe_kernels.operations.round_rows import commit_rows, feed_rows, follow, open_rows
 from specpipe_kernels.operations.sample import sample
 from specpipe_kernels.operations.sample_recovered_tokens import sample_recovered_tokens
 from specpipe_kernels.operations.score_tokens import score_tokens
@@ -30,12 +30,14 @@ from specpipe_kernels.operations.token_logprobs import token_logprobs
 from specpipe_kernels.reference.layers.dequantize import dequantize
 from specpipe_kernels.types import (
     MAX_FP8_ROWS,
+    MAX_MATCH,
     METHODS,
     UNSCALED,
     Activation,
     Bounds,
     Experts,
     ExpertWeights,
+    Followed,
     ForwardTokens,
     Fp8ExpertWeight,
     Fp8Rows,
@@ -48,6 +50,7 @@ from specpipe_kernels.types import (
     PrefixArgs,
     Purpose,
     QuantizedWeight,
+    ReferenceTensors,
     RejectionOutput,
     Routing,
     Sampled,
@@ -62,12 +65,14 @@ from specpipe_kernels.types import (
 
 __all__ = [
     "MAX_FP8_ROWS",
+    "MAX_MATCH",
     "METHODS",
     "UNSCALED",
     "Activation",
     "Bounds",
     "ExpertWeights",
     "Experts",
+    "Followed",
     "ForwardTokens",
     "Fp8ExpertWeight",
     "Fp8Rows",
@@ -80,6 +85,7 @@ __all__ = [
     "PrefixArgs",
     "Purpose",
     "QuantizedWeight",
+    "ReferenceTensors",
     "RejectionOutput",
     "RejectionSampler",
     "Routing",
@@ -96,6 +102,7 @@ __all__ = [
     "count_tokens",
     "dequantize",
     "feed_rows",
+    "follow",
     "is_fp8",
     "linear",
     "linear_glu",

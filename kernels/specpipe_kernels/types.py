@@ -18,6 +18,10 @@ CHUNK = 2048
 """Vocabulary entries of a chunk, the first level of a two-level draw. Changing it changes every random stream."""
 
 
+MAX_MATCH = 8
+"""Longest suffix, in tokens, by which a row finds its place in an earlier answer."""
+
+
 class Purpose(IntEnum):
     """Salt of a random stream: draws for different purposes are independent, even with equal seed and position."""
 
@@ -128,6 +132,28 @@ class SlotTensors(NamedTuple):
     def with_bytes(self) -> SlotTensors:
         """Returns the same memory with bool tensors as uint8, which Triton loads and stores."""
         return self._replace(active=self.active.view(torch.uint8), speculates=self.speculates.view(torch.uint8))
+
+
+class ReferenceTensors(NamedTuple):
+    """Texts that S requests may follow, one for each slot: the last tokens of the prompt, then an earlier answer."""
+
+    tokens: Tensor
+    """[S, T] int32; an id outside of the vocabulary is never proposed."""
+    length: Tensor
+    """[S] int64: tokens of the text; 0 without one."""
+    anchor: Tensor
+    """[S] int64: place in the text minus length of the row, as of the last round in which a place was found."""
+
+
+class Followed(NamedTuple):
+    """Drafts of B batch rows from the texts that they follow, at most K of each."""
+
+    tokens: Tensor
+    """[B, K] int64, -1 behind a row's drafts."""
+    num_tokens: Tensor
+    """[B] int32."""
+    matched: Tensor
+    """[B] int32: tokens before the place that equal the row's last ones, at most MAX_MATCH; 0 where none was found."""
 
 
 class PrefixArgs(NamedTuple):

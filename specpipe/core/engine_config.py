@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from specpipe.core.defaults import CPU_PAGE_SIZE, PREFILL_BUDGET
-from specpipe.core.literals import DeviceName, KVDtypeChoice, Method, ProposerChoice
+from specpipe.core.literals import DeviceName, KVDtypeChoice, Method, ProposerChoice, ProposerName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class EngineConfig:
     max_k: int = 0
     """Largest K of any plan of this run."""
     draft_k: int = 0
-    """Steps of the draft model in a round of the proposer "joined"."""
+    """Largest K of the proposers "draft" and "ngram", and steps of the draft model in a round of "joined"; 0: max_k."""
     replay_k: int = 0
     """Largest K of the proposers "replay" and "joined"; 0: there is no earlier text."""
     corpus_mib: int = 0
@@ -44,6 +44,10 @@ class EngineConfig:
     """Number format of KV pages of both models."""
     prefix_sharing: bool = True
     """Rows whose prompts begin with the same pages share their KV."""
+
+    def largest_k(self, proposer: ProposerName) -> int:
+        """Returns the largest K of a round of this proposer."""
+        return self.replay_k if proposer in ("replay", "joined") else self.draft_k or self.max_k
 
     @property
     def pages_per_row(self) -> int:

@@ -5,12 +5,13 @@ Shapes: B rows, K positions.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specpipe.core import AcceptanceCounts, ShardRound
+from specpipe.core import DRAFT_SOURCES, AcceptanceCounts, ShardRound
 
 Ints = NDArray[np.integer[Any]]
 
@@ -41,21 +42,28 @@ class ShardTally:
     """Running counts of one step for one shard."""
 
     def __init__(self) -> None:
-        self.proposed: list[int] = []
-        self.accepted: list[int] = []
+        self.proposed: defaultdict[int, list[int]] = defaultdict(list)
+        """Draft tokens of each row, by `source_code`."""
+        self.accepted: defaultdict[int, list[int]] = defaultdict(list)
         self.gaps: list[float] = []
-        self.plain = self.emitted = self.emitted_accepted = self.prefill_tokens = self.scored = self.preemptions = 0
+        self.rows = self.plain = self.emitted = self.emitted_accepted = self.prefill_tokens = self.scored = (
+            self.preemptions
+        ) = 0
         self.uncompiled_forwards = 0
 
-    def add_row(self, *, proposed: int, accepted: int, kept: int, gap: float | None, speculates: bool) -> None:
+    def add_row(
+        self, *, source: int, proposed: int, accepted: int, kept: int, gap: float | None, speculates: bool
+    ) -> None:
         """Adds one row's part of a round.
 
-        proposed, accepted: draft tokens verified and accepted; kept: tokens that became output; gap: seconds since the
-        row's last emission, None for its first; speculates: the row may have drafts.
+        source: `source_code` of the drafts, 0 without any; proposed, accepted: draft tokens verified and accepted;
+        kept: tokens that became output; gap: seconds since the row's last emission, None for its first; speculates:
+        the row may have drafts.
         """
         self.plain += not speculates
-        self.proposed.append(proposed)
-        self.accepted.append(accepted)
+        self.rows += 1
+        self.proposed[source].append(proposed)
+        self.accepted[source].append(accepted)
         self.emitted += kept
         self.emitted_accepted += min(accepted, kept)
         if gap is not None:
@@ -63,14 +71,20 @@ class ShardTally:
 
     def freeze(self) -> ShardRound:
         """Returns the counts as an immutable report."""
+        by_source = {
+            source: count_acceptance(np.array(self.proposed[code]), np.array(self.accepted[code]))
+            for code, source in enumerate(DRAFT_SOURCES, start=1)
+            if code in self.proposed
+        }
         return ShardRound(
-            rows=len(self.proposed),
+            rows=self.rows,
             plain_rows=self.plain,
             prefill_tokens=self.prefill_tokens,
             scored_tokens=self.scored,
             preemptions=self.preemptions,
             uncompiled_forwards=self.uncompiled_forwards,
-            verified=count_acceptance(np.array(self.proposed, dtype=np.int64), np.array(self.accepted, dtype=np.int64)),
+            verified=sum(by_source.values(), AcceptanceCounts()),
+            by_source=by_source,
             emitted_tokens=self.emitted,
             emitted_accepted_tokens=self.emitted_accepted,
             gaps_s=tuple(self.gaps),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from specpipe.core import Completion, FinishReason
 from specpipe.engine.accounting import ShardTally
+from specpipe.engine.proposers.proposer import source_code
 from specpipe.engine.state.in_flight import StepInFlight, StepLaunch
 from specpipe.engine.state.logprobs import RoundLogprobs
 from specpipe.engine.state.row_state import RowState
@@ -19,6 +20,8 @@ STATUS_ERRORS = {
     2: "no token has a probability above zero for this row",
 }
 """Messages by the status of a row in a round's result."""
+FOLLOWED = (source_code("reference"), source_code("corpus"))
+"""Sources that are earlier answers."""
 
 
 class Collector:
@@ -37,7 +40,7 @@ class Collector:
         now, launch = time.perf_counter(), step.launch
         finished: list[tuple[RowState, Completion]] = []
         packed = step.packed[: len(launch.rows)]
-        columns = launch.k + 5
+        columns = launch.k + 7
         logprobs = RoundLogprobs.unpack(packed[:, columns:], launch.k) if packed.shape[1] > columns else None
         ended, completions = self._collect_scores(step, now, tally)
         for i, (row, values) in enumerate(zip(launch.rows, packed[:, :columns].tolist(), strict=True)):
@@ -83,20 +86,23 @@ class Collector:
     def _extend_row(
         self, row: RowState, values: list[int], launch: StepLaunch, now: float, tally: ShardTally
     ) -> Completion | None:
-        """Applies one row's result of a round, K + 5 values (see `Round`); returns its completion if it ended."""
-        emitted, accepted, proposed, status = values[launch.k + 1 :]
+        """Applies one row's result of a round, K + 7 values (see `Round`); returns its completion if it ended."""
+        emitted, accepted, proposed, status, source, draft_valid = values[launch.k + 1 :]
         if status:
             return row.complete("error", error=STATUS_ERRORS[status])
-        if proposed and launch.proposer == "draft":
-            row.draft_valid = row.length + min(accepted, launch.k - 1)
+        row.draft_valid = max(row.draft_valid, draft_valid)  # a later prefill may have been launched
         before, last_token_at = row.length, row.last_token_at
         text = row.extend(values[:emitted], now)
         kept = row.length - before
         row.proposed += proposed
         row.accepted += min(accepted, kept)
+        if source in FOLLOWED:
+            row.followed += min(accepted, kept)
         is_first = before == len(row.request.prompt_token_ids)
         gap = None if is_first else now - last_token_at
-        tally.add_row(proposed=proposed, accepted=accepted, kept=kept, gap=gap, speculates=row.speculates)
+        tally.add_row(
+            source=source, proposed=proposed, accepted=accepted, kept=kept, gap=gap, speculates=row.speculates
+        )
         if text is not None:
             return row.complete("stop", text=text)
         return self._complete_if_ended(row)

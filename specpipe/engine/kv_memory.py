@@ -60,7 +60,9 @@ def _gpu_budget(engine: Engine) -> int:
     works = (warm_up.largest_round, warm_up.largest_graphed_prefill, warm_up.largest_prefill)
     activations = sum(_peak_bytes(work, target.device) for work in works)
     # Rows that sample keep the draft's logits until verification; those of a step may exist twice.
-    logits = ((config.max_k + 1) * config.slots + MAX_SCORED_TOKENS) * target.vocab_size * target.dtype.itemsize
+    logits = (
+        ((config.largest_k("draft") + 1) * config.slots + MAX_SCORED_TOKENS) * target.vocab_size * target.dtype.itemsize
+    )
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(target.device)
     return int(GPU_MEMORY_SHARE * (free - ALLOCATOR_SLACK * (activations + logits)))

@@ -90,7 +90,7 @@ class StepChooser:
         if plan is None:
             return "none", 0
         proposer, k = plan.choice(len(self._scheduler.rows), self.rounds)
-        k = min(k, self._config.max_k)
+        k = min(k, self._config.largest_k(proposer))
         return (proposer, k) if k and proposer in self._proposers else ("none", 0)
 
     def _width(self, rows: list[RowState], k: int) -> int:

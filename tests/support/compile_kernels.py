@@ -29,6 +29,7 @@ from specpipe_kernels import (
     PrefixArgs,
     Purpose,
     QuantizedWeight,
+    ReferenceTensors,
     RejectionOutput,
     SamplingTensors,
     SlotTensors,
@@ -49,6 +50,7 @@ from specpipe_kernels.layers import linear, rms_norm, rope_store_kv, silu_mul
 from specpipe_kernels.reference.layers.quantize_rows import quantize_rows
 from specpipe_kernels.rounds.commit_rows import commit_rows
 from specpipe_kernels.rounds.feed_rows import feed_rows
+from specpipe_kernels.rounds.follow import follow
 from specpipe_kernels.rounds.open_rows import open_rows
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -148,9 +150,11 @@ def between_forwards() -> None:
     open_rows(state, long, k=3, width=4)
     for drafts, width in ((None, 2), (text[:, :3], 4)):
         feed_rows(state, long, long, drafts, shift=-1, width=width, last=63)
-    for drafted in (False, True):
+    for sources, draft_steps in ((2, 0), (1, 3), (ints, 2)):
         verdict = RejectionOutput(text[:, :4].contiguous(), ints, ints, ints)
-        commit_rows(state, long, long, verdict, ints, drafted=drafted)
+        commit_rows(state, long, long, verdict, ints, sources=sources, draft_steps=draft_steps)
+    texts = ReferenceTensors(text.int(), long, long.clone())
+    follow(state, texts, long, long, ints, k=3, vocab_size=99, min_match=2)
 
 
 def multiply(dtype: torch.dtype, rows: int) -> None:

@@ -78,11 +78,14 @@ def make_engine(
     decoder: TextDecoder | None = None,
     prefix_sharing: bool = True,
     kv_dtype: KVDtypeChoice = "auto",
+    replay_k: int = 0,
 ) -> Engine:
     config = EngineConfig(
         slots=slots,
         max_model_len=max_model_len,
-        max_k=max_k,
+        max_k=max(max_k, replay_k),
+        draft_k=max_k,
+        replay_k=replay_k,
         proposer=proposer,
         method=method,
         page_size=page_size,

@@ -6,10 +6,19 @@ per row and forward pass. Padding rows of a batch share one slot that is never a
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import ForwardTokens, OpenedRows, RejectionOutput, SlotTensors
+from specpipe_kernels.types import (
+    MAX_DRAFTS,
+    Followed,
+    ForwardTokens,
+    OpenedRows,
+    ReferenceTensors,
+    RejectionOutput,
+    SlotTensors,
+)
 
 
 def open_rows(state: SlotTensors, slots: Tensor, *, k: int, width: int) -> OpenedRows:
@@ -43,7 +52,8 @@ def commit_rows(
     verdict: RejectionOutput,
     proposed: Tensor,
     *,
-    drafted: bool,
+    sources: Tensor | int,
+    draft_steps: int,
 ) -> Tensor:
     """Writes the tokens of a round to the slots, up to a stop id or the limit: tokens, length, active, draft_valid.
 
@@ -53,12 +63,54 @@ def commit_rows(
         lengths: [B] int64, before the round.
         verdict: result of verifying the round's drafts.
         proposed: [B] int32, number of drafts that were verified.
-        drafted: the draft model proposed them. The keys and values that it has of a row with drafts are then valid up
-            to the accepted ones, without the last draft, which it never processed.
+        sources: [B] int32, or one number for all rows: copied to the result.
+        draft_steps: steps of the draft model over the last two tokens and then the drafts, 0 to K. The keys and values
+            that it has of a row with drafts, and had up to the last two tokens before the round, are then valid up to
+            the accepted drafts, without the one of the last step, which it never processed.
 
-    Returns [B, K + 5] int64: tokens (-1 beyond a row's emission), number of tokens, accepted drafts (before a stop id),
-    proposed, status.
+    Returns [B, K + 7] int64: tokens (-1 beyond a row's emission), number of tokens, accepted drafts (before a stop id),
+    proposed, status, source (0 without drafts), draft_valid.
     """
     function = implementation("rounds.commit_rows", slots)
-    result: Tensor = function(state, slots, lengths, verdict, proposed, drafted=drafted)
+    result: Tensor = function(state, slots, lengths, verdict, proposed, sources=sources, draft_steps=draft_steps)
+    return result
+
+
+def follow(
+    state: SlotTensors,
+    texts: ReferenceTensors,
+    slots: Tensor,
+    lengths: Tensor,
+    max_drafts: Tensor,
+    *,
+    k: int,
+    vocab_size: int,
+    min_match: int = 2,
+) -> Followed:
+    """Returns what follows in each row's text behind the place with the longest match, and moves the row's anchor.
+
+    A place matches as many tokens as precede it in the text and end the row alike, up to MAX_MATCH. Of equal matches
+    the place nearest to the expected one counts, lengths + anchor. Places with fewer than `min_match` tokens are left
+    out, except for the expected one.
+
+    Args:
+        state: of all slots; their tokens are read.
+        texts: of all slots; `anchor` is changed in place.
+        slots: [B] int64.
+        lengths: [B] int64, tokens of each row.
+        max_drafts: [B] int32.
+        k: drafts of a row, at most.
+        vocab_size: drafts end before an id that is negative, or not below it.
+        min_match: 1 to MAX_MATCH.
+
+    Raises ValueError for more drafts than the kernels have been compiled for, and for texts that are not [S, T] int32.
+    """
+    if not 1 <= k <= MAX_DRAFTS:
+        raise ValueError(f"k={k}; expected 1 to {MAX_DRAFTS}")
+    if texts.tokens.dim() != 2 or texts.tokens.dtype != torch.int32 or texts.tokens.stride(1) != 1:
+        raise ValueError(f"texts.tokens {list(texts.tokens.shape)} {texts.tokens.dtype}; expected [S, T] torch.int32")
+    function = implementation("rounds.follow", slots)
+    result: Followed = function(
+        state, texts, slots, lengths, max_drafts, k=k, vocab_size=vocab_size, min_match=min_match
+    )
     return result

@@ -13,9 +13,9 @@ from specpipe_kernels.sampling.device.kernel_args import VerdictArgs
 from specpipe_kernels.types import RejectionOutput, SlotTensors
 
 
-@triton.jit(do_not_specialize=["k", "stops", "stride_tokens"])
+@triton.jit(do_not_specialize=["source", "draft_steps", "k", "stops", "stride_tokens"])
 def _commit_rows_kernel(
-    state, slots, lengths, verdict, proposed, packed, k, stops, stride_tokens,
+    state, slots, lengths, verdict, proposed, sources, packed, source, draft_steps, k, stops, stride_tokens,
     DRAFTED: tl.constexpr, K_PAD: tl.constexpr, E_PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -39,35 +39,47 @@ def _commit_rows_kernel(
     tl.store(state.tokens + slot * stride_tokens + before + i, tl.maximum(token, 0), mask=i <= k)
     after = before + emitted
     ended = (first_stop <= k) | (after >= tl.load(state.limit + slot)) | (status > 0)
-    valid = before
+    valid = tl.load(state.draft_valid + slot)
     if DRAFTED:
         # The draft model never processed its last draft, and its KV behind the first rejected draft is stale.
-        advances = was_active & (drafts > 0)
-        valid = tl.where(advances, before + tl.minimum(accepted, k - 1), tl.load(state.draft_valid + slot))
+        advances = was_active & (drafts > 0) & (valid >= before - 2)
+        valid = tl.where(advances, before + tl.minimum(accepted, draft_steps - 1), valid)
+    if sources is not None:
+        source = tl.load(sources + row)
     tl.debug_barrier()  # all threads have read the slot before any thread writes it
     tl.store(state.length + slot, after)
     tl.store(state.active + slot, (was_active & ~ended).to(tl.uint8))
     if DRAFTED:
         tl.store(state.draft_valid + slot, valid)
-    out = packed + row * (k + 5)
+    out = packed + row * (k + 7)
     tl.store(out + i, token, mask=i <= k)
     tl.store(out + k + 1, emitted)
     tl.store(out + k + 2, accepted)
     tl.store(out + k + 3, drafts)
     tl.store(out + k + 4, status)
+    tl.store(out + k + 5, tl.where(drafts > 0, source, 0).to(tl.int64))
+    tl.store(out + k + 6, valid)
     let_next_start(PDL)
 
 
 def commit_rows(
-    state: SlotTensors, slots: Tensor, lengths: Tensor, verdict: RejectionOutput, proposed: Tensor, *, drafted: bool
+    state: SlotTensors,
+    slots: Tensor,
+    lengths: Tensor,
+    verdict: RejectionOutput,
+    proposed: Tensor,
+    *,
+    sources: Tensor | int,
+    draft_steps: int,
 ) -> Tensor:
     """See `specpipe_kernels.commit_rows`."""
     count, width = verdict.tokens.shape
-    packed = torch.empty(count, width + 4, dtype=torch.int64, device=slots.device)
+    packed = torch.empty(count, width + 6, dtype=torch.int64, device=slots.device)
     stops = state.stop_ids.shape[1]
+    by_row, source = (None, sources) if isinstance(sources, int) else (sources, 0)
     _commit_rows_kernel[(count,)](
-        state.with_bytes(), slots, lengths, VerdictArgs(*verdict[:4]), proposed,
-        packed, width - 1, stops, state.tokens.stride(0),
-        DRAFTED=drafted, K_PAD=power_of_2(width), E_PAD=power_of_2(stops), num_warps=1, **launch_options(slots),
+        state.with_bytes(), slots, lengths, VerdictArgs(*verdict[:4]), proposed, by_row,
+        packed, source, draft_steps, width - 1, stops, state.tokens.stride(0),
+        DRAFTED=draft_steps > 0, K_PAD=power_of_2(width), E_PAD=power_of_2(stops), num_warps=1, **launch_options(slots),
     )  # fmt: skip
     return packed

@@ -12,9 +12,11 @@ from specpipe.core import Method
 from specpipe.engine.forward.logits_processors import mask_eos, penalise
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.forward.round_rows import RoundRows, forward_rows
-from specpipe.engine.proposers.proposer import Proposal
+from specpipe.engine.proposers.proposer import Proposal, source_code
 from specpipe.engine.state.slot_state import NO_TOKEN, SlotState
 from specpipe_kernels import Bounds, Purpose, Sampled, sample
+
+DRAFT = source_code("draft")
 
 
 class DraftModelProposer:
@@ -57,14 +59,15 @@ class DraftModelProposer:
                 sample(row_logits, rows.sampling, positions, purpose=self._purpose, index=step, out=tokens[:, step])
             )
         if logits is None:
-            return Proposal(tokens, rows.max_model_drafts, by_draft_model=True)
+            return Proposal(tokens, rows.max_model_drafts, sources=DRAFT, draft_steps=k)
         return Proposal(
             tokens,
             rows.max_model_drafts,
             logits=logits[:, :, : self._vocab_size].transpose(0, 1),
             lse=torch.stack([step_drawn.lse for step_drawn in drawn], dim=1),
             bounds=_stack_bounds([step_drawn.bounds for step_drawn in drawn if step_drawn.bounds is not None]),
-            by_draft_model=True,
+            sources=DRAFT,
+            draft_steps=k,
         )
 
     def _empty_logits(self, rows: int, k: int) -> Tensor:

@@ -10,9 +10,15 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from specpipe.core import DRAFT_SOURCES, DraftSource
 from specpipe.engine.forward.round_rows import RoundRows
 from specpipe.engine.state.slot_state import SlotState
 from specpipe_kernels import Bounds
+
+
+def source_code(source: DraftSource) -> int:
+    """Returns the number of a source of drafts on the device; 0 is the number of a row without drafts."""
+    return DRAFT_SOURCES.index(source) + 1
 
 
 class Proposal(NamedTuple):
@@ -28,8 +34,10 @@ class Proposal(NamedTuple):
     """[B, K] fp32: log-sum-exps computed by the draft steps; None where logits is None."""
     bounds: Bounds | None = None
     """[B, K] each: truncation bounds of the draft distributions; None where nothing is truncated."""
-    by_draft_model: bool = False
-    """True if the proposer is the draft model, whose KV is then valid as far as its drafts are accepted."""
+    sources: Tensor | int = source_code("ngram")
+    """[B] int32: `source_code` of each row's drafts; or one number for all rows."""
+    draft_steps: int = 0
+    """Steps of the draft model, whose KV is then valid as far as the drafts of its steps are accepted."""
 
 
 class Proposer(Protocol):

@@ -45,10 +45,11 @@ class Round:
     def __call__(self, inputs: RoundInputs, key: RoundKey, layouts: RowLayouts) -> Tensor:
         """Runs one round of the rows in the slots of `inputs` and commits what is accepted.
 
-        Returns [B, K + 5] int64, which the host reads one round later, in one copy: K + 1 tokens, -1 beyond a row's
+        Returns [B, K + 7] int64, which the host reads one round later, in one copy: K + 1 tokens, -1 beyond a row's
         emission; the number of committed tokens, after end-of-sequence and limit; draft tokens accepted (verified,
-        before end-of-sequence); K_i; and 0 or the status why the target's logits could not be sampled. If the key
-        requests log-probabilities, the columns of `pack_logprobs` follow.
+        before end-of-sequence); K_i; 0 or the status why the target's logits could not be sampled; the source of the
+        drafts; and the length below which the draft model's KV is valid. If the key requests log-probabilities, the
+        columns of `pack_logprobs` follow.
 
         layouts: read by captured graphs, so a caller that captures the round keeps it as long as the graph.
         """
@@ -69,7 +70,8 @@ class Round:
                 rows.lengths,
                 verdict,
                 proposal.num_tokens,
-                drafted=key.k > 0 and proposal.by_draft_model,
+                sources=proposal.sources,
+                draft_steps=proposal.draft_steps,
             )
             count_committed(self.state, rows, packed[:, : key.k + 1])
             if key.logprobs != NO_LOGPROBS:

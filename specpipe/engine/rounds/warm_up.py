@@ -24,7 +24,7 @@ class WarmUp:
     def __init__(
         self, round_: Round, runners: Sequence[ModelRunner], config: EngineConfig, proposers: Sequence[ProposerName]
     ) -> None:
-        """proposers: those of the engine, the one with the largest memory first."""
+        """proposers: those of the engine."""
         self._round, self._runners, self._config, self._proposers = round_, runners, config, proposers
 
     def _run_round(self, rows: int, key: RoundKey) -> None:
@@ -40,12 +40,13 @@ class WarmUp:
             prefill(runner, state, chunks, page_size=self._config.page_size)
 
     def largest_round(self) -> None:
-        """Runs a greedy round of all slots with the largest K."""
+        """Runs a greedy round of all slots with each proposer's largest K."""
         config = self._config
-        proposer: ProposerName = self._proposers[0] if self._proposers else "none"
         shared = config.prefix_sharing and config.slots > 1
-        key = RoundKey.of([SamplingParams()], proposer, config.max_k, width=config.pages_per_row, shared=shared)
-        self._run_round(config.slots, key)
+        for proposer in self._proposers or ("none",):
+            k = config.largest_k(proposer)
+            key = RoundKey.of([SamplingParams()], proposer, k, width=config.pages_per_row, shared=shared)
+            self._run_round(config.slots, key)
 
     def largest_prefill(self) -> None:
         """Runs a prefill of a whole budget."""

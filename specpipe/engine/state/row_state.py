@@ -25,6 +25,7 @@ class RowState:
         "capacity",
         "draft_valid",
         "first_token_at",
+        "followed",
         "generated",
         "last_token_at",
         "logprobs",
@@ -64,7 +65,7 @@ class RowState:
         lost its slot."""
         self.cached_tokens = 0
         """Prompt tokens whose KV of the target another row computed."""
-        self.proposed = self.accepted = 0
+        self.proposed = self.accepted = self.followed = 0
         self.window = window
         stop = request.sampling.stop
         self.stop_matcher = decoder.stream(stop) if stop else None
@@ -185,6 +186,7 @@ class RowState:
             cached_tokens=self.cached_tokens,
             draft_tokens=self.proposed,
             accepted_tokens=self.accepted,
+            followed_tokens=self.followed,
             logprobs=None if self.logprobs is None else self.logprobs.first(len(self.generated)),
             timing=RowTiming(
                 queued_s=self.admitted_at - self.submitted_at,

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from specpipe.core import EngineConfig, Request
 from specpipe.engine.state.page_allocator import TRASH_PAGE
-from specpipe_kernels import Penalties, SlotTensors
+from specpipe_kernels import MAX_MATCH, Penalties, ReferenceTensors, SlotTensors
 
 NO_TOKEN = -1
 MAX_STOP_TOKENS = 16
@@ -44,6 +44,11 @@ class Admission:
     """Tokens after the prompt; not empty if the row had a slot before, or is scored."""
     limit: int
     """Length at which the row ends."""
+
+    @property
+    def reference(self) -> tuple[int, ...]:
+        """Earlier answer that the row may follow."""
+        return self.request.reference
 
     @property
     def length(self) -> int:
@@ -97,6 +102,8 @@ class SlotState:
         """[S + 1, E] int64: ids that end the row, then NO_TOKEN."""
         self.block_table = full(n, config.pages_per_row, dtype=torch.int32)
         """[S + 1, W] int32: the row's pages, then TRASH_PAGE."""
+        self.references = _empty_references(n, config.max_model_len + MAX_MATCH, device) if config.replay_k else None
+        """Earlier answers that rows follow; None without the proposers that do."""
         self.temperature = full(n, dtype=torch.float32)
         self.top_k = full(n, dtype=torch.int32)
         self.top_p = full(n, value=1, dtype=torch.float32)
@@ -120,6 +127,8 @@ class SlotState:
         self._write_tokens(slots, admissions)
         self._write_limits(slots, admissions)
         self._write_sampling(slots, [a.request for a in admissions])
+        if self.references is not None:
+            self._write_references(self.references, slots, admissions)
 
     def _write_tokens(self, slots: Tensor, admissions: Sequence[Admission]) -> None:
         """Writes tokens, their counts and block tables. slots [rows] int64."""
@@ -151,6 +160,23 @@ class SlotState:
         self.min_length[slots] = self.upload([len(r.prompt_token_ids) + r.sampling.min_tokens for r in requests])
         self.draft_valid.index_fill_(0, slots, 0)
         self.speculates[slots] = self.upload([a.speculates for a in admissions], torch.bool)
+
+    def _write_references(self, references: ReferenceTensors, slots: Tensor, admissions: Sequence[Admission]) -> None:
+        """Writes the texts that rows may follow: the prompt's end, so that an answer's first token has tokens before
+        it, and as much of the answer as fits. slots [rows] int64."""
+        ends = [a.request.prompt_token_ids[-MAX_MATCH:] for a in admissions]
+        texts = [
+            (end + a.reference)[: references.tokens.shape[1]] if a.reference else ()
+            for end, a in zip(ends, admissions, strict=True)
+        ]
+        stored = np.full((len(texts), max(map(len, texts))), NO_TOKEN, dtype=np.int32)
+        for i, text in enumerate(texts):
+            ids = np.array(text, dtype=np.int64)
+            stored[i, : len(text)] = np.where((ids >= 0) & (ids < 2**31), ids, NO_TOKEN)
+        references.tokens[slots, : stored.shape[1]] = self.upload(stored, torch.int32)
+        references.length[slots] = self.upload([len(text) for text in texts])
+        anchors = [len(end) - len(a.request.prompt_token_ids) for end, a in zip(ends, admissions, strict=True)]
+        references.anchor[slots] = self.upload(anchors)
 
     def _write_sampling(self, slots: Tensor, requests: Sequence[Request]) -> None:
         """Writes sampling parameters. slots [rows] int64."""
@@ -216,6 +242,15 @@ class SlotState:
     def penalties(self, slots: Tensor) -> Penalties:
         """Returns the penalties of batch rows, one entry a row. slots [B] int64."""
         return Penalties(self.repetition[slots], self.presence[slots], self.frequency[slots])
+
+
+def _empty_references(slots: int, capacity: int, device: torch.device) -> ReferenceTensors:
+    """Returns slots without a text. capacity: tokens of a slot."""
+    return ReferenceTensors(
+        tokens=torch.full((slots, capacity), NO_TOKEN, dtype=torch.int32, device=device),
+        length=torch.zeros(slots, dtype=torch.int64, device=device),
+        anchor=torch.zeros(slots, dtype=torch.int64, device=device),
+    )
 
 
 def _token_counts(tokens: NDArray[np.int64], prompt: int) -> NDArray[np.int32]:

@@ -22,14 +22,14 @@ CASES = [
     (0.8, "block", "draft", 3),
     (0.8, "invariant", "draft", 3),
     (0.8, "synthetic", "draft", 3),
-    (0.0, "standard", "ngram", 3),
+    (0.0, "standard", "replay", 3),
     (0.8, "standard", "none", 0),
 ]
 ALL_CASES = [
     (temperature, method, proposer, k)
     for temperature in (0.0, 0.8)
     for method in ("standard", "block", "invariant", "synthetic")
-    for proposer, k in (("draft", 3), ("ngram", 3), ("none", 0))
+    for proposer, k in (("draft", 3), ("ngram", 3), ("replay", 3), ("none", 0))
 ]
 
 
@@ -40,8 +40,9 @@ def test_a_round_never_waits(small_pair, temperature: float, method: str, propos
     pair = small_pair("llama")
     rates = (0.9, 0.6, 0.3) if method == "synthetic" else ()
     engine = make_engine(
-        pair.target, pair.draft, max_k=k, proposer=proposer, method=method, synthetic_rates=rates, eos_ids=[7]
-    )
+        pair.target, pair.draft, max_k=k, proposer=proposer, method=method, synthetic_rates=rates, eos_ids=[7],
+        replay_k=k,
+    )  # fmt: skip
     truncation = {"top_k": 20, "top_p": 0.9, "min_p": 0.01} if temperature else {}
     requests = make_requests(
         3, vocab_size=pair.vocab_size, temperature=temperature, min_tokens=9, logprobs=2, frequency_penalty=0.5,

@@ -118,9 +118,10 @@ def test_commit_rows_stops_at_stop_ids_and_updates_slots(device: str, slots: int
     rows = batch(slots, device)
     verdict, lengths = verdict_of(len(rows), k, device, seed), ours.length[rows]
     proposed = torch.where(torch.arange(len(rows), device=device) % 3 == 1, 0, k).int()
-    drafted = k > 0 and seed % 2 == 0
-    want = reference_commit_rows(theirs, rows, lengths, verdict, proposed, drafted=drafted)
-    got = commit_rows(ours, rows, lengths, verdict, proposed, drafted=drafted)
+    sources = 3 if seed % 3 else torch.arange(len(rows), device=device).int() % 5
+    how = {"sources": sources, "draft_steps": max(0, k - seed % 2) if seed < 4 else 0}
+    want = reference_commit_rows(theirs, rows, lengths, verdict, proposed, **how)
+    got = commit_rows(ours, rows, lengths, verdict, proposed, **how)
     assert torch.equal(got, want)
     assert_same(tuple(ours)[1:], tuple(theirs)[1:])
     assert torch.equal(ours.tokens[:-1], theirs.tokens[:-1])
@@ -132,7 +133,11 @@ def test_commit_rows_stops_at_stop_ids_and_updates_slots(device: str, slots: int
         kept = [t for t in text if t >= 0]
         assert ours.tokens[slot, int(lengths[row]) :][: len(kept)].tolist() == kept
         assert not any(t in ours.stop_ids[slot].tolist() for t in kept[:-1]), "nothing follows a stop id"
-        if not proposed[row]:
+        expected = sources if isinstance(sources, int) else int(sources[row])
+        assert want[row, k + 5] == (expected if proposed[row] else 0)
+        assert want[row, k + 6] == ours.draft_valid[slot]
+        was_ready = untouched.draft_valid[slot] >= lengths[row] - 2
+        if not proposed[row] or not how["draft_steps"] or not was_ready:
             assert ours.draft_valid[slot] == untouched.draft_valid[slot], "the draft model's KV is not used"
 
 

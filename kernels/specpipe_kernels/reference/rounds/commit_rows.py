@@ -9,7 +9,14 @@ from specpipe_kernels.types import RejectionOutput, SlotTensors
 
 
 def commit_rows(
-    state: SlotTensors, slots: Tensor, lengths: Tensor, verdict: RejectionOutput, proposed: Tensor, *, drafted: bool
+    state: SlotTensors,
+    slots: Tensor,
+    lengths: Tensor,
+    verdict: RejectionOutput,
+    proposed: Tensor,
+    *,
+    sources: Tensor | int,
+    draft_steps: int,
 ) -> Tensor:
     """See `specpipe_kernels.commit_rows`."""
     k = verdict.tokens.shape[1] - 1
@@ -27,9 +34,13 @@ def commit_rows(
     state.length[slots] = lengths + emitted
     ended = (first_stop <= k) | (lengths + emitted >= state.limit[slots]) | (verdict.status > 0)
     state.active[slots] = active & ~ended
-    if drafted:
+    draft_valid = state.draft_valid[slots]
+    if draft_steps:
         # The draft model never processed its last draft, and its KV behind the first rejected draft is stale.
-        valid = lengths + verdict.num_accepted.clamp(max=k - 1)
-        state.draft_valid[slots] = torch.where(active & (proposed > 0), valid, state.draft_valid[slots])
-    columns_after = (emitted, verdict.num_accepted, proposed, verdict.status)
+        valid = lengths + verdict.num_accepted.clamp(max=draft_steps - 1)
+        advances = active & (proposed > 0) & (draft_valid >= lengths - 2)
+        draft_valid = torch.where(advances, valid, draft_valid)
+        state.draft_valid[slots] = draft_valid
+    sources = torch.where(proposed > 0, sources, 0)
+    columns_after = (emitted, verdict.num_accepted, proposed, verdict.status, sources, draft_valid)
     return torch.cat([tokens, torch.stack([column.to(torch.int64) for column in columns_after], dim=1)], dim=1)
