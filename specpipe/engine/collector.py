@@ -96,8 +96,10 @@ class Collector:
         kept = row.length - before
         row.proposed += proposed
         row.accepted += min(accepted, kept)
-        if source in FOLLOWED:
-            row.followed += min(accepted, kept)
+        followed = source in FOLLOWED
+        row.followed += min(accepted, kept) if followed else 0
+        if launch.k:
+            row.following = followed
         is_first = before == len(row.request.prompt_token_ids)
         gap = None if is_first else now - last_token_at
         tally.add_row(

@@ -41,12 +41,14 @@ class StepChooser:
     def draft_chunks(self) -> list[Chunk]:
         """Returns what the draft model prefills in this step; nothing where no round is planned to use it."""
         plan = self._scheduler.plan
-        if plan is None or self.planned()[0] != "draft":
+        proposer = self.planned()[0]
+        if plan is None or proposer not in ("draft", "joined"):
             return []
         explore = plan.exploring(self.rounds)
         limit = None if explore is None else explore.catch_up_at(self.rounds)
         budget = self._config.prefill_budget if limit is None else min(self._config.prefill_budget, limit)
-        return self._scheduler.prefills.draft_chunks(budget, self._in_flight.plain_rounds)
+        joined = proposer == "joined"
+        return self._scheduler.prefills.draft_chunks(budget, self._in_flight.plain_rounds, skip_following=joined)
 
     def rows(self) -> list[RowState]:
         """Returns the rows of the next round: prefilled ones that rounds in flight do not bring to their limit."""

@@ -36,7 +36,7 @@ FEATURES: dict[str, tuple[Any, ...]] = {
     "k": (1, 3, 5),
     "drafts": ("all", "ragged", "none"),
     "layout": ("static", "cu_rows"),
-    "proposals": ("one-hot", "draft", "draft by slot, narrower", "draft by slot, wider"),
+    "proposals": ("one-hot", "draft", "draft by slot, narrower", "draft by slot, wider", "some one-hot"),
     "lse": ("computed", "given"),
     "bounds": ("computed", "given"),
     "bonus": ("drawn", "given"),
@@ -114,7 +114,7 @@ class FeatureRound:
             agree = torch.rand(self.count, k, generator=self.g) < 0.7
             self.drafts = self._cut(torch.where(agree, best, (best + 1) % self.vocab))
             return
-        width = self.vocab + {"draft": 0, "draft by slot, narrower": -6, "draft by slot, wider": 7}[kind]
+        width = self.vocab + {"draft by slot, narrower": -6, "draft by slot, wider": 7}.get(kind, 0)
         logits = torch.randn(self.count + 2, k, width, generator=self.g)
         where = torch.randperm(self.count + 2, generator=self.g)[: self.count]
         if kind == "draft":
@@ -133,6 +133,9 @@ class FeatureRound:
         for i in range(k):
             self._draft_one(i, logits, where)
         self.draft_logits = logits
+        if kind == "some one-hot":
+            assert self.draft_rows is not None
+            self.draft_rows[1::2] = -1
 
     def _draft_one(self, i: int, logits: Tensor, where: Tensor) -> None:
         row = penalised(self.backend, logits[where, i], self.history, self.drafts, first=i)

@@ -165,7 +165,7 @@ class Round:
             q = None
             if self.draft_logits is not None:
                 source = r if self.draft_rows is None else int(self.draft_rows[r])
-                q = self.draft_logits[source].double().numpy()
+                q = self.draft_logits[source].double().numpy() if source >= 0 else None
             rates = None if self.synthetic_rates is None else self.synthetic_rates.tolist()
             out.append(oracle.verify(p, q, drafts, row, self.method, rates))
         return out

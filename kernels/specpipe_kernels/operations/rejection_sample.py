@@ -39,7 +39,9 @@ def rejection_sample(
         sampling: of R rows; applied to p and q alike.
         draft_logits: [D, K, Vd], before temperature: exactly those that `sample` drew the drafts from. None: one-hot
             proposals (n-gram, greedy draft). A token beyond either vocabulary has probability 0 there.
-        draft_rows: [R] int, the row of draft_logits of each request; None: r.
+        draft_rows: [R] int, the row of draft_logits of each request, -1 for one-hot proposals; None: r. With it,
+            draft_logits and what belongs to them may have fewer than K positions: as many as any request that has them
+            has drafts.
         draft_lse: [D, K] fp64, the `lse` that `sample` returned with each draft. It saves reading draft_logits, except
             for one row per rejection. None: computed here.
         draft_bounds: [D, K] each, the `bounds` that `sample` returned with each draft, which saves computing them
@@ -139,7 +141,8 @@ def _check_draft(
         raise ValueError(f"draft_rows {list(draft_rows.shape)}; expected [R] = [{requests}]")
     if draft_logits is None:
         return
-    if draft_logits.dim() != 3 or draft_logits.shape[1] != k or (k and draft_logits.stride(2) != 1):
+    fits = draft_logits.dim() == 3 and (k if draft_rows is None else 0) <= draft_logits.shape[1] <= k
+    if not fits or (k and draft_logits.stride(2) != 1):
         raise ValueError(f"draft_logits {list(draft_logits.shape)}; expected [D, K={k}, Vd], Vd contiguous")
     if draft_rows is None and draft_logits.shape[0] < requests:
         raise ValueError(f"draft_logits has {draft_logits.shape[0]} rows for {requests} requests; expected draft_rows")

@@ -62,11 +62,15 @@ def check_round(
             "cu_rows", cu_rows[1:], (cu_rows[1:] >= needed) & (cu_rows[1:] <= rows), f"K_i + 1 rows each, {rows} in all"
         )
     if draft_rows is not None and draft_logits is not None:
-        inside = (draft_rows >= 0) & (draft_rows < draft_logits.shape[0])
-        _check("draft_rows", draft_rows, inside, f"0 to D - 1 = {draft_logits.shape[0] - 1}")
+        inside = (draft_rows >= -1) & (draft_rows < draft_logits.shape[0])
+        _check("draft_rows", draft_rows, inside, f"-1 to D - 1 = {draft_logits.shape[0] - 1}")
+        most = draft_logits.shape[1]
+        fits = (draft_rows < 0) | (num_draft_tokens <= most)
+        _check("num_draft_tokens", num_draft_tokens, fits, f"0 to {most} for requests with draft_logits")
+        drafted &= draft_rows[:, None] >= 0
     if draft_lse is not None:
         lse = draft_lse[: len(drafted)] if draft_rows is None else draft_lse[draft_rows.long()]
-        _check("draft_lse", lse, ~drafted | lse.isfinite(), "finite values for drafts")
+        _check("draft_lse", lse, ~drafted[:, : lse.shape[1]] | lse.isfinite(), "finite values for drafts")
 
 
 def check_emission(out: RejectionOutput, num_draft_tokens: Tensor) -> None:

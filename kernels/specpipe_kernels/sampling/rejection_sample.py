@@ -85,7 +85,10 @@ def rejection_sample(
             bonus=False,
         )
         if draft_bounds is not None and draft_rows is not None:
-            draft_bounds = Bounds(*(x[draft_rows] for x in draft_bounds))
+            draft_bounds = Bounds(*(_by_request(x, draft_rows, k) for x in draft_bounds))
+        elif draft_rows is not None and sampling.truncated:
+            # Requests with one-hot proposals have no row of q to find bounds in.
+            q_rows = q_rows._replace(num_drafts=num_draft_tokens.masked_fill(draft_rows < 0, 0))
         q = _distribution(q_rows, sampling, draft_bounds)
     synthetic = method == "synthetic"
     proposals = DraftArgs(
@@ -104,6 +107,11 @@ def rejection_sample(
         decide_blocks(p, q, proposals, streams, verdict, scanned)
     draw_final_token(p, q, proposals, streams, verdict, scanned)
     return out
+
+
+def _by_request(values: Tensor, draft_rows: Tensor, k: int) -> Tensor:
+    """Returns [R, K]: the rows of values [D, up to K] that belong to R requests, padded with 0; any row for -1."""
+    return torch.nn.functional.pad(values[draft_rows], (0, k - values.shape[1]))
 
 
 def _stages(rows: LogitRows, method: Method) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.forward.round_rows import RoundRows, forward_rows
 from specpipe.engine.proposers.proposer import Proposal, source_code
 from specpipe.engine.state.slot_state import NO_TOKEN, SlotState
-from specpipe_kernels import Bounds, Purpose, Sampled, sample
+from specpipe_kernels import Bounds, Followed, Purpose, Sampled, sample
 
 DRAFT = source_code("draft")
 
@@ -32,8 +32,12 @@ class DraftModelProposer:
         self._vocab_size = vocab_size
         self._purpose = Purpose.INVARIANT if method == "invariant" else Purpose.DRAFT
 
-    def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal:
-        """Returns k draft tokens a row, with logits where verification reads them. k >= 1."""
+    def propose(self, state: SlotState, rows: RoundRows, k: int, given: Followed | None = None) -> Proposal:
+        """Returns k draft tokens a row, with logits where verification reads them. k >= 1.
+
+        given: drafts that rows have already. They are fed and returned in place of the model's own, so that its KV
+        is valid behind them too.
+        """
         tokens = rows.slots.new_full((rows.slots.shape[0], k), NO_TOKEN)
         # Greedy and invariant verification compare tokens alone: the logits of a step may be overwritten by the next.
         by_tokens = rows.sampling.all_greedy or self._purpose == Purpose.INVARIANT
@@ -58,6 +62,9 @@ class DraftModelProposer:
             drawn.append(
                 sample(row_logits, rows.sampling, positions, purpose=self._purpose, index=step, out=tokens[:, step])
             )
+            if given is not None:
+                own = given.num_tokens <= step
+                tokens[:, step] = torch.where(own, tokens[:, step], given.tokens[:, step])
         if logits is None:
             return Proposal(tokens, rows.max_model_drafts, sources=DRAFT, draft_steps=k)
         return Proposal(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specpipe.core import EngineConfig, ProposerName
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.proposers.draft_model import DraftModelProposer
+from specpipe.engine.proposers.joined import JoinedProposer
 from specpipe.engine.proposers.ngram import NGramProposer
 from specpipe.engine.proposers.proposer import Proposer
 from specpipe.engine.proposers.replay import ReplayProposer
@@ -15,13 +16,17 @@ def make_proposers(
 ) -> dict[ProposerName, Proposer]:
     """Returns the proposers that a plan may name, the draft model first.
 
-    `config.proposer` "auto" has n-grams, and the draft model where there is one. Where there are earlier answers to
-    follow (`config.replay_k`), it has "replay" too.
+    `config.proposer` "auto" has the draft model, where there is one, and n-grams. Where there are earlier answers to
+    follow (`config.replay_k`), it has "replay" too, and with a draft model "joined".
     """
     proposers = dict[ProposerName, Proposer]()
     assert config.proposer != "draft" or draft is not None, "proposer draft without a draft model"
     if draft is not None and config.proposer in ("draft", "auto"):
-        proposers["draft"] = DraftModelProposer(draft, vocab_size=target.vocab_size, method=config.method)
+        by_model = DraftModelProposer(draft, vocab_size=target.vocab_size, method=config.method)
+        proposers["draft"] = by_model
+        if config.replay_k and config.proposer == "auto":
+            vocab_size = min(target.vocab_size, draft.vocab_size)
+            proposers["joined"] = JoinedProposer(by_model, draft_k=config.largest_k("draft"), vocab_size=vocab_size)
     if config.proposer in ("ngram", "auto"):
         proposers["ngram"] = NGramProposer(config)
     if config.replay_k and config.proposer in ("replay", "auto"):

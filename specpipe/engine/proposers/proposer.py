@@ -30,6 +30,9 @@ class Proposal(NamedTuple):
     """[B] int32: K_i."""
     logits: Tensor | None = None
     """[B, K, V] before temperature; None for one-hot proposals and where verification compares tokens alone."""
+    draft_rows: Tensor | None = None
+    """[B] int64: row of `logits` of each batch row, -1 for one-hot proposals; None where each has its own. With it,
+    logits, lse and bounds may have fewer than K positions."""
     lse: Tensor | None = None
     """[B, K] fp32: log-sum-exps computed by the draft steps; None where logits is None."""
     bounds: Bounds | None = None

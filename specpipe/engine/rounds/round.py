@@ -134,6 +134,7 @@ class Round:
             rows.lengths,
             rows.sampling,
             draft_logits=proposal.logits,
+            draft_rows=proposal.draft_rows,
             draft_lse=proposal.lse,
             draft_bounds=proposal.bounds,
             method=self._method,

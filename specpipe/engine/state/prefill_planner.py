@@ -45,11 +45,12 @@ class PrefillPlanner:
         valid = Validity(attrgetter("target_valid"), lambda tail: bool(tail.sources or tail.page))
         return plan_chunks(missing, budget=budget, page_size=self._config.page_size, valid=valid)
 
-    def draft_chunks(self, budget: int, plain_in_flight: int) -> list[Chunk]:
+    def draft_chunks(self, budget: int, plain_in_flight: int, *, skip_following: bool = False) -> list[Chunk]:
         """Returns at most `budget` tokens that the draft model's KV lacks, for rows that may still use drafts.
 
         plain_in_flight: rounds without drafts that were launched and not read; each puts every row a token further
         behind. A round in flight may commit one more token, which a speculating row's first draft step feeds itself.
+        skip_following: leave out rows that follow an earlier answer.
 
         Rows that the target is being prefilled for come first and in its order: under a fixed K they draft from their
         first round on, whatever runs beside them, which `standard` and `block` need to draw the same tokens again.
@@ -58,7 +59,7 @@ class PrefillPlanner:
         missing = [
             MissingTokens(row, self._draft_start(row), row.length - 1)
             for row in self._rows.values()
-            if not row.draft_ready(plain_in_flight) and row.may_draft
+            if not row.draft_ready(plain_in_flight) and row.may_draft and not (skip_following and row.following)
         ]
         behind = sorted((m for m in missing if m.row.prefilled), key=lambda m: m.stop - m.start)
         ordered = [m for m in missing if not m.row.prefilled] + behind

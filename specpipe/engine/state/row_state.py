@@ -26,12 +26,14 @@ class RowState:
         "draft_valid",
         "first_token_at",
         "followed",
+        "following",
         "generated",
         "last_token_at",
         "logprobs",
         "prefill_length",
         "prefix",
         "proposed",
+        "reference",
         "request",
         "slot",
         "speculates",
@@ -66,6 +68,10 @@ class RowState:
         self.cached_tokens = 0
         """Prompt tokens whose KV of the target another row computed."""
         self.proposed = self.accepted = self.followed = 0
+        self.reference = request.reference
+        """Earlier answer that the row may follow: its own, or that of a row with the same prompt."""
+        self.following = bool(request.reference)
+        """True if the drafts of the last round came from an earlier answer, or may in the first one."""
         self.window = window
         stop = request.sampling.stop
         self.stop_matcher = decoder.stream(stop) if stop else None

@@ -16,6 +16,7 @@ from specpipe.engine.state.prefix_sharing import PrefixSharing
 from specpipe.engine.state.prefix_tree import PrefixKeys
 from specpipe.engine.state.row_state import RowState
 from specpipe.engine.state.scored_rows import ScoredRequest
+from specpipe.engine.state.siblings import Siblings
 from specpipe.engine.state.slot_state import MAX_STOP_TOKENS, Admission, PageGrants
 from specpipe.engine.state.submission_order import submission_order
 from specpipe.engine.state.text_decoder import TextDecoder
@@ -55,6 +56,7 @@ class Scheduler:
         self._decoder = decoder
         self._free_slots = list(range(config.slots - 1, -1, -1))
         self._prefixes = PrefixSharing(config, pages)
+        self._siblings = Siblings()
         self.prefills = PrefillPlanner(config, self.rows, pages)
         self._waiting: deque[RowState] = deque()
         self._submitted: list[tuple[RowState, PrefixKeys]] = []
@@ -171,6 +173,8 @@ class Scheduler:
                 break
             self._waiting.popleft()
             speculates = self.plan is None or self.plan.speculates(len(self.rows) + 1)
+            if row.admitted_at is None and self.config.replay_k:
+                self._siblings.start(row)
             row.start(self._free_slots.pop(), now, speculates=speculates)
             self.rows[row.slot] = row
             self._prefixes.start(row)
@@ -184,6 +188,7 @@ class Scheduler:
                     pages=shared + pages,
                     speculates=speculates,
                     generated=row.scored or tuple(row.generated),
+                    reference=row.reference,
                     limit=row.limit,
                 )
             )
@@ -195,6 +200,8 @@ class Scheduler:
             submitted, self._submitted = self._submitted, []
         for row, keys in submitted:
             self._prefixes.wait(row, keys)
+            if self.config.replay_k:
+                self._siblings.wait(row)
             self._waiting.append(row)
 
     def _grow(self, row: RowState) -> tuple[int, tuple[int, ...]]:
@@ -236,6 +243,8 @@ class Scheduler:
     def release(self, row: RowState) -> None:
         """Frees the row's slot and pages. Rounds in flight may still write them, but no round launched from now on."""
         self._prefixes.leave(row)
+        if self.config.replay_k:
+            self._siblings.finish(row)
         self._free_slot(row)
 
     def _free_slot(self, row: RowState) -> None:

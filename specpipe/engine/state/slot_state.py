@@ -42,13 +42,10 @@ class Admission:
     """False if the row has no drafts in this slot."""
     generated: Sequence[int] = ()
     """Tokens after the prompt; not empty if the row had a slot before, or is scored."""
+    reference: tuple[int, ...] = ()
+    """Earlier answer that the row may follow."""
     limit: int
     """Length at which the row ends."""
-
-    @property
-    def reference(self) -> tuple[int, ...]:
-        """Earlier answer that the row may follow."""
-        return self.request.reference
 
     @property
     def length(self) -> int:

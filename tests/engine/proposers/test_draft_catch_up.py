@@ -31,8 +31,9 @@ def accepted_drafts(engine: Engine) -> dict[tuple[int, int], bool]:
     take = collector._extend_row
 
     def noted(row: RowState, values: list[int], *rest: Any) -> Any:
-        if values[-2]:
-            found[row.request.row, row.length] = values[-3] == 1
+        accepted, proposed = values[-5:-3]
+        if proposed:
+            found[row.request.row, row.length] = accepted == 1
         return take(row, values, *rest)
 
     collector._extend_row = noted

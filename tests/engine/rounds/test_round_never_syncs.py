@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ def test_the_guard_sees_a_sync() -> None:
 
 CASES = [
     (0.8, "standard", "draft", 3),
-    (0.8, "block", "draft", 3),
+    (0.8, "block", "joined", 3),
     (0.8, "invariant", "draft", 3),
     (0.8, "synthetic", "draft", 3),
     (0.0, "standard", "replay", 3),
@@ -29,7 +30,7 @@ ALL_CASES = [
     (temperature, method, proposer, k)
     for temperature in (0.0, 0.8)
     for method in ("standard", "block", "invariant", "synthetic")
-    for proposer, k in (("draft", 3), ("ngram", 3), ("replay", 3), ("none", 0))
+    for proposer, k in (("draft", 3), ("ngram", 3), ("replay", 3), ("joined", 3), ("none", 0))
 ]
 
 
@@ -40,14 +41,15 @@ def test_a_round_never_waits(small_pair, temperature: float, method: str, propos
     pair = small_pair("llama")
     rates = (0.9, 0.6, 0.3) if method == "synthetic" else ()
     engine = make_engine(
-        pair.target, pair.draft, max_k=k, proposer=proposer, method=method, synthetic_rates=rates, eos_ids=[7],
-        replay_k=k,
+        pair.target, pair.draft, max_k=min(k, 2) if proposer == "joined" else k, replay_k=k, method=method,
+        proposer="auto" if proposer == "joined" else proposer, synthetic_rates=rates, eos_ids=[7],
     )  # fmt: skip
     truncation = {"top_k": 20, "top_p": 0.9, "min_p": 0.01} if temperature else {}
     requests = make_requests(
         3, vocab_size=pair.vocab_size, temperature=temperature, min_tokens=9, logprobs=2, frequency_penalty=0.5,
         **truncation,
     )  # fmt: skip
+    requests = [replace(r, reference=tuple(range(r.row * 9))) for r in requests]  # the first row has none
     engine.submit(requests, plan(k, proposer=proposer))
     while engine.step().running == 0:
         pass

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specpipe_kernels.reference.sampling import acceptance_rules as acceptance
 from specpipe_kernels.reference.sampling.acceptance_rules import Accepted
@@ -45,6 +46,8 @@ class _Round:
     """[R, K]"""
     draft_bounds: Bounds | None
     """[R, K]"""
+    one_hot: Tensor | None
+    """[R] bool: requests whose proposals are one-hot beside draft_logits; None without any."""
     bonus_tokens: Tensor | None
     """[R]"""
 
@@ -135,10 +138,10 @@ def _arrange(
         rows = (cu_rows[:-1, None] + index).clamp_(max=n - 1)
     usable = (index[:-1] < num_draft_tokens[:, None]) & (draft_tokens >= 0)
     if draft_logits is not None:
-        slots = slice(0, requests) if draft_rows is None else draft_rows.long()
-        draft_logits = draft_logits[slots]
-        draft_lse = None if draft_lse is None else draft_lse[slots]
-        draft_bounds = draft_bounds and Bounds(*(x[slots] for x in draft_bounds))
+        slots, more = slice(0, requests) if draft_rows is None else draft_rows.long(), k - draft_logits.shape[1]
+        draft_logits = pad(draft_logits[slots], (0, 0, 0, more))
+        draft_lse = None if draft_lse is None else pad(draft_lse[slots], (0, more))
+        draft_bounds = draft_bounds and Bounds(*(pad(x[slots], (0, more)) for x in draft_bounds))
     return _Round(
         target_logits=target_logits,
         rows=rows,
@@ -151,6 +154,7 @@ def _arrange(
         draft_logits=draft_logits,
         draft_lse=draft_lse,
         draft_bounds=draft_bounds,
+        one_hot=None if draft_logits is None or draft_rows is None else draft_rows < 0,
         bonus_tokens=bonus_tokens,
     )
 
@@ -226,11 +230,22 @@ def _verify(
 
 
 def _draft_log_probs(r: _Round) -> tuple[Tensor | None, Tensor | None]:
-    """Returns log q [R, K, Vd] and the status of each draft row [R, K]; None, None with one-hot proposals."""
+    """Returns log q [R, K, Vd] and the status of each draft row [R, K]; None, None with one-hot proposals alone."""
     if r.draft_logits is None:
         return None, None
-    requests, k, vocab = r.draft_logits.shape
-    flat = r.draft_logits.reshape(requests * k, vocab)
+    log_q, status = _model_log_probs(r, r.draft_logits)
+    if r.one_hot is None:
+        return log_q, status
+    vocab = r.target_logits.shape[1]
+    is_draft = torch.arange(vocab, device=status.device) == r.drafts[..., None]
+    hot = torch.where(is_draft, 0.0, -torch.inf)
+    return torch.where(r.one_hot[:, None, None], hot, _aligned(log_q, vocab)), status.masked_fill(r.one_hot[:, None], 0)
+
+
+def _model_log_probs(r: _Round, draft_logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns log q [R, K, Vd] of the draft's logits and the status of each row [R, K]."""
+    requests, k, vocab = draft_logits.shape
+    flat = draft_logits.reshape(requests * k, vocab)
     owners = torch.arange(requests * k, device=flat.device) // k
     bounds = Bounds(*(x.flatten() for x in r.draft_bounds)) if r.draft_bounds else None
     sampling = select_rows(r.sampling, owners)

@@ -37,20 +37,22 @@ def prefix_weights(log_p, log_q, count, K_PAD: tl.constexpr):
 
 
 @triton.jit
-def _accept_prefix(found, results, request, u, count, status, k, K_PAD: tl.constexpr, ONE_HOT: tl.constexpr):
+def _accept_prefix(
+    found, results, request, one_hot, u, count, status, k, K_PAD: tl.constexpr, ONE_HOT: tl.constexpr
+):  # fmt: skip
     """Returns the length of the accepted prefix as far as the weights decide it; stores what `decide_blocks` needs."""
     i = tl.arange(0, K_PAD)
     weights = prefix_weights(found.log_p, found.log_q, count, K_PAD)
     tl.store(results.weight + request * (k + 1), 1.0)
     tl.store(results.weight + request * (k + 1) + i + 1, weights, mask=i < count)
-    mass = tl.zeros([K_PAD], tl.float32)
-    if ONE_HOT:
-        after = tl.sum(tl.where(i[None, :] == i[:, None] + 1, tl.exp(found.log_p)[None, :], 0.0), 1)
-        mass = weights * (1.0 - after)
+    after = tl.sum(tl.where(i[None, :] == i[:, None] + 1, tl.exp(found.log_p)[None, :], 0.0), 1)
+    mass = weights * (1.0 - after)  # where q is one-hot
+    if not ONE_HOT:
+        mass = tl.where(one_hot, mass, 0.0)
     accepted = block_length(weights, mass, u, count, K_PAD)
     if not ONE_HOT:
         # h_i <= p_i, so S_i matters only where eta_i <= p_i and no longer prefix is accepted for certain.
-        open_ = (i + 1 < count) & (i + 1 > accepted) & (u <= weights) & (status == 0)
+        open_ = (i + 1 < count) & (i + 1 > accepted) & (u <= weights) & (status == 0) & ~one_hot
         bits = tl.sum(tl.where(open_, (tl.zeros([K_PAD], tl.int64) + 1) << i.to(tl.int64), 0))
         tl.store(results.undecided + request, bits)
     return accepted
@@ -83,7 +85,9 @@ def _accept_block_kernel(
     drafted = i < count
     if random:
         status = tl.max(tl.where(drafted, found.status, 0))
-        accepted = _accept_prefix(found, results, span.request, u, count, status, k, K_PAD, ONE_HOT)
+        accepted = _accept_prefix(
+            found, results, span.request, drafts.one_hot, u, count, status, k, K_PAD, ONE_HOT
+        )  # fmt: skip
     else:
         failed = drafted & ((drafts.tokens != found.best) | (found.status != 0))
         accepted = tl.minimum(tl.min(tl.where(failed, i, K_PAD)), count)

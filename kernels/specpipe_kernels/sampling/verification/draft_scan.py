@@ -77,6 +77,8 @@ class RequestDrafts(NamedTuple):
     """[K_PAD] fp32: logits of q."""
     lse_q: Any
     """[K_PAD] fp64 (fp32): log-sum-exps of q, where given."""
+    one_hot: Any
+    """True if q is one-hot for this request alone; undefined where it is for all."""
 
 
 class DraftComparison(NamedTuple):
@@ -150,14 +152,16 @@ def _load_request(
     x_p = draft_logits(p, request, i, tokens, verified)
     x_q = tl.zeros([K_PAD], tl.float32)
     lse_q = tl.zeros([K_PAD], tl.float32)
+    one_hot = request < 0
     if not ONE_HOT:
-        x_q = draft_logits(q, request, i, tokens, verified)
+        group = request.to(tl.int64)
+        if q.row_map is not None:
+            group = tl.load(q.row_map + request).to(tl.int64)
+            one_hot = group < 0
+        x_q = draft_logits(q, request, i, tokens, verified & ~one_hot)
         if proposals.lse is not None:
-            group = request.to(tl.int64)
-            if q.row_map is not None:
-                group = tl.load(q.row_map + request).to(tl.int64)
-            lse_q = tl.load(proposals.lse + group * stride_lse + i, mask=verified, other=0.0)
-    return x, RequestDrafts(temp, seed, at, num_drafts, tokens, verified, x_p, x_q, lse_q)
+            lse_q = tl.load(proposals.lse + group * stride_lse + i, mask=verified & ~one_hot, other=0.0)
+    return x, RequestDrafts(temp, seed, at, num_drafts, tokens, verified, x_p, x_q, lse_q, one_hot)
 
 
 @triton.jit
@@ -172,7 +176,7 @@ def _programs_of_request(proposals, memory, span, drafts, p_parts, q_parts):
     used = ((span.position < rows) & (span.part < p_parts)) | ((span.position == 0) & (span.part == 0))
     expected = tl.maximum(rows * p_parts, 1)
     if memory.q.scores is not None:
-        q_rows = tl.where(random, tl.maximum(drafts.num_drafts, 0), 0)
+        q_rows = tl.where(random & ~drafts.one_hot, tl.maximum(drafts.num_drafts, 0), 0)
         used = tl.where(span.is_q, (span.position < q_rows) & (span.part < q_parts), used)
         expected += q_rows * q_parts
     return rows, used, expected
@@ -257,17 +261,21 @@ def compare_drafts(
     log_q = tl.zeros([K_PAD], tl.float32)
     if not ONE_HOT:
         q_items = request * k + i
+        by_q = verified & ~drafts.one_hot
         if memory.q.scores is not None:
             q_status, reference, log_mass = row_lse(
-                memory.q.scores, memory.q.references, q_items, inverse, q_parts, verified, PARTS
+                memory.q.scores, memory.q.references, q_items, inverse, q_parts, by_q, PARTS
             )
         else:
             reference, log_mass = split_lse(drafts.lse_q, drafts.temp)
             q_status = tl.where(reference == float("-inf"), 2, tl.where(reference < float("inf"), 0, 1))
+        reference = tl.where(by_q, reference, 0.0)
+        log_mass = tl.where(by_q, log_mass, 0.0)
         tl.store(results.q_reference + items, reference, mask=verified)
         tl.store(results.q_log_mass + items, log_mass, mask=verified)
-        status = tl.where(verified & (status == 0), q_status, status)
+        status = tl.where(by_q & (status == 0), q_status, status)
         log_q = draft_log_probs(drafts.x_q, drafts.tokens, q.bounds, q_items, reference, log_mass, inverse, TRUNCATED)
+        log_q = tl.where(drafts.one_hot, 0.0, log_q)
     return DraftComparison(status, best, log_p, log_q)
 
 

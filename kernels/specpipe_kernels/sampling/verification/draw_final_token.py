@@ -114,18 +114,25 @@ def _draw_kernel(
     q_item = request * k + i
     row = row_pointer(p, request, i)
     q_row = row
+    q_vocab = p.vocab
+    one_hot = True
     if not ONE_HOT:
         q_row = row_pointer(q, request, i)
+        q_vocab = q.vocab
+        one_hot = False
+        if q.row_map is not None:
+            one_hot = tl.load(q.row_map + request) < 0
+            q_vocab = tl.where(one_hot, 0, q_vocab)  # reads no logits, which counts as -inf
     masses = statistics.masses + request64 * chunks
     partial = request64 * parts + part
     # Values of the residual; a bonus row has none.
     ended = (lane == i) & rejected
     p_scale = log_prob_scale(p_references, p_log_masses, ended, inverse)
     q_scale = log_prob_scale(q_references, q_log_masses, ended, inverse)
-    draft = tl.sum(tl.where(ended, drafts + 1, 0)) - 1
+    draft = tl.sum(tl.where(ended & one_hot, drafts + 1, 0)) - 1  # -1 where q is not one-hot
     if rejected:
         if SINGLE:
-            x, y = _load_chunk(row, q_row, begin, p.vocab, q.vocab, ONE_HOT, BLOCK)
+            x, y = _load_chunk(row, q_row, begin, p.vocab, q_vocab, ONE_HOT, BLOCK)
             mass, token = draw_from_residual(
                 x, y, begin, seed, position, i, draft,
                 p_scale, p.bounds, item, q_scale, q.bounds, q_item,
@@ -135,7 +142,7 @@ def _draw_kernel(
             tl.store(statistics.tokens + partial, token)
         else:
             store_residual_masses(
-                row, q_row, begin, end, p.vocab, q.vocab, masses, draft,
+                row, q_row, begin, end, p.vocab, q_vocab, masses, draft,
                 p_scale, p.bounds, item, q_scale, q.bounds, q_item,
                 ONE_HOT, TRUNCATED, BLOCK,
             )  # fmt: skip
@@ -175,7 +182,7 @@ def _draw_kernel(
     if not SINGLE or (rejected & ~has_residual):
         begin = last * BLOCK
         if has_residual:
-            x, y = _load_chunk(row, q_row, begin, p.vocab, q.vocab, ONE_HOT, BLOCK)
+            x, y = _load_chunk(row, q_row, begin, p.vocab, q_vocab, ONE_HOT, BLOCK)
             _, last = draw_from_residual(
                 x, y, begin, seed, position, i, draft,
                 p_scale, p.bounds, item, q_scale, q.bounds, q_item,

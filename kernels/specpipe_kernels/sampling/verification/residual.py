@@ -23,7 +23,7 @@ def _log_probs(
     x, y, offsets, draft, p_scale, p_bounds, p_item,
     q_scale, q_bounds, q_item, ONE_HOT: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
-    """Returns log2 p and log2 q of logits x and y; a one-hot q has +inf at its token."""
+    """Returns log2 p and log2 q of logits x and y; a one-hot q has +inf at its token `draft`, -1 for any other q."""
     log_p = (x - p_scale.reference) * p_scale.scale - p_scale.shift
     if TRUNCATED:
         log_p = tl.where(is_kept(x, offsets, p_bounds, p_item, TRUNCATED), log_p, float("-inf"))
@@ -33,6 +33,7 @@ def _log_probs(
         log_q = (y - q_scale.reference) * q_scale.scale - q_scale.shift
         if TRUNCATED:
             log_q = tl.where(is_kept(y, offsets, q_bounds, q_item, TRUNCATED), log_q, float("-inf"))
+        log_q = tl.where(offsets == draft, float("inf"), log_q)
     return log_p, log_q
 
 
