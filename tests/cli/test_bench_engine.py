@@ -166,3 +166,11 @@ def test_transformers_generates_the_same_tokens() -> None:
     assert [way["name"].split(",")[0] for way in result["ways"]] == ["specpipe", "transformers", "transformers"]
     assert all(way["tokens_per_s"] == pytest.approx(10 / way["seconds"]) for way in result["ways"])
     assert result["ratio"] == pytest.approx(specpipe["tokens_per_s"] / max(way["tokens_per_s"] for way in others))
+
+
+def test_replay_follows_the_answers_of_a_plain_run() -> None:
+    options = f"replay {SMALL} --batch 4 --replay-tokens 7 --prompt-tokens 9 --new-tokens 40"
+    plain, unchanged, *_, all_depart = json_lines(options)
+    assert plain["ratio"] == 1 and plain["followed_share"] == 0 and set(plain["rounds"]) == {"none 0"}
+    assert unchanged["followed_share"] > 0.5 and unchanged["acceptance_length"] > 4
+    assert all_depart["followed_share"] < 0.3 and all_depart["equal_rows"] == unchanged["equal_rows"] == 4

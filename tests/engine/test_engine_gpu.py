@@ -184,3 +184,29 @@ def test_rows_that_read_shared_pages_together_keep_their_tokens(small_pair, kind
     assert tokens[0] == tokens[1]
     assert [list(ids) for ids in tokens[0]] == generate(pair.reference, requests)
     assert contexts[0] < 60 and contexts[1] > 170, "pages read once count once"
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("proposer", ["replay", "joined"])
+def test_rows_that_follow_earlier_answers_keep_the_targets_tokens(small_pair, proposer: str) -> None:
+    """Right answers, answers that depart, and none, in captured rounds; the second pass may not wait."""
+    pair = on_cuda(small_pair("llama"))
+    requests = make_requests(9, vocab_size=pair.vocab_size, max_new_tokens=90)
+    answers = generate(pair.reference, requests)
+    texts = [(*a[:11], 9, *a[12:]) if row % 3 == 1 else tuple(a) for row, a in enumerate(answers)]
+    rows = [replace(r, reference=texts[r.row] if r.row % 3 else ()) for r in requests]
+    choice = "auto" if proposer == "joined" else proposer
+    engine = make_engine(pair.target, pair.draft, proposer=choice, max_k=3, replay_k=15, **TIGHT)
+    for mode in ("default", "error"):
+        engine.submit(rows, plan(15, proposer=proposer))
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            completions = []
+            while (step := engine.step()) is not None:
+                completions += step.completions
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        completions.sort(key=lambda completion: completion.request.row)
+        assert [list(c.token_ids) for c in completions] == answers
+        assert sum(c.followed_tokens for c in completions) > 300
+    engine.check_integrity()

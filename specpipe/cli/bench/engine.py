@@ -7,6 +7,7 @@ import click
 from specpipe.cli.bench.engine_decode import decode
 from specpipe.cli.bench.engine_policy import policy
 from specpipe.cli.bench.engine_prefixes import prefixes
+from specpipe.cli.bench.engine_replay import replay
 from specpipe.cli.bench.engine_scores import scores
 from specpipe.cli.bench.engine_start_up import start_up
 from specpipe.cli.bench.engine_transformers import transformers
@@ -16,7 +17,7 @@ from specpipe.cli.bench.engine_transformers import transformers
 def engine() -> None:
     """Measure one engine, without Ray, datasets and output files.
 
-    decode, policy, prefixes, scores and start-up use models of a given shape with random weights and synthetic
+    All but transformers use models of a given shape with random weights; decode, policy and prefixes with synthetic
     acceptance.
 
     \b
@@ -30,6 +31,7 @@ def engine() -> None:
 engine.add_command(decode)
 engine.add_command(policy)
 engine.add_command(prefixes)
+engine.add_command(replay)
 engine.add_command(scores)
 engine.add_command(start_up)
 engine.add_command(transformers)

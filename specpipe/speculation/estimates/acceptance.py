@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from specpipe.core import AcceptanceCounts
+from specpipe.core import AcceptanceCounts, ProposerName
 
 PRIOR = 0.7
 """Conditional acceptance of a position before any draft: about that of a small draft model on chat data."""
+FOLLOWED_PRIOR = 0.95
+"""The same for an earlier answer: it is tried first, and one round shows if the model still gives it."""
 MIN_WEIGHT = 8.0
 """Smallest weight of a mean, in observations: a round of one or two rows must not decide."""
 
@@ -26,6 +28,11 @@ class Acceptance:
     coverage: float = 1.0
     """Share of row rounds that have a draft. The n-gram proposer may find none."""
     coverage_weight: float = MIN_WEIGHT
+
+    @classmethod
+    def prior(cls, proposer: ProposerName) -> Acceptance:
+        """Returns the acceptance before any draft."""
+        return cls(rates=(FOLLOWED_PRIOR if proposer in ("replay", "joined") else PRIOR,))
 
     def with_counts(self, counts: AcceptanceCounts, *, row_rounds: float, keep: float) -> Acceptance:
         """Returns the means with the weights multiplied by `keep` (0 to 1) and `counts` added.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from specpipe.core import AcceptanceCounts, CostPoint, Evidence, ProposerName, StepReport
@@ -42,6 +43,16 @@ class RoundSum(NamedTuple):
         )
 
 
+def _of_whole_rounds(counts: AcceptanceCounts, k: int) -> AcceptanceCounts:
+    """Returns the counts as if every draft had K tokens, of which those that it lacks are rejected.
+
+    Rows of several sources have drafts of different lengths: those that reach a late position are not like the others.
+    """
+    accepted = (*counts.accepted_per_position, *[0] * k)[:k]
+    reached = (counts.drafts, *accepted[:-1])
+    return replace(counts, reached_per_position=reached, accepted_per_position=accepted)
+
+
 class EvidenceLog:
     """Sums steps between two calls of `take`. One owner, no lock; the size is bounded by the number of round shapes.
 
@@ -67,8 +78,10 @@ class EvidenceLog:
         self._output_tokens += sum(part.emitted_tokens for part in step.shards.values())
         if step.running and step.k:
             who = step.proposer
-            counts = (part.verified for part in step.shards.values())
-            self._verified[who] = sum(counts, self._verified.get(who, AcceptanceCounts()))
+            counts = sum((part.verified for part in step.shards.values()), AcceptanceCounts())
+            if who in ("replay", "joined"):
+                counts = _of_whole_rounds(counts, step.k)
+            self._verified[who] = counts + self._verified.get(who, AcceptanceCounts())
             self._rounds[who] = self._rounds.get(who, 0) + 1
             self._row_rounds[who] = self._row_rounds.get(who, 0) + step.speculating
         if step.running and step.round_s > 0:

@@ -45,7 +45,7 @@ class Observer:
         """proposers: those of the worker. half_life: of acceptance counts, in rounds; by default they count for the
         whole run. output_tokens: longest expected output of a row."""
         self._half_life, self._expected_output = half_life, output_tokens
-        self.priors = Priors(acceptance={name: Acceptance() for name in proposers if name != "none"})
+        self.priors = Priors(acceptance={name: Acceptance.prior(name) for name in proposers if name != "none"})
         self._rows = PolicyInputs(slots=slots, queue_depth=0.0, prefill_budget=prefill_budget)
         """State of the running rows; its estimates are not used."""
         self._measured = False

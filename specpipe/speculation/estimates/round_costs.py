@@ -33,7 +33,7 @@ SURPRISE = 2.0
 """Standard deviations from which a measurement is doubted: it is too long, or those before it were."""
 _STEP, _PASSES = 1.0, 8  # largest change of a state in a pass, and passes at most, until the model is linear enough
 _CLOSE = 0.05  # largest change of a state in the last pass
-_VERSION = 3  # of the JSON values; others are refused
+_VERSION = 4  # of the JSON values; others are refused
 _KV, _SIZE = list(TERMS).index("kv"), len(TERMS)
 _START = PRICE_SD**2 * np.eye(_SIZE) + SPEED_SD**2
 

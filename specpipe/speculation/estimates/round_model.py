@@ -35,6 +35,10 @@ class RoundWork(NamedTuple):
         """Returns the features of measured rounds."""
         return cls(point.proposer, point.k, point.running, point.running * point.context)
 
+    def searched(self) -> Amount:
+        """Returns 1 if drafts are looked up in texts, else 0."""
+        return np.minimum(self.drafted("ngram") + self.drafted("replay"), 1.0)
+
     def drafted(self, proposer: ProposerName) -> Amount:
         """Returns K if this is the round's proposer, else 0."""
         return self.k * float(self.proposer == proposer)
@@ -47,13 +51,15 @@ TERMS: dict[str, Callable[[RoundWork], Amount]] = {
     "kv": lambda work: work.kv_tokens,
     "draft": lambda work: work.drafted("draft"),  # reads of the draft model's weights, once a draft token
     "draft_tokens": lambda work: work.drafted("draft") * work.rows,  # arithmetic of the draft tokens
-    "ngram": lambda work: np.minimum(work.drafted("ngram"), 1.0),  # one look-up, whatever K
-    "ngram_rows": lambda work: np.minimum(work.drafted("ngram"), 1.0) * work.rows,
+    "ngram": lambda work: work.searched(),  # one look-up, whatever K
+    "ngram_rows": lambda work: work.searched() * work.rows,
+    "joined": lambda work: np.minimum(work.drafted("joined"), 1.0),  # the draft model's steps, as many whatever K
+    "joined_rows": lambda work: np.minimum(work.drafted("joined"), 1.0) * work.rows,
 }
 """Work of a round by name of the term."""
-FIRST_WORK = np.array([1.0, 384.0, 192.0, 32768.0, 2.0, 256.0, 30.0, 3840.0])
+FIRST_WORK = np.array([1.0, 384.0, 192.0, 32768.0, 2.0, 256.0, 30.0, 3840.0, 0.7, 85.0])
 """Work by term that takes the same time, before any measurement: that of 128 rows of 256 tokens with 2 drafts; 30
-n-gram look-ups, which are cheap."""
+n-gram look-ups, which are cheap; 3 steps of the draft model in a joined round."""
 
 
 def work_by_term(work: RoundWork) -> Array:

@@ -20,14 +20,16 @@ class Goodput:
     """Chooses, for every occupancy, the K (0 included) and proposer with the most expected tokens per second."""
 
     k: int
-    """Widest round."""
+    """Widest round of the draft model and of n-grams."""
     proposers: tuple[ProposerName, ...]
     """Proposers to choose from, without "none"."""
+    replay_k: int = 0
+    """Widest round of the proposers "replay" and "joined"."""
 
     @property
     def max_k(self) -> int:
-        """Widest round: k."""
-        return self.k
+        """Widest round of any proposer."""
+        return max(self.k, self.replay_k)
 
     def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
         """Returns the plan with the highest rates, and the trial to run beside it."""
@@ -53,9 +55,9 @@ class Goodput:
         Where drafts save more until the last row has ended than the draft's prefill takes, it counts for nothing: with
         fewer rows drafts save more. Else every token of a round with drafts bears its share.
         """
-        costs = inputs.costs
-        seconds = costs.grid(proposer=proposer, max_k=self.k, slots=inputs.slots, context=inputs.context)
-        tokens = np.array(inputs.acceptance[proposer].tokens(self.k))
+        costs, max_k = inputs.costs, self.replay_k if proposer in ("replay", "joined") else self.k
+        seconds = costs.grid(proposer=proposer, max_k=max_k, slots=inputs.slots, context=inputs.context)
+        tokens = np.array(inputs.acceptance[proposer].tokens(max_k))
         emitted = tokens[:, None] * np.maximum(np.arange(inputs.slots + 1.0), 1.0)
         token_s = seconds / emitted
         prefill_s = costs.price("draft") / WIDE if proposer == "draft" else 0.0

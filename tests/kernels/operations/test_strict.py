@@ -36,7 +36,7 @@ def test_rates_that_are_none_are_refused(rates: list[float], monkeypatch: pytest
     [
         ({"draft_tokens": torch.tensor([[1, -2], [3, 0]])}, r"draft_tokens\[0, 1\] is -2; expected -1 or a token id"),
         ({"num_draft_tokens": torch.tensor([2, 3]).int()}, r"num_draft_tokens\[1\] is 3; expected 0 to K = 2"),
-        ({"draft_rows": torch.tensor([0, 3])}, r"draft_rows\[1\] is 3; expected 0 to D - 1 = 2"),
+        ({"draft_rows": torch.tensor([0, 3])}, r"draft_rows\[1\] is 3; expected -1 to D - 1 = 2"),
         ({"draft_lse": torch.full((3, 2), torch.nan).double()}, r"draft_lse\[0, 0\] is nan; expected finite"),
         ({"bonus_tokens": torch.tensor([1, -1])}, r"bonus_tokens\[1\] is -1"),
         ({"cu_rows": torch.tensor([0, 2, 4])}, r"cu_rows\[0\] is 2"),
