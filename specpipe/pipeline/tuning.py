@@ -23,7 +23,8 @@ def job_policy(job: JobSpec) -> Policy:
     speculation = job.speculation
     return make_policy(
         speculation.policy,
-        k=job.k_limit(job.proposers[0]) if job.proposers else 0,
+        k=speculation.num_speculative_tokens,
+        replay_k=speculation.replay_k,
         max_running=speculation.max_running,
         proposers=job.proposers,
         applies_to=speculation.applies_to,
