@@ -88,10 +88,11 @@ def test_answers_of_another_model_change_no_token(tmp_path: Path, sampling: tupl
 @pytest.mark.slow
 def test_texts_of_every_kind_change_no_token(tmp_path: Path) -> None:
     run(tmp_path / "plain", "speculation.policy=off")
-    answers = outputs(tmp_path / "plain")["generated_text"].to_pylist()
+    plain = outputs(tmp_path / "plain")
+    answers, names = plain["generated_text"].to_pylist(), plain["request_id"].to_pylist()
     texts = ["", answers[1] * 50, "\ud800 broken " + answers[2], answers[3][:20] + " and then another way " * 9]
-    lines = [json.dumps({"id": i, "text": text}) for i, text in enumerate(texts)]
-    (tmp_path / "texts.jsonl").write_text("\n".join([*lines, "not JSON", json.dumps({"id": 3})]) + "\n")
+    lines = [json.dumps({"id": name, "text": text}) for name, text in zip(names, texts, strict=True)]
+    (tmp_path / "texts.jsonl").write_text("\n".join([*lines, "not JSON", json.dumps({"id": names[3]})]) + "\n")
     summary = follow(tmp_path / "new", tmp_path / "texts.jsonl")
     assert tokens(tmp_path / "new") == tokens(tmp_path / "plain")
     assert summary["total_followed_tokens"] > TOKENS
