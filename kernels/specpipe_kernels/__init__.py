@@ -18,6 +18,7 @@ from specpipe_kernels.operations.linear import (
     rms_norm_fp8,
     rope_store_kv,
 )
+from specpipe_kernels.operations.lookup_suffix import lookup_suffix
 from specpipe_kernels.operations.paged_attention import paged_attention, store_kv, write_index
 from specpipe_kernels.operations.penalties import apply_penalties, count_tokens
 from specpipe_kernels.operations.rejection_sample import rejection_sample, synthetic_rates
@@ -29,9 +30,13 @@ from specpipe_kernels.operations.timestamp import timestamp
 from specpipe_kernels.operations.token_logprobs import token_logprobs
 from specpipe_kernels.reference.layers.dequantize import dequantize
 from specpipe_kernels.types import (
+    MAX_DRAFTS,
     MAX_FP8_ROWS,
     MAX_MATCH,
     METHODS,
+    NEIGHBOURS,
+    OCCURRENCES,
+    SUFFIX_TOKENS,
     UNSCALED,
     Activation,
     Bounds,
@@ -57,6 +62,7 @@ from specpipe_kernels.types import (
     SamplingTensors,
     SlotTensors,
     Status,
+    SuffixIndex,
     TokenLogprobs,
     TokenScores,
     Weight,
@@ -64,9 +70,13 @@ from specpipe_kernels.types import (
 )
 
 __all__ = [
+    "MAX_DRAFTS",
     "MAX_FP8_ROWS",
     "MAX_MATCH",
     "METHODS",
+    "NEIGHBOURS",
+    "OCCURRENCES",
+    "SUFFIX_TOKENS",
     "UNSCALED",
     "Activation",
     "Bounds",
@@ -93,6 +103,7 @@ __all__ = [
     "SamplingTensors",
     "SlotTensors",
     "Status",
+    "SuffixIndex",
     "TokenLogprobs",
     "TokenScores",
     "Weight",
@@ -108,6 +119,7 @@ __all__ = [
     "linear_glu",
     "linear_residual",
     "linear_rope_store_kv",
+    "lookup_suffix",
     "mix_experts",
     "mix_experts_residual",
     "open_rows",

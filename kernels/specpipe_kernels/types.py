@@ -20,6 +20,12 @@ CHUNK = 2048
 
 MAX_MATCH = 8
 """Longest suffix, in tokens, by which a row finds its place in an earlier answer."""
+SUFFIX_TOKENS = 15
+"""Tokens before a place that a `SuffixIndex` is sorted by; a longer match counts as this long."""
+NEIGHBOURS = 16
+"""Sorted entries of a segment on either side of a row's suffix that `lookup_suffix` compares with it."""
+OCCURRENCES = 32
+"""Occurrences of a suffix that vote."""
 
 
 class Purpose(IntEnum):
@@ -153,7 +159,8 @@ class Followed(NamedTuple):
     num_tokens: Tensor
     """[B] int32."""
     matched: Tensor
-    """[B] int32: tokens before the place that equal the row's last ones, at most MAX_MATCH; 0 where none was found."""
+    """[B] int32: tokens before the place that equal the row's last ones, at most MAX_MATCH (SUFFIX_TOKENS in a pool of
+    texts); 0 where none was found."""
 
 
 class PrefixArgs(NamedTuple):
@@ -206,6 +213,24 @@ class OpenedRows(NamedTuple):
     top_p: Tensor
     min_p: Tensor
     seed: Tensor
+
+
+class SuffixIndex(NamedTuple):
+    """Texts in G segments of M tokens, each with an index of its suffixes.
+
+    -1 separates texts. Every segment begins with SUFFIX_TOKENS of it and ends with MAX_DRAFTS.
+    """
+
+    tokens: Tensor
+    """[G, M] int32."""
+    places: Tensor
+    """[G, M] int32, each SUFFIX_TOKENS to M - MAX_DRAFTS: columns of `tokens`. The first ones of a segment are sorted
+    by the token before the place, those with the same one by the token before that, and so on, up to SUFFIX_TOKENS
+    tokens; equal ones by the place."""
+    num_sorted: Tensor
+    """[G] int32: sorted places of each segment; others are never found."""
+    newest: Tensor
+    """[1] int64: the segment written last. The one behind it is the oldest, and the first is behind the last."""
 
 
 class ForwardTokens(NamedTuple):

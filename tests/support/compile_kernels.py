@@ -33,6 +33,7 @@ from specpipe_kernels import (
     RejectionOutput,
     SamplingTensors,
     SlotTensors,
+    SuffixIndex,
     apply_penalties,
     count_tokens,
     is_fp8,
@@ -51,6 +52,7 @@ from specpipe_kernels.reference.layers.quantize_rows import quantize_rows
 from specpipe_kernels.rounds.commit_rows import commit_rows
 from specpipe_kernels.rounds.feed_rows import feed_rows
 from specpipe_kernels.rounds.follow import follow
+from specpipe_kernels.rounds.lookup_suffix import lookup_suffix
 from specpipe_kernels.rounds.open_rows import open_rows
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -155,6 +157,8 @@ def between_forwards() -> None:
         commit_rows(state, long, long, verdict, ints, sources=sources, draft_steps=draft_steps)
     texts = ReferenceTensors(text.int(), long, long.clone())
     follow(state, texts, long, long, ints, k=3, vocab_size=99, min_match=2)
+    pool = torch.zeros(16, 99, dtype=torch.int32)
+    lookup_suffix(state, SuffixIndex(pool, pool, ints, long[:1]), long, long, ints, k=15)
 
 
 def multiply(dtype: torch.dtype, rows: int) -> None:
