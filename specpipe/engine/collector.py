@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from specpipe.core import Completion, FinishReason
 from specpipe.engine.accounting import ShardTally
+from specpipe.engine.proposers.corpus import Answer, Corpus
 from specpipe.engine.proposers.proposer import source_code
 from specpipe.engine.state.in_flight import StepInFlight, StepLaunch
 from specpipe.engine.state.logprobs import RoundLogprobs
@@ -27,8 +28,11 @@ FOLLOWED = (source_code("reference"), source_code("corpus"))
 class Collector:
     """Appends the tokens of rounds to the rows that still run, and frees what finished rows held."""
 
-    def __init__(self, scheduler: Scheduler, state: SlotState, decoder: TextDecoder) -> None:
-        self._scheduler, self._state, self._decoder = scheduler, state, decoder
+    def __init__(
+        self, scheduler: Scheduler, state: SlotState, decoder: TextDecoder, corpus: Corpus | None = None
+    ) -> None:
+        """corpus: gets the answers of rows that end."""
+        self._scheduler, self._state, self._decoder, self._corpus = scheduler, state, decoder, corpus
 
     def collect(self, step: StepInFlight, tally: Mapping[int, ShardTally]) -> list[Completion]:
         """Waits for the step, reads its round and returns the completions of rows that ended.
@@ -52,6 +56,8 @@ class Collector:
             if completion is not None:
                 finished.append((row, completion))
         self._release([*ended, *(row for row, _ in finished)])
+        if self._corpus is not None:
+            self._corpus.add(_new_answers(finished))
         return [*completions, *(completion for _, completion in finished)]
 
     def _collect_scores(
@@ -120,3 +126,12 @@ class Collector:
         else:
             return None
         return row.complete(reason, text=self._decoder.decode(row.generated))
+
+
+def _new_answers(finished: Sequence[tuple[RowState, Completion]]) -> list[Answer]:
+    """Returns prompts and answers of rows that ended without an error and do not only repeat an earlier answer."""
+    return [
+        (row.request.prompt_token_ids, row.generated)
+        for row, completion in finished
+        if completion.finish_reason != "error" and tuple(row.generated) != row.reference
+    ]

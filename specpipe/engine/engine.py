@@ -31,6 +31,7 @@ from specpipe.engine.device.device_clock import DeviceClock, StampReader, StepTi
 from specpipe.engine.device.graph_capture import GraphCapture
 from specpipe.engine.forward.graphed_prefill import EagerPrefills, GraphedPrefills, Prefills
 from specpipe.engine.forward.model_runner import ModelRunner
+from specpipe.engine.proposers.corpus import Answer, Corpus
 from specpipe.engine.proposers.make_proposers import make_proposers
 from specpipe.engine.rounds.graphed_rounds import EagerRounds, GraphedRounds, Rounds
 from specpipe.engine.rounds.profiler import ProfilePoint, Profiler
@@ -78,12 +79,13 @@ class Engine:
         lookahead = (behind + 1) * (config.max_k + 1)
         self._scheduler = Scheduler(config, PageAllocator(num_pages), decoder, lookahead=lookahead)
         self._state = SlotState(config, eos_ids=eos_ids, device=self._device)
-        self._collector = Collector(self._scheduler, self._state, decoder)
+        self._corpus = self._make_corpus()
+        self._collector = Collector(self._scheduler, self._state, decoder, self._corpus)
         self._clock = DeviceClock(self._device)
         self._stamps = StampReader()
         self._in_flight = StepsInFlight(behind)
         self._synthetic = torch.tensor(config.synthetic_rates, device=self._device) if config.synthetic_rates else None
-        self._proposers = make_proposers(config, target, draft)
+        self._proposers = make_proposers(config, target, draft, self._corpus)
         round_ = Round(
             self._state,
             target,
@@ -94,6 +96,12 @@ class Engine:
         )
         self._launcher = self._make_launcher(round_)
         self.warm_up = WarmUp(round_, self._runners, config, self.proposers)
+
+    def _make_corpus(self) -> Corpus | None:
+        """Returns the pool of finished answers; None where no round would read it."""
+        if not (self.config.corpus_mib and self.config.replay_k):
+            return None
+        return Corpus(self._device, mib=self.config.corpus_mib, vocab_size=self.target.vocab_size)
 
     def _make_launcher(self, round_: Round) -> StepLauncher:
         """Makes the launcher, with graphs on a GPU."""
@@ -159,6 +167,14 @@ class Engine:
         A row that can never run completes with an error in the next step.
         """
         self._scheduler.submit(requests, plan)
+
+    def add_answers(self, answers: Iterable[Answer]) -> None:
+        """Appends earlier answers (token ids of prompt and answer) to the corpus, on the thread that calls `step`.
+
+        Does nothing without a corpus. Answers of rows that end are added by themselves.
+        """
+        if self._corpus is not None:
+            self._corpus.add(answers)
 
     def prepare(
         self, sampling: SamplingParams, choices: Iterable[tuple[ProposerName, int]], *, within_s: float = math.inf

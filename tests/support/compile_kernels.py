@@ -158,7 +158,7 @@ def between_forwards() -> None:
     texts = ReferenceTensors(text.int(), long, long.clone())
     follow(state, texts, long, long, ints, k=3, vocab_size=99, min_match=2)
     pool = torch.zeros(16, 99, dtype=torch.int32)
-    lookup_suffix(state, SuffixIndex(pool, pool, ints, long[:1]), long, long, ints, k=15)
+    lookup_suffix(state, SuffixIndex(pool, pool, ints, long[:1]), long, long, ints, k=15, min_match=2)
 
 
 def multiply(dtype: torch.dtype, rows: int) -> None:

@@ -79,6 +79,7 @@ def make_engine(
     prefix_sharing: bool = True,
     kv_dtype: KVDtypeChoice = "auto",
     replay_k: int = 0,
+    corpus_mib: int = 0,
 ) -> Engine:
     config = EngineConfig(
         slots=slots,
@@ -86,6 +87,7 @@ def make_engine(
         max_k=max(max_k, replay_k),
         draft_k=max_k,
         replay_k=replay_k,
+        corpus_mib=corpus_mib,
         proposer=proposer,
         method=method,
         page_size=page_size,

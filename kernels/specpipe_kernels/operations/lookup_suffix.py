@@ -5,11 +5,18 @@ from __future__ import annotations
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import MAX_DRAFTS, Followed, SlotTensors, SuffixIndex
+from specpipe_kernels.types import MAX_DRAFTS, SUFFIX_TOKENS, Followed, SlotTensors, SuffixIndex
 
 
 def lookup_suffix(
-    state: SlotTensors, index: SuffixIndex, slots: Tensor, lengths: Tensor, max_drafts: Tensor, *, k: int
+    state: SlotTensors,
+    index: SuffixIndex,
+    slots: Tensor,
+    lengths: Tensor,
+    max_drafts: Tensor,
+    *,
+    k: int,
+    min_match: int = 1,
 ) -> Followed:
     """Returns for each row what most texts go on with behind the longest match of the row's last tokens.
 
@@ -26,16 +33,20 @@ def lookup_suffix(
         lengths: [B] int64, tokens of each row.
         max_drafts: [B] int32. Rows with 0 are not looked up.
         k: drafts of a row, 1 to MAX_DRAFTS.
+        min_match: shortest match, 1 to SUFFIX_TOKENS, behind which drafts are proposed.
 
-    Raises ValueError for k out of range and for an index whose tensors differ in shape or are not contiguous.
+    Raises ValueError for k or min_match out of range, and for an index whose tensors differ in shape or are not
+    contiguous.
     """
     if not 1 <= k <= MAX_DRAFTS:
         raise ValueError(f"k = {k}; expected 1 to {MAX_DRAFTS}")
+    if not 1 <= min_match <= SUFFIX_TOKENS:
+        raise ValueError(f"min_match = {min_match}; expected 1 to {SUFFIX_TOKENS}")
     if index.tokens.shape != index.places.shape or index.num_sorted.shape != index.tokens.shape[:1]:
         shapes = [list(t.shape) for t in (index.tokens, index.places, index.num_sorted)]
         raise ValueError(f"tokens, places and num_sorted of the index are {shapes}; expected [G, M], [G, M] and [G]")
     if not (index.tokens.is_contiguous() and index.places.is_contiguous()):
         raise ValueError("tokens or places of the index are not contiguous")
     function = implementation("rounds.lookup_suffix", slots)
-    result: Followed = function(state, index, slots, lengths, max_drafts, k=k)
+    result: Followed = function(state, index, slots, lengths, max_drafts, k=k, min_match=min_match)
     return result

@@ -65,9 +65,9 @@ def _majority(index, chosen, count, k, C: tl.constexpr):
     return tl.load(chosen + best), longest
 
 
-@triton.jit(do_not_specialize=["k", "groups", "steps", "width", "stride_tokens"])
+@triton.jit(do_not_specialize=["k", "min_match", "groups", "steps", "width", "stride_tokens"])
 def _lookup_suffix_kernel(
-    tokens, index, slots, lengths, max_drafts, out, chosen, k, groups, steps, width, stride_tokens,
+    tokens, index, slots, lengths, max_drafts, out, chosen, k, min_match, groups, steps, width, stride_tokens,
     N: tl.constexpr, D: tl.constexpr, G: tl.constexpr, NEIGHBOURS: tl.constexpr, PROBES: tl.constexpr,
     C: tl.constexpr, K_PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -91,7 +91,7 @@ def _lookup_suffix_kernel(
     _, differs = _contexts(index, suffix, at, depth, N)
     matched = tl.where(inside, tl.min(tl.where(differs, depth[None, None, :], N), 2), 0)
     longest = tl.max(tl.max(matched, 1), 0)
-    found = tl.reshape((matched == longest) & (longest > 0), [G * 2 * NEIGHBOURS]).to(tl.int32)
+    found = tl.reshape((matched == longest) & (longest >= min_match), [G * 2 * NEIGHBOURS]).to(tl.int32)
     rank = tl.cumsum(found, 0) - 1
     occurrences = tl.minimum(tl.sum(found, 0), C)
     chosen += row * C
@@ -109,7 +109,14 @@ def _lookup_suffix_kernel(
 
 
 def lookup_suffix(
-    state: SlotTensors, index: SuffixIndex, slots: Tensor, lengths: Tensor, max_drafts: Tensor, *, k: int
+    state: SlotTensors,
+    index: SuffixIndex,
+    slots: Tensor,
+    lengths: Tensor,
+    max_drafts: Tensor,
+    *,
+    k: int,
+    min_match: int,
 ) -> Followed:
     """See `specpipe_kernels.lookup_suffix`."""
     rows, (groups, width) = slots.shape[0], index.places.shape
@@ -120,7 +127,7 @@ def lookup_suffix(
     )
     chosen = torch.empty(rows, OCCURRENCES, dtype=torch.int64, device=slots.device)
     _lookup_suffix_kernel[(rows,)](
-        state.tokens, index, slots, lengths, max_drafts, out, chosen, k, groups, _steps(width), width,
+        state.tokens, index, slots, lengths, max_drafts, out, chosen, k, min_match, groups, _steps(width), width,
         state.tokens.stride(0),
         N=SUFFIX_TOKENS, D=power_of_2(SUFFIX_TOKENS), G=power_of_2(groups), NEIGHBOURS=NEIGHBOURS, PROBES=PROBES,
         C=OCCURRENCES, K_PAD=power_of_2(k), num_warps=NUM_WARPS, **launch_options(slots),

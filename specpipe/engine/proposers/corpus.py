@@ -26,6 +26,8 @@ MIN_UNSORTED = 2048
 UNSORTED_SHARE = 8
 """A segment is sorted when an eighth of its places are new: each place is sorted about 9 times in all."""
 SEPARATOR = -1
+Answer = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a prompt and of what was generated behind it."""
 _KEY_BITS = 21
 """Bits of a token in a sort key, which holds three of them."""
 
@@ -62,12 +64,12 @@ class Corpus:
             return SuffixIndex(tokens[: self._used], places[: self._used], num_sorted[: self._used], newest)
         return self._index
 
-    def lookup(self, rows: RoundRows, k: int) -> Followed:
-        """Returns up to k draft tokens a row, as `lookup_suffix` finds them; device operations only."""
-        return lookup_suffix(rows.state, self.index, rows.slots, rows.lengths, rows.max_drafts, k=k)
+    def lookup(self, rows: RoundRows, max_drafts: Tensor, k: int, *, min_match: int) -> Followed:
+        """Returns up to `max_drafts` [B] int32 drafts of each row; see `lookup_suffix`. Device operations only."""
+        return lookup_suffix(rows.state, self.index, rows.slots, rows.lengths, max_drafts, k=k, min_match=min_match)
 
-    def add(self, answers: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
-        """Appends answers, each as token ids of its prompt and its own.
+    def add(self, answers: Iterable[Answer]) -> None:
+        """Appends answers.
 
         Of a prompt the last SUFFIX_TOKENS tokens are stored: they are never proposed, but an answer's first tokens are
         found behind them.

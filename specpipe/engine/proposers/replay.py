@@ -1,4 +1,4 @@
-"""Drafts from an earlier answer to the row's prompt, else from the row's own text.
+"""Drafts from earlier answers: the row's own, else those in the corpus; else from the row's own text.
 
 Shapes: B batch rows, K draft tokens a row.
 """
@@ -6,42 +6,64 @@ Shapes: B batch rows, K draft tokens a row.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from specpipe.core import EngineConfig
 from specpipe.engine.forward.round_rows import RoundRows
+from specpipe.engine.proposers.corpus import Corpus
 from specpipe.engine.proposers.ngram import NGramProposer
 from specpipe.engine.proposers.proposer import Proposal, source_code
 from specpipe.engine.state.slot_state import SlotState
-from specpipe_kernels import follow
+from specpipe_kernels import Followed, follow
 
-REFERENCE, NGRAM = source_code("reference"), source_code("ngram")
+REFERENCE, CORPUS, NGRAM = source_code("reference"), source_code("corpus"), source_code("ngram")
+MIN_MATCH = 2
+"""Tokens that a place in the corpus matches at least before its text goes before n-grams."""
+
+
+def follow_texts(
+    state: SlotState, rows: RoundRows, k: int, *, vocab_size: int, corpus: Corpus | None, min_match: int
+) -> tuple[Followed, Tensor]:
+    """Returns drafts from each row's earlier answer, else from the corpus, and their sources [B] int32.
+
+    vocab_size: ids beyond it are never proposed; min_match: tokens that a place in the corpus matches at least. The
+    source of a row without such drafts is that of the corpus.
+    """
+    assert state.references is not None, "earlier answers without replay_k"
+    own = follow(rows.state, state.references, rows.slots, rows.lengths, rows.max_drafts, k=k, vocab_size=vocab_size)
+    follows = own.num_tokens > 0
+    sources = torch.where(follows, REFERENCE, CORPUS).to(torch.int32)
+    if corpus is None:
+        return own, sources
+    others = corpus.lookup(rows, torch.where(follows, 0, rows.max_drafts), k, min_match=min_match)
+    return (
+        Followed(
+            torch.where(follows[:, None], own.tokens, others.tokens),
+            torch.where(follows, own.num_tokens, others.num_tokens),
+            torch.where(follows, own.matched, others.matched),
+        ),
+        sources,
+    )
 
 
 class ReplayProposer:
-    """Follows the row's earlier answer (`Request.reference`); n-grams where it has none or has departed from it.
+    """Follows the row's earlier answer (`Request.reference`); else the corpus; else n-grams of the row's own text.
 
     After a departure the longest suffix of the row that the answer has too gives the place to go on from.
     """
 
-    def __init__(self, config: EngineConfig, *, vocab_size: int) -> None:
+    def __init__(self, config: EngineConfig, *, vocab_size: int, corpus: Corpus | None) -> None:
         """vocab_size: the target's; an answer's ids beyond it are never proposed."""
-        self._ngram, self._vocab_size = NGramProposer(config), vocab_size
+        self._ngram, self._vocab_size, self._corpus = NGramProposer(config), vocab_size, corpus
 
     def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal:
         """Returns up to k draft tokens a row; none for a row without a match."""
-        assert state.references is not None, "proposer replay without replay_k"
-        found = follow(
-            rows.state,
-            state.references,
-            rows.slots,
-            rows.lengths,
-            rows.max_drafts,
-            k=k,
-            vocab_size=self._vocab_size,
+        found, sources = follow_texts(
+            state, rows, k, vocab_size=self._vocab_size, corpus=self._corpus, min_match=MIN_MATCH
         )
         own, follows = self._ngram.propose(state, rows, k), found.num_tokens > 0
         return Proposal(
             torch.where(follows[:, None], found.tokens, own.tokens),
             torch.where(follows, found.num_tokens, own.num_tokens),
-            sources=torch.where(follows, REFERENCE, NGRAM).to(torch.int32),
+            sources=torch.where(follows, sources, NGRAM),
         )

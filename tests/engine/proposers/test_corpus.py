@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.engines import completions_of, generate, make_engine, make_requests, plan, steps_of
 from support.no_sync import NoSync
 
+from specpipe.core import AcceptanceCounts
 from specpipe.engine.proposers import corpus as module
-from specpipe.engine.proposers.corpus import SEGMENTS, Corpus
+from specpipe.engine.proposers.corpus import SEGMENTS, Answer, Corpus
 from specpipe_kernels import MAX_DRAFTS, SUFFIX_TOKENS, SlotTensors
 
 VOCAB = 50_000
-Answer = tuple[list[int], list[int]]
 
 
 @pytest.fixture(autouse=True)
@@ -36,20 +38,24 @@ def answers(count: int, *, longest: int = 40, seed: int = 0) -> list[Answer]:
     ]
 
 
-def look_up(corpus: Corpus, *texts: list[int], k: int = 4) -> list[list[int]]:
-    """Returns the drafts for each text."""
-    device = corpus.index.tokens.device
+def rows_of(texts: list[list[int]], device: torch.device | str) -> SimpleNamespace:
+    """Returns the rows of a round, one for each text."""
     tokens = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = torch.tensor(text)
     none = torch.empty(0, device=device)
-    rows = SimpleNamespace(
+    return SimpleNamespace(
         state=SlotTensors(tokens.to(device), *(none for _ in SlotTensors._fields[1:])),
         slots=torch.arange(len(texts), device=device),
         lengths=torch.tensor([len(text) for text in texts], device=device),
-        max_drafts=torch.full((len(texts),), k, dtype=torch.int32, device=device),
     )
-    found = corpus.lookup(rows, k)
+
+
+def look_up(corpus: Corpus, *texts: list[int], k: int = 4) -> list[list[int]]:
+    """Returns the drafts for each text."""
+    rows = rows_of(list(texts), corpus.index.tokens.device)
+    fits = torch.full_like(rows.lengths, k, dtype=torch.int32)
+    found = corpus.lookup(rows, fits, k, min_match=1)
     return [row[:n].tolist() for row, n in zip(found.tokens, found.num_tokens.tolist(), strict=True)]
 
 
@@ -128,6 +134,26 @@ def test_adding_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
+def test_a_captured_look_up_finds_what_is_added_later() -> None:
+    corpus, added = make("cuda"), answers(300)
+    rows = rows_of([prompt for prompt, _ in added[:5]], "cuda")
+    fits = torch.full((5,), 4, dtype=torch.int32, device="cuda")
+    corpus.lookup(rows, fits, 4, min_match=1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = corpus.lookup(rows, fits, 4, min_match=1)
+    graph.replay()
+    assert found.num_tokens.sum() == 0
+    for begin in range(0, 300, 100):
+        corpus.add(added[begin : begin + 100])
+    corpus._begin_segment()
+    graph.replay()
+    assert [row[:n].tolist() for row, n in zip(found.tokens, found.num_tokens.tolist(), strict=True)] == [
+        answer[:4] for _, answer in added[:5]
+    ]
+
+
+@pytest.mark.gpu
 def test_memory_stays_within_the_budget() -> None:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -138,3 +164,38 @@ def test_memory_stays_within_the_budget() -> None:
         corpus.add([([], rng.choices(range(VOCAB), k=500)) for _ in range(400)])
     assert int(corpus.index.newest) > 1
     assert torch.cuda.max_memory_allocated() - before <= 16 * 2**20
+
+
+@pytest.mark.parametrize("preloaded", [False, True])
+def test_rows_follow_answers_that_ended_before_them(small_pair, preloaded: bool) -> None:
+    """The second time, every row finds its own answer in the corpus; errors and repeated answers are not added."""
+    pair = small_pair("llama")
+    requests = make_requests(4, vocab_size=pair.vocab_size, max_new_tokens=30)
+    answers = generate(pair.reference, requests)
+    engine = make_engine(pair.target, proposer="replay", max_k=0, replay_k=7, corpus_mib=1)
+    if preloaded:
+        engine.add_answers(
+            (request.prompt_token_ids, answer) for request, answer in zip(requests, answers, strict=True)
+        )
+    else:
+        engine.submit([replace(request, seed=1) for request in requests], plan(7, proposer="replay"))
+        steps_of(engine)
+    places = int(engine._corpus.index.num_sorted.sum())
+
+    engine.submit(requests, plan(7, proposer="replay"))
+    steps = steps_of(engine)
+
+    assert [list(completion.token_ids) for completion in completions_of(steps)] == answers
+    by_source = [part.by_source.get("corpus") for step in steps for part in step.shards.values()]
+    counts = sum(filter(None, by_source), AcceptanceCounts())
+    assert counts.accepted_tokens > 0.7 * 4 * 30
+    assert sum(completion.followed_tokens for completion in completions_of(steps)) == counts.accepted_tokens
+    assert places == 4 * 30 and int(engine._corpus.index.num_sorted.sum()) == 8 * 30
+
+
+def test_an_engine_without_a_corpus_allocates_none(small_pair) -> None:
+    pair = small_pair("llama")
+    engine = make_engine(pair.target, proposer="replay", max_k=0, replay_k=7)
+    engine.add_answers([([1], [2])])
+    assert engine._corpus is None
+    assert make_engine(pair.target, proposer="ngram", corpus_mib=1)._corpus is None

@@ -113,11 +113,14 @@ def test_the_majority_behind_the_longest_match_is_proposed(seed: int, vocab: int
     pool, rows = texts_and_rows(seed, vocab, segments, rows=40)
     index = index_of(pool, 257, newest=seed % segments, device="cpu")
     state, slots, lengths = state_of(rows, "cpu")
-    found = lookup_suffix(state, index, slots, lengths, torch.full((len(rows),), 7, dtype=torch.int32), k=7)
+    fits = torch.full((len(rows),), 7, dtype=torch.int32)
+    found = lookup_suffix(state, index, slots, lengths, fits, k=7)
+    fewer = lookup_suffix(state, index, slots, lengths, fits, k=7, min_match=3)
     compared = 0
     for row, text in enumerate(rows):
         if (want := expected(text, pool, 7)) is not None:
             assert (found.matched[row], found.tokens[row, : found.num_tokens[row]].tolist()) == want
+            assert fewer.num_tokens[row] == (found.num_tokens[row] if want[0] >= 3 else 0)
             compared += 1
     assert compared > 20
 
@@ -134,8 +137,8 @@ def test_triton_equals_the_reference(device: str, seed: int, vocab: int, segment
     index = index_of(pool, 301, newest=segments // 2, device=device)
     state, slots, lengths = state_of(rows, device)
     fits = torch.tensor([0, k, k // 2] * 3, dtype=torch.int32, device=device)
-    want = reference_lookup_suffix(state, index, slots, lengths, fits, k=k)
-    assert_same(triton_lookup_suffix(state, index, slots, lengths, fits, k=k), want)
+    want = reference_lookup_suffix(state, index, slots, lengths, fits, k=k, min_match=2)
+    assert_same(triton_lookup_suffix(state, index, slots, lengths, fits, k=k, min_match=2), want)
     assert want.matched.amax() > 0 and not want.matched[0] and not want.num_tokens[0]
 
 
@@ -150,7 +153,7 @@ def test_the_latest_texts_of_the_newest_segments_vote(device: str) -> None:
     for function in (reference_lookup_suffix, triton_lookup_suffix):
         for newest, draft in ((3, 60), (1, 50), (2, -1)):
             ring = index._replace(newest=torch.tensor([newest], device=device))
-            found = function(state, ring, slots, lengths, fits, k=3)
+            found = function(state, ring, slots, lengths, fits, k=3, min_match=15)
             assert (found.matched.tolist(), found.tokens.tolist()) == ([SUFFIX_TOKENS], [[draft, -1, -1]])
 
 
@@ -160,6 +163,8 @@ def test_arguments_out_of_range_are_refused() -> None:
     call = partial(lookup_suffix, state, slots=slots, lengths=lengths, max_drafts=lengths.int())
     with pytest.raises(ValueError, match=f"k = {MAX_DRAFTS + 1}; expected 1 to {MAX_DRAFTS}"):
         call(index=index, k=MAX_DRAFTS + 1)
+    with pytest.raises(ValueError, match="min_match = 0; expected 1 to 15"):
+        call(index=index, k=1, min_match=0)
     with pytest.raises(ValueError, match=r"\[\[1, 60\], \[1, 59\], \[1\]\]; expected \[G, M\]"):
         call(index=index._replace(places=index.places[:, 1:]), k=1)
     with pytest.raises(ValueError, match="not contiguous"):

@@ -15,7 +15,14 @@ _PROBES = 32
 
 
 def lookup_suffix(
-    state: SlotTensors, index: SuffixIndex, slots: Tensor, lengths: Tensor, max_drafts: Tensor, *, k: int
+    state: SlotTensors,
+    index: SuffixIndex,
+    slots: Tensor,
+    lengths: Tensor,
+    max_drafts: Tensor,
+    *,
+    k: int,
+    min_match: int,
 ) -> Followed:
     """See `specpipe_kernels.lookup_suffix`."""
     columns = lengths[:, None] - 1 - torch.arange(SUFFIX_TOKENS, device=slots.device)
@@ -30,7 +37,7 @@ def lookup_suffix(
     equal = _contexts(index, at) == suffix[:, None, None]
     matched = torch.where(inside, equal.to(torch.int32).cumprod(dim=-1).sum(dim=-1), 0).flatten(1)
     longest = matched.amax(dim=1)
-    found = (matched == longest[:, None]) & (longest > 0)[:, None]
+    found = (matched == longest[:, None]) & (longest >= min_match)[:, None]
     drafts, num_tokens = _majority(index, at.flatten(1), found, k)
     num_tokens = torch.minimum(num_tokens, max_drafts)
     drafted = torch.arange(k, device=slots.device) < num_tokens[:, None]
@@ -75,10 +82,11 @@ def _majority(index: SuffixIndex, at: Tensor, found: Tensor, k: int) -> tuple[Te
     count = found.sum(dim=1).clamp(max=OCCURRENCES)
     used = torch.arange(OCCURRENCES, device=at.device) < count[:, None]
     columns = chosen[:, :OCCURRENCES, None] + torch.arange(k, device=at.device)
-    tokens = torch.where(used[..., None], index.tokens.view(-1)[columns], -1)  # [B, C, K]
-    same = (tokens[:, :, None] == tokens[:, None]) & (tokens >= 0)[:, None]
-    votes = same.to(torch.int32).cumprod(dim=-1).sum(dim=2)  # occurrences that agree up to each token
-    agreed = (2 * votes > count[:, None, None]).sum(dim=-1)
-    best = agreed.argmax(dim=1, keepdim=True)  # those that agree longest have the same tokens
-    drafts = tokens.gather(1, best[..., None].expand(-1, -1, k))[:, 0].long()
-    return drafts, agreed.gather(1, best)[:, 0].to(torch.int32)
+    tokens = torch.where(used[..., None], index.tokens.view(-1)[columns], torch.iinfo(torch.int32).max)  # [B, C, K]
+    # A token that more than half of them have is the median.
+    middle = (count // 2).clamp(max=OCCURRENCES - 1)[:, None, None].expand(-1, 1, k)
+    drafts = tokens.sort(dim=1).values.gather(1, middle)  # [B, 1, K]
+    same = (tokens == drafts) & used[..., None]
+    votes = same.cummin(dim=2).values.sum(dim=1)  # [B, K]: occurrences that agree up to each token
+    agreed = (2 * votes > count[:, None]) & (drafts[:, 0] >= 0)
+    return drafts[:, 0].long(), agreed.cummin(dim=1).values.sum(dim=1, dtype=torch.int32)
