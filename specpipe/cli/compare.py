@@ -43,6 +43,7 @@ def compare(
 
     configure_logging()
     import json
+    import os
     from pathlib import Path
 
     from specpipe.cli.comparison_table import print_comparison
@@ -54,7 +55,8 @@ def compare(
     if html:
         Path(html).write_text(comparison_page(comparison), encoding="utf-8")
     if certificate:
-        Path(certificate).write_text(markdown(comparison), encoding="utf-8")
+        page = os.path.relpath(html, Path(certificate).parent) if html else ""
+        Path(certificate).write_text(markdown(comparison, page), encoding="utf-8")
     if as_json:
         click.echo(json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False))
     else:

@@ -72,6 +72,15 @@ def describe_endings(plan: RunPlan) -> str:
     return "; ".join([*parts, *map(repr, sampling.stop)]) or "max_new_tokens alone"
 
 
+def _process(plan: RunPlan) -> str:
+    """Returns the size of a CPU worker's process, for a line that continues with its parts; "" on a GPU."""
+    if not plan.process_bytes:
+        return ""
+    more = plan.loading_bytes > plan.process_bytes
+    loading = f" ({bytes_text(plan.loading_bytes)} while loading)" if more else ""
+    return f"{bytes_text(plan.process_bytes)}{loading}: "
+
+
 def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None:
     """Prints the plan of the job `name`."""
     console = console or Console()
@@ -92,7 +101,8 @@ def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None
         *([("draft", f"{plan.draft} ({plan.weights['draft'].describe()})")] if plan.draft else []),
         ("speculation", speculation),
         *([("replay", plan.replay)] if plan.replay else []),
-        ("memory a worker", f"{bytes_text(plan.weight_bytes)} weights, {kv} {pages}"),
+        ("memory a worker", f"{_process(plan)}{bytes_text(plan.weight_bytes)} weights, {kv} {pages}"),
+        *([("faster", plan.faster)] if plan.faster else []),
         ("sampling", describe_sampling(plan)),
         ("ends at", describe_endings(plan)),
         ("longest row", f"{plan.max_model_len:,} tokens, prompt and output"),

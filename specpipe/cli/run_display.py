@@ -31,6 +31,18 @@ def rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 9.95 or not per_second else f"{per_second:.2g}"
 
 
+def tokens(count: int) -> str:
+    """Returns a number of tokens as text, with a unit from 10,000 on: 9,999, 12.3k, 4.6M."""
+    if count < 10_000:
+        return f"{count:,}"
+    amount = count / 1e3
+    for unit in "kMG":
+        if amount < 999.95 or unit == "G":
+            break
+        amount /= 1e3
+    return f"{amount:.1f}{unit}"
+
+
 class RunDisplay:
     """Shows Progress snapshots on stdout while its block runs; prints nothing before the first one."""
 
@@ -86,8 +98,11 @@ class RunDisplay:
 def _facts(progress: Progress, interruptible: bool) -> list[str]:
     if not progress.workers and (waiting := _not_ready(progress)):
         return [waiting]
+    if not progress.output_tokens and not progress.done_rows and progress.running:
+        return [f"prefill of the first {_count(progress.running, 'row')}"]
     facts = [
         f"{rate(progress.tokens_per_s)} tok/s",
+        f"{tokens(progress.input_tokens)} in, {tokens(progress.output_tokens)} out",
         f"acceptance length {progress.acceptance_length:.2f}",
         f"K {progress.k:.1f}",
         f"queue depth {progress.queue_depth:,.0f}",
@@ -116,6 +131,6 @@ def _not_ready(progress: Progress) -> str:
     starting = progress.starting + progress.unplaced - waiting
     parts = [
         f"{starting} starting: loading weights, warming up" if starting else "",
-        f"{waiting} waiting for room in the cluster" if waiting else "",
+        f"{waiting} waiting for a process of Ray or room in the cluster" if waiting else "",
     ]
     return ", ".join(part for part in parts if part)

@@ -65,6 +65,9 @@ class Completion:
     accepted_tokens: int = 0
     """Accepted draft tokens that are part of the output: those after an end-of-sequence token, a stop string or a
     length limit are not counted."""
+    accepted_per_round: bytes | None = None
+    """Those of each round, in order. A round adds one token more; the last one may end before it. None where no draft
+    was verified for the row."""
     followed_tokens: int = 0
     """Those of the accepted tokens that came from an earlier answer (`Request.reference`) or the corpus."""
     logprobs: Logprobs | None = None

@@ -9,6 +9,9 @@ SCORE_COLUMNS = ("scores", "score_logprobs")
 """Output columns that are null for rows that generate; the second one also without the sampling parameter
 `logprobs`."""
 
+ACCEPTED_PER_ROUND = "accepted_per_round"
+"""Output column that is null for rows without drafts."""
+
 OUTPUT_COLUMNS = (
     "request_id",
     "prompt",
@@ -22,6 +25,7 @@ OUTPUT_COLUMNS = (
     "draft_tokens",
     "accepted_tokens",
     "followed_tokens",
+    ACCEPTED_PER_ROUND,
     "seed",
     "sample",
     *LOGPROB_COLUMNS,
@@ -29,8 +33,8 @@ OUTPUT_COLUMNS = (
 )
 """Columns of every output part, in this order. The columns of output.keep_columns follow."""
 
-ADDED_COLUMNS = ("followed_tokens",)
-"""Output columns that parts of older versions lack, where they stand for 0."""
+ADDED_COLUMNS = ("followed_tokens", ACCEPTED_PER_ROUND)
+"""Output columns that parts of older versions lack, where they stand for 0 or null."""
 
 PROMPT_COLUMNS = ("body", "prompt_token_ids", "messages", "conversations", "prompt")
 """Input columns that can hold a prompt. The first one with a value is used."""

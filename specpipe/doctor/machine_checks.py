@@ -11,11 +11,12 @@ from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 from specpipe.core import DtypeChoice
+from specpipe.core.dtypes import has_bf16_products
 from specpipe.data.locations import locate
 from specpipe.doctor import hardware
 from specpipe.doctor.diagnosis import GIB, Diagnosis
 from specpipe.job import JobSpec
-from specpipe.pipeline.cluster.gpus import visible_gpus
+from specpipe.pipeline.gpus import visible_gpus
 
 _MIN_FREE_DISK = 2 * GIB
 _LOCATION_SETTING = {"temporary files": "RAY_TMPDIR", "models": "HF_HOME", "outputs": "output.path"}
@@ -56,7 +57,10 @@ def gpus(job: JobSpec | None) -> Iterator[Diagnosis]:
                 name="GPUs", status="problem", found=found, remedy="set model.device: auto, or repair the driver"
             )
         else:
-            yield Diagnosis(name="GPUs", status="ok", found=f"{found}: models run on the CPU, in float32")
+            found += ": models run on the CPU, in float32"
+            if has_bf16_products():
+                found += "; large ones are faster with model.dtype: bfloat16 (see the plan of a job)"
+            yield Diagnosis(name="GPUs", status="ok", found=found)
     for gpu in visible:
         yield one_gpu(gpu, "auto" if job is None else job.model.dtype)
 

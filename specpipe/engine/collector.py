@@ -106,6 +106,7 @@ class Collector:
         row.followed += min(accepted, kept) if followed else 0
         if launch.k:
             row.following = followed
+        row.accepted_per_round.append(min(accepted, kept))
         is_first = before == len(row.request.prompt_token_ids)
         gap = None if is_first else now - last_token_at
         tally.add_row(

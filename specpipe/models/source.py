@@ -57,6 +57,20 @@ def resolve(name: str, role: Role, *, trust_remote_code: bool = False, allow_pic
     return ModelSource(path=str(folder), name=name, revision=revision or folder_revision(folder))
 
 
+def cached_file(name: str, file: str, revision: str) -> Path | None:
+    """Returns a file of a target model if it is on this machine, else None; downloads nothing.
+
+    revision: `ModelSource.revision`. Raises ModelError for an unknown built-in model.
+    """
+    if is_on_hub(name):
+        import huggingface_hub
+
+        found = huggingface_hub.try_to_load_from_cache(_split(name)[0], file, revision=revision)
+        return Path(found) if isinstance(found, str) else None
+    path = (_builtin(name, "target") if name.startswith(_BUILTIN) else Path(name).expanduser()) / file
+    return path if path.is_file() else None
+
+
 def is_on_hub(name: str) -> bool:
     """Returns True if `resolve` looks for this name on the Hub: it is not built in and not a local path."""
     return not (name.startswith((_BUILTIN, ".", "/", "~")) or Path(name).expanduser().is_dir())

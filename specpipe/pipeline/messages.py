@@ -60,7 +60,10 @@ class WorkerStatus:
     k: int
     """Draft tokens per row in the latest round."""
     rows_done: int
+    input_tokens: int
+    """Prompt tokens of those rows."""
     output_tokens: int
+    """Generated and scored tokens."""
     drafts: int
     accepted_tokens: int
     in_step_s: float

@@ -5,6 +5,6 @@ with Jinja, `plots.py` draws with matplotlib. Imports speculation and telemetry;
 """
 
 from specpipe.report.run_page import render_run
-from specpipe.report.run_source import AnswerExample, ErrorExample, RunSource
+from specpipe.report.run_source import AnswerExample, ErrorExample, RowFigures, RowGroup, RunSource
 
-__all__ = ["AnswerExample", "ErrorExample", "RunSource", "render_run"]
+__all__ = ["AnswerExample", "ErrorExample", "RowFigures", "RowGroup", "RunSource", "render_run"]

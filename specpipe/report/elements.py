@@ -45,7 +45,7 @@ Marked = Sequence[tuple[str, bool]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two texts side by side, collapsed below their title."""
+    """Two texts side by side below their title, collapsed unless `is_open`."""
 
     title: str
     left: Marked
@@ -53,6 +53,9 @@ class Pair:
     above: str = ""
     """The prompt of both texts."""
     note: str = ""
+    anchor: str = ""
+    """Id in the page, for links; "" for none."""
+    is_open: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +71,8 @@ class ReportSection:
     details: Sequence[Table] = ()
     """Tables that are collapsed."""
     pairs: Sequence[Pair] = ()
+    links: Sequence[tuple[str, str]] = ()
+    """Pairs of anchor and text: links to other places of the page."""
     note: str = ""
     """Text at the end of the section."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from specpipe.report.answers_section import answers_section
 from specpipe.report.cost_section import cost_of, cost_section
 from specpipe.report.engine_time_section import engine_time_section
 from specpipe.report.failure_sections import failed_rows_section, failed_shards_section
@@ -10,6 +9,7 @@ from specpipe.report.goodput_section import goodput_section
 from specpipe.report.number_format import DASH, count, decimal
 from specpipe.report.overview_section import overview_section
 from specpipe.report.page import render
+from specpipe.report.row_sections import answers_section, rows_section
 from specpipe.report.run_source import RunSource
 from specpipe.report.slowest_shards_section import slowest_shards_section
 from specpipe.report.speculation_section import speculation_section
@@ -30,6 +30,7 @@ def render_run(source: RunSource) -> str:
         goodput_section(source),
         engine_time_section(source),
         slowest_shards_section(source),
+        rows_section(source),
         answers_section(source),
     )
     summary = source.summary

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from specpipe.report.elements import Marked
 from specpipe.speculation.estimates.round_costs import RoundCosts
 
 
@@ -26,7 +27,8 @@ class AnswerExample:
 
     request_id: str
     prompt: str
-    answer: str
+    answer: Marked
+    """Pieces of the text; those of accepted draft tokens are marked."""
     draft_tokens: int
     accepted_tokens: int
 
@@ -34,6 +36,31 @@ class AnswerExample:
     def acceptance(self) -> float:
         """Share of the row's draft tokens that was accepted; 0 without any."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowGroup:
+    """Sums over the rows with one value of a kept column."""
+
+    value: str
+    """Untrusted text."""
+    rows: int
+    draft_tokens: int
+    accepted_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowFigures:
+    """Lengths and acceptance of the generated rows of some parts."""
+
+    parts: int
+    rows: int
+    prompt_tokens: Mapping[int, int]
+    """Rows by the power of 2 that bounds their tokens: the key 5 counts rows of 17 to 32 tokens."""
+    output_tokens: Mapping[int, int]
+    by_column: Mapping[str, Sequence[RowGroup]]
+    """Sums by the values of each kept column that has few."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +87,7 @@ class RunSource:
     """Some of the failed rows."""
     answers: Sequence[AnswerExample] = ()
     """Some of the generated rows, by acceptance."""
+    rows: RowFigures | None = None
 
     @property
     def name(self) -> str:

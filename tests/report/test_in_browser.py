@@ -59,8 +59,8 @@ def comparison() -> str:
         target="48", answers_a=("The peaches cost 4 * 12 = 48 dollars.",), answers_b=(f"{hostile} {LONG}",),
     )  # fmt: skip
     divergence = Divergence(
-        row=3, request_id="3", position=9, token_a=1, token_b=2, text_a="one two three", text_b=f"one {LONG} three",
-        common=(),
+        row=3, request_id="3", position=9, token_a=1, token_b=2, prompt=hostile, text_a="one two three",
+        text_b=f"one {LONG} three", common=(),
     )  # fmt: skip
     texts = TextComparison(rows=200, same_text=90, same_tokens=90, positions=[9] * 110, divergences=[divergence] * 60)
     return comparison_page(Comparison(a=runs[0], b=runs[1], metrics=(metric,), flips=(flip, flip), texts=texts))

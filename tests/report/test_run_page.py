@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from support.fake_workers import InProcessBackend, make_job, outputs, write_rows
@@ -59,7 +60,11 @@ def test_page_shows_the_figures_of_the_run(html: str) -> None:
 def test_untrusted_text_is_escaped() -> None:
     source = run_source(
         errors=[ErrorExample(request_id=HOSTILE, prompt=HOSTILE, error=HOSTILE)],
-        answers=[AnswerExample(request_id=HOSTILE, prompt=HOSTILE, answer=HOSTILE, draft_tokens=4, accepted_tokens=1)],
+        answers=[
+            AnswerExample(
+                request_id=HOSTILE, prompt=HOSTILE, answer=[(HOSTILE, True)], draft_tokens=4, accepted_tokens=1
+            )
+        ],
         folder=HOSTILE,
         shards=shard_table([shard_record(0, worker=HOSTILE, plan_reason=HOSTILE)]),
         summary={"failed": 1, "failed_shards": {"3": HOSTILE}, "name": HOSTILE, "devices": [HOSTILE]},
@@ -171,5 +176,26 @@ def test_page_shows_answers_from_least_to_most_accepted(tmp_path: Path) -> None:
     execute(make_job(tmp_path, rows=60), backend=InProcessBackend())
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
     answers = page[page.index("Answers</h2>") :]
-    shares = [int(share) for share in re.findall(r"<td[^>]*>(\d+) %</td>", answers)]
+    shares = [int(share) for share in re.findall(r"<summary>[^<]*: (\d+)% accepted</summary>", answers)]
     assert 4 < len(shares) <= 12 and shares == sorted(shares)
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_page_shows_lengths_and_acceptance_by_kept_columns(tmp_path: Path) -> None:
+    job = make_job(tmp_path, "output.keep_columns=[tag, number, prompt_copy]", rows=0)
+    rows = {
+        "prompt": [f"prompt {i}" for i in range(120)],
+        "tag": ["<b>odd</b>" if i % 2 else None if i % 3 else "even" for i in range(120)],
+        "number": [i / 2 for i in range(120)],
+        "prompt_copy": [f"prompt {i}" for i in range(120)],
+    }
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    execute(job, backend=InProcessBackend())
+    text = Page((tmp_path / "out/report.html").read_text(encoding="utf-8")).text
+    section = text[text.index("120 generated rows.") : text.index("Answers Some rows")]
+    table = pa.table(outputs(tmp_path / "out")).select(["tag", "draft_tokens", "accepted_tokens"])
+    odd = table.filter(pc.equal(table["tag"], "<b>odd</b>"))
+    share = sum(odd["accepted_tokens"].to_pylist()) / sum(odd["draft_tokens"].to_pylist())
+    assert f"<b>odd</b> 60 {share:.1%} 10.0 even 20 " in section
+    assert "tokens, up to prompt output 8 8.3% 0.0% 16 91.7% 100.0%" in section
+    assert "number" not in section and "prompt_copy" not in section  # neither is a category

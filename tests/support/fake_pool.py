@@ -24,7 +24,8 @@ def driver_config(
 
 
 IDLE = WorkerStatus(
-    running=0, waiting=0, k=0, rows_done=0, output_tokens=0, drafts=0, accepted_tokens=0, in_step_s=0.0, samples=()
+    running=0, waiting=0, k=0, rows_done=0, input_tokens=0, output_tokens=0, drafts=0, accepted_tokens=0,
+    in_step_s=0.0, samples=(),
 )  # fmt: skip
 
 

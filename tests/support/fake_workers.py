@@ -140,6 +140,7 @@ class InProcessBackend:
     workers: int = 1
     device: Literal["cpu", "cuda"] = "cpu"
     logs: str = ""
+    waits_for: str = ""
     spawned: list[InProcessWorker] = field(default_factory=list)
     config: WorkerConfig | None = None
 

@@ -19,6 +19,10 @@ class RayWorkers:
         """`build_parts` runs in the worker and must be picklable."""
         self._ray, self._build_parts = RayBackend(), build_parts
 
+    @property
+    def waits_for(self) -> str:
+        return self._ray.waits_for
+
     def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
         return self._ray.connect(job)
 

@@ -11,7 +11,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from specpipe.core import Completion, Score
-from specpipe.data.columns import ADDED_COLUMNS, LOGPROB_COLUMNS, OUTPUT_COLUMNS, SCORE_COLUMNS
+from specpipe.data.columns import (
+    ACCEPTED_PER_ROUND,
+    ADDED_COLUMNS,
+    LOGPROB_COLUMNS,
+    OUTPUT_COLUMNS,
+    SCORE_COLUMNS,
+)
 from specpipe.data.parts.logprob_columns import logprob_columns
 from specpipe.data.reading.dataset_rows import utf8
 
@@ -28,6 +34,7 @@ _TYPES = {
     "draft_tokens": pa.int64(),
     "accepted_tokens": pa.int64(),
     "followed_tokens": pa.int64(),
+    ACCEPTED_PER_ROUND: pa.list_(pa.uint8()),
     "seed": pa.int64(),
     "sample": pa.int32(),
     "generated_logprobs": pa.list_(pa.float32()),
@@ -44,12 +51,12 @@ _TYPES = {
     ),
     "score_logprobs": pa.list_(pa.list_(pa.float32())),
 }
-_NULLABLE = (*LOGPROB_COLUMNS, *SCORE_COLUMNS)
+_NULLABLE = (ACCEPTED_PER_ROUND, *LOGPROB_COLUMNS, *SCORE_COLUMNS)
 _CELLS = [name for name in OUTPUT_COLUMNS if name not in _NULLABLE]
 
 
 def output_schema(kept: Any | None = None) -> Any:
-    """Returns the pyarrow.Schema of every part of a run. Only log-probabilities, scores and kept columns may be null.
+    """Returns the pyarrow.Schema of every part of a run. Only those of _NULLABLE and kept columns may be null.
 
     kept: the pyarrow.Schema of the kept columns, from column_checks.kept_schema.
     """
@@ -58,12 +65,13 @@ def output_schema(kept: Any | None = None) -> Any:
 
 
 def with_added_columns(table: Any) -> Any:
-    """Returns a part's pyarrow.Table with zeros in the output columns that its version did not have."""
+    """Returns a part's pyarrow.Table with zeros or nulls in the output columns that its version did not have."""
     for name in ADDED_COLUMNS:
         if name not in table.schema.names and OUTPUT_COLUMNS[0] in table.schema.names:
-            zeros = pa.repeat(pa.scalar(0, _TYPES[name]), table.num_rows)
+            nullable = name in _NULLABLE
+            values = pa.repeat(pa.scalar(None if nullable else 0, _TYPES[name]), table.num_rows)
             at = min(OUTPUT_COLUMNS.index(name), table.num_columns)
-            table = table.add_column(at, pa.field(name, _TYPES[name], nullable=False), zeros)
+            table = table.add_column(at, pa.field(name, _TYPES[name], nullable=nullable), values)
     return table
 
 
@@ -79,6 +87,10 @@ def to_table(completions: Sequence[Completion], rows: int, kept: Any | None = No
     cells = [_cells(completion) for completion in ordered]
     columns: dict[str, Any] = {name: [row[i] for row in cells] for i, name in enumerate(_CELLS)}
     columns = {name: pa.array(values, _TYPES[name]) for name, values in columns.items()}
+    rounds = [completion.accepted_per_round for completion in ordered]
+    columns[ACCEPTED_PER_ROUND] = pa.array(
+        [None if found is None else np.frombuffer(found, np.uint8) for found in rounds], _TYPES[ACCEPTED_PER_ROUND]
+    )
     columns |= logprob_columns([completion.logprobs for completion in ordered])
     columns["scores"] = pa.array([_score_cells(completion.scores) for completion in ordered], _TYPES["scores"])
     logprobs = [_score_logprobs(completion.scores) for completion in ordered]

@@ -20,6 +20,7 @@ class RowState:
 
     __slots__ = (
         "accepted",
+        "accepted_per_round",
         "admitted_at",
         "cached_tokens",
         "capacity",
@@ -72,6 +73,7 @@ class RowState:
         """Earlier answer that the row may follow: its own, or that of a row with the same prompt."""
         self.following = bool(request.reference)
         """True if the drafts of the last round came from an earlier answer, or may in the first one."""
+        self.accepted_per_round = bytearray()
         self.window = window
         stop = request.sampling.stop
         self.stop_matcher = decoder.stream(stop) if stop else None
@@ -193,6 +195,7 @@ class RowState:
             draft_tokens=self.proposed,
             accepted_tokens=self.accepted,
             followed_tokens=self.followed,
+            accepted_per_round=bytes(self.accepted_per_round) if self.proposed else None,
             logprobs=None if self.logprobs is None else self.logprobs.first(len(self.generated)),
             timing=RowTiming(
                 queued_s=self.admitted_at - self.submitted_at,

@@ -28,6 +28,7 @@ class Divergence:
     token_a: int | None
     """First differing token; None if A's output ended."""
     token_b: int | None
+    prompt: str
     text_a: str
     text_b: str
     common: tuple[int, ...]
@@ -112,6 +113,7 @@ def compare_outputs(a: RunOutputs, b: RunOutputs, dtype: str = "float32") -> Tex
                     position=position,
                     token_a=_at(left["generated_token_ids"], position),
                     token_b=_at(right["generated_token_ids"], position),
+                    prompt=left["prompt"],
                     text_a=left["generated_text"],
                     text_b=right["generated_text"],
                     common=tuple(left["generated_token_ids"][:position]),

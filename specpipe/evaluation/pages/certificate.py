@@ -19,7 +19,7 @@ _MEASURED = (
     ("failed rows", "failed", "{:,}"),
 )
 
-
+_ROWS = 20  # differing rows that the certificate names
 _MODEL = ("model.target", "model.target_revision", "model.dtype", "model.quantize", "model.kv_dtype")
 
 
@@ -34,8 +34,8 @@ def side_by_side(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
             yield label, _form(form, a.measured.get(name)), _form(form, b.measured.get(name))
 
 
-def certificate(comparison: Comparison) -> str:
-    """Returns the certificate as Markdown."""
+def certificate(comparison: Comparison, page: str = "") -> str:
+    """Returns the certificate as Markdown. page: address of the comparison page, which rows are linked to."""
     models = [[run.settings.get(name) for name in _MODEL] for run in (comparison.a, comparison.b)]
     title = "Speculation against plain decoding" if models[0] == models[1] else "Two models"
     lines = [f"### {title}", "", f"**{comparison.verdict}**", ""]
@@ -54,6 +54,10 @@ def certificate(comparison: Comparison) -> str:
         )
     if comparison.texts is not None:
         lines.append(f"- {texts_line(comparison)}")
+        if differing := comparison.texts.divergences[:_ROWS]:
+            names = [f"[{d.row}]({page}#row-{d.row})" if page else f"{d.row}" for d in differing]
+            more = len(comparison.texts.positions) - len(names)
+            lines.append(f"- rows that differ: {', '.join(names)}" + (f" and {more:,} more" if more else ""))
     if comparison.gaps:
         lines.append(f"- {gaps_line(comparison)}")
     if versions := comparison.b.measured.get("versions"):

@@ -19,13 +19,28 @@ def comparison_page(comparison: Comparison) -> str:
         title=f"{comparison.a.name} and {comparison.b.name}",
         tone="bad" if comparison.differs else "good",
         verdict=comparison.verdict,
-        sections=[_settings(comparison), *_scores(comparison), *_texts(comparison), *_flips(comparison)],
+        sections=[
+            _settings(comparison),
+            *_links(comparison),
+            *_scores(comparison),
+            *_texts(comparison),
+            *_flips(comparison),
+        ],
     )
 
 
 def _settings(comparison: Comparison) -> ReportSection:
     head = ("", f"A: {comparison.a.name}", f"B: {comparison.b.name}")
     return ReportSection(title="Side by side", tables=[Table(head=head, rows=[*side_by_side(comparison)])])
+
+
+def _links(comparison: Comparison) -> Iterator[ReportSection]:
+    """Yields the section with links to the texts of rows that differ, and of documents whose scores changed."""
+    texts = () if comparison.texts is None else comparison.texts.divergences[:_SHOWN]
+    links = [(f"row-{row.row}", f"row {row.row} ({row.request_id})") for row in texts]
+    links += [(f"score-{i}", f"{flip.task} {flip.doc_id}") for i, flip in enumerate(comparison.flips[:_SHOWN])]
+    if links:
+        yield ReportSection(title="Rows that differ", links=links)
 
 
 def _scores(comparison: Comparison) -> Iterator[ReportSection]:
@@ -59,18 +74,18 @@ def _texts(comparison: Comparison) -> Iterator[ReportSection]:
             kind = "numerical tie" if gap.is_tie else "real difference"
             title += f": {kind} (top-2 logit gap {gap.gap:.2g}, tolerance {gap.tolerance:.2g})"
         left, right = _marked(divergence.text_a, divergence.text_b)
-        pairs.append(Pair(title=title, left=left, right=right))
+        pairs.append(Pair(title=title, above=divergence.prompt, left=left, right=right, anchor=f"row-{divergence.row}"))
     intro = texts_line(comparison) + (f" {gaps_line(comparison)}" if comparison.gaps else "")
     yield ReportSection(title="Outputs", intro=intro, pairs=pairs, note=_note(len(comparison.texts.divergences)))
 
 
 def _flips(comparison: Comparison) -> Iterator[ReportSection]:
     if comparison.flips:
-        pairs = [_flip(flip) for flip in comparison.flips[:_SHOWN]]
+        pairs = [_flip(flip, f"score-{i}") for i, flip in enumerate(comparison.flips[:_SHOWN])]
         yield ReportSection(title="Scores that changed", pairs=pairs, note=_note(len(comparison.flips)))
 
 
-def _flip(flip: Flip) -> Pair:
+def _flip(flip: Flip, anchor: str) -> Pair:
     left, right = _marked("\n---\n".join(flip.answers_a), "\n---\n".join(flip.answers_b))
     return Pair(
         title=f"{flip.task} {flip.doc_id}, {flip.metric} ({flip.filter}): {flip.score_a:g} → {flip.score_b:g}",
@@ -78,6 +93,7 @@ def _flip(flip: Flip) -> Pair:
         note=f"target: {flip.target}",
         left=left,
         right=right,
+        anchor=anchor,
     )
 
 

@@ -95,7 +95,7 @@ def _publish(job: EvalJob, comparison: Comparison) -> None:
     text = json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False)
     (folder / "comparison.json").write_text(text, encoding="utf-8")
     (folder / "comparison.html").write_text(comparison_page(comparison), encoding="utf-8")
-    (folder / "certificate.md").write_text(certificate(comparison), encoding="utf-8")
+    (folder / "certificate.md").write_text(certificate(comparison, "comparison.html"), encoding="utf-8")
     if job.evaluation.history is not None:
         path = Path(job.evaluation.history)
         table = append_history(str(path), history_rows(job, comparison))

@@ -16,6 +16,8 @@ from specpipe.models.source import ModelSource
 FP8_CAPABILITY = (8, 9)
 """Lowest compute capability of a GPU with products of 8-bit floating-point numbers."""
 AT_LOAD = "FP8 by channel, at load"
+_STORED_AS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_DENSE_BYTES = {stored: DTYPE_BYTES[dtype] for dtype, stored in _STORED_AS.items()}
 _NOT_LINEAR = re.compile(
     r"(^|.*\.)(embed\w*|wte|wpe|word_embeddings|lm_head|embed_out|mlp\.gate|block_sparse_moe\.gate|router)\.weight"
 )
@@ -31,6 +33,8 @@ class PlannedWeights(NamedTuple):
     """Number format of the linear layers, such as "FP8 by channel, compressed-tensors" or "bfloat16"."""
     bytes: int
     """Bytes on the device."""
+    mapped: int = 0
+    """Bytes of files that are mapped beside them while a CPU converts them to another dtype."""
 
     def describe(self) -> str:
         """Returns format and size, such as "FP8 by channel, compressed-tensors, 65.7 GiB"."""
@@ -55,8 +59,10 @@ def plan_weights(
     if not checkpoint.dense and not checkpoint.quantised:  # pickles, which are read with the weights alone
         stored = sum(path.stat().st_size for path in Path(source.path).glob("pytorch_model*.bin"))
         return PlannedWeights(label or dtype, stored)
-    total = 0
+    total = mapped = 0
     for name, tensor in checkpoint.dense.items():
+        if device == "cpu" and not checkpoint.quantised and tensor.dtype != _STORED_AS[dtype]:
+            mapped += tensor.numel * _DENSE_BYTES.get(tensor.dtype, 0)
         rounded = quantize == "fp8" and (
             _MERGED.fullmatch(name) or (len(tensor.shape) == 2 and name.endswith(".weight"))
         )
@@ -70,7 +76,7 @@ def plan_weights(
     for experts in checkpoint.experts.values():
         for shape in expert_shapes(experts).values():
             total += packed_bytes(shape) if device == "cuda" else math.prod(shape) * entry
-    return PlannedWeights(label or dtype, total)
+    return PlannedWeights(label or dtype, total, mapped)
 
 
 def _format(checkpoint: Checkpoint, source: ModelSource, quantize: QuantizeChoice) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 from specpipe.job import JobSpec
 from specpipe.pipeline.cluster.metrics_export import Exporter, run_values
 from specpipe.pipeline.cluster.placement import Placement
-from specpipe.pipeline.cluster.ray_cluster import connected
+from specpipe.pipeline.cluster.ray_cluster import connected, ray_start
 from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.messages import Pool
 from specpipe.pipeline.worker.config import WorkerConfig
@@ -19,6 +19,10 @@ from specpipe.telemetry.metrics import run_label
 
 class Backend(Protocol):
     """A place for workers."""
+
+    @property
+    def waits_for(self) -> str:
+        """The step that `connect` waits for, such as "starting Ray"; "" if it returns at once."""
 
     def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
         """Provides resources for the job while the block lasts. Raises MachineError when there are not enough."""
@@ -38,6 +42,11 @@ class RayBackend:
     """Show the logs of workers and Ray."""
     json_logs: bool = False
     """Workers log JSON, into Ray's log files only: when shown here, Ray puts a prefix before each line."""
+
+    @property
+    def waits_for(self) -> str:
+        """Ray's start on this machine, or the cluster that RAY_ADDRESS names."""
+        return ray_start()
 
     def connect(self, job: JobSpec) -> AbstractContextManager[Placement]:
         """Connects to Ray while the block lasts; see `ray_cluster.connected`."""

@@ -24,6 +24,12 @@ _CLUSTER_ADVICE = (
 _OBJECT_STORE_BYTES = 100 * 2**20  # only small messages cross Ray
 
 
+def ray_start() -> str:
+    """Returns the step that `connected` waits for."""
+    address = os.environ.get("RAY_ADDRESS")
+    return f"joining the Ray cluster {address}" if address else "starting Ray on this machine, some seconds"
+
+
 @contextmanager
 def connected(job: JobSpec, *, verbose: bool) -> Iterator[Placement]:
     """Connects to Ray while the block lasts. A connection that exists already is used and left open.

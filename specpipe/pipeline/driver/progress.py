@@ -44,6 +44,10 @@ class Progress:
     """Estimate of the remaining seconds; None while there is no speed to estimate it from."""
     draining: bool
     """Running shards finish, and no more are dispatched."""
+    input_tokens: int = 0
+    """Prompt tokens of finished rows, with those of earlier starts."""
+    output_tokens: int = 0
+    """Generated and scored tokens, with those of earlier starts and of rows in flight."""
     retries: int = 0
     """Attempts at shards after the first, in this start."""
     lost_workers: int = 0

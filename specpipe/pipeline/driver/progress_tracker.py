@@ -26,6 +26,9 @@ class EarlierProgress:
     shards: int = 0
     rows: int = 0
     failed_rows: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    """Generated and scored tokens."""
     acceptance: AcceptanceCounts = field(default_factory=AcceptanceCounts)
 
     @classmethod
@@ -36,6 +39,8 @@ class EarlierProgress:
             shards=shards.num_rows - len(rerun),
             rows=total(shards, "rows") - rerun_rows,
             failed_rows=total(shards, "failed_rows") - rerun_rows,
+            input_tokens=total(shards, "input_tokens"),
+            output_tokens=total(shards, "output_tokens") + total(shards, "scored_tokens"),
             acceptance=acceptance(shards),
         )
 
@@ -58,7 +63,9 @@ class ProgressTracker:
         self._total_rows = tasks.rows + earlier.rows
         self._total_shards = len(tasks) + earlier.shards
         self._tokens, self._rows = Speed(), Speed(_ETA_WINDOW_S)
-        self._earlier_rows = earlier.rows
+        self._earlier = earlier
+        self._tokens_of: dict[str, tuple[int, int]] = {}
+        """Input and output tokens of every worker so far, by name: totals never fall when one is lost."""
         self._now, self._began = now, now()
         self.retries = self.lost_workers = 0
 
@@ -77,7 +84,9 @@ class ProgressTracker:
         done = min(self._total_rows, self._done_rows + unreported)
         now = self._now()
         self._rows.add(now, done)
-        self._tokens.add(now, sum(status.output_tokens for status in statuses))
+        self._tokens_of |= {m.name: (m.status.input_tokens, m.status.output_tokens) for m in members if m.status}
+        output_tokens = self._earlier.output_tokens + sum(made for _, made in self._tokens_of.values())
+        self._tokens.add(now, output_tokens)
         depths = [self._fleet.queue_depth(member, self._tasks.rows) for member in members]
         return Progress(
             elapsed_s=now - self._began,
@@ -98,13 +107,15 @@ class ProgressTracker:
             tokens_per_s=self._tokens.per_second,
             eta_s=self._eta_s(done),
             draining=draining,
+            input_tokens=self._earlier.input_tokens + sum(read for read, _ in self._tokens_of.values()),
+            output_tokens=output_tokens,
             retries=self.retries,
             lost_workers=self.lost_workers,
         )
 
     def _eta_s(self, done: int) -> float | None:
         """Returns the remaining seconds; None before enough rows have ended: the first end in bursts, or are short."""
-        finished, rows_per_s = done - self._earlier_rows, self._rows.per_second
+        finished, rows_per_s = done - self._earlier.rows, self._rows.per_second
         if not rows_per_s or finished < min(_ETA_ROWS, self._total_rows // 4):
             return None
         return (self._total_rows - done) / rows_per_s

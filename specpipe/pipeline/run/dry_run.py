@@ -5,19 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import pyarrow as pa
 
 from specpipe.core import DeviceName, DtypeName, KVDtypeChoice, SamplingParams, Shard, resolve_dtype
 from specpipe.errors import ModelError
-from specpipe.job import JobSpec
+from specpipe.job import JobSpec, WorkerRange
 from specpipe.models.generation import generation_defaults
 from specpipe.models.quantization.planned_weights import PlannedWeights
 from specpipe.models.source import Role
 from specpipe.models.tokenizer import eos_token_ids
-from specpipe.pipeline.cluster.gpus import visible_gpus
 from specpipe.pipeline.cluster.placement import Placement, place
-from specpipe.pipeline.job_check import MemoryNeed, check_memory, check_models, kv_budget, memory_need
+from specpipe.pipeline.gpus import visible_gpus
+from specpipe.pipeline.job_check import (
+    MemoryNeed,
+    check_memory,
+    check_models,
+    faster_dtype,
+    kv_budget,
+    memory_need,
+)
 from specpipe.pipeline.prepare import PreparedJob, prepare
 from specpipe.pipeline.replay.answer_coverage import describe_coverage
 from specpipe.pipeline.replay.answer_sources import find_answer_files
@@ -68,6 +76,12 @@ class RunPlan:
     """Bytes of a worker's KV pages with every slot at max_model_len."""
     kv_budget: int
     """Bytes of KV pages that a worker allocates; on a GPU less where memory is short."""
+    process_bytes: int
+    """Bytes of a CPU worker's process, KV pages in use included; 0 on a GPU."""
+    loading_bytes: int
+    """The most while it loads, which may be more; 0 on a GPU."""
+    faster: str
+    """Advice on a faster number format and its cost; "" for none."""
     output: str
     replay: str = ""
     """One line: rows that have an earlier answer (`speculation.replay`); "" for a job that follows none."""
@@ -83,9 +97,10 @@ def plan_run(job: JobSpec) -> RunPlan:
     folder = RunFolder.at(job.output.path)
     folder.claim()
     prepared = prepare(job)
+    check_models(job, [prepared.target, *([prepared.draft] if prepared.draft else [])])
     gpus = 0 if job.model.device == "cpu" else visible_gpus()
     elastic = "RAY_ADDRESS" in os.environ
-    placement = place(job, cpus=len(os.sched_getaffinity(0)), gpus=gpus, elastic=elastic)
+    placement = _placement(job, gpus, elastic=elastic)
     if not elastic:
         check_memory(prepared, workers=placement.workers, device=placement.device)
     manifest = read_manifest(folder)
@@ -96,9 +111,10 @@ def plan_run(job: JobSpec) -> RunPlan:
     else:
         shards = prepared.shards(prepared.shared_blocks(), workers=placement.workers, device=placement.device)
         done = 0
-    check_models(job, [prepared.target, *([prepared.draft] if prepared.draft else [])])
     dtype = resolve_dtype(job.model.dtype, placement.device)
     need = memory_need(prepared, dtype, placement.device)
+    pages = kv_budget(need, placement.device, placement.workers)
+    on_cpu = placement.device == "cpu"
     return RunPlan(
         files=len(prepared.files),
         rows=sum(shard.rows for shard in shards),
@@ -124,7 +140,10 @@ def plan_run(job: JobSpec) -> RunPlan:
         max_model_len=need.max_model_len,
         kv_dtype=job.engine_config(need.max_model_len).kv_dtype,
         kv_bytes=need.kv_bytes,
-        kv_budget=kv_budget(need, placement.device, placement.workers),
+        kv_budget=pages,
+        process_bytes=need.process_bytes(pages) if on_cpu else 0,
+        loading_bytes=need.loading_bytes if on_cpu else 0,
+        faster=faster_dtype(need, dtype, placement.device),
     )
 
 
@@ -159,6 +178,16 @@ def _prompt_tokens(
         return count_prompt_tokens(prepared.files, shards, builder, pages, workers=placement.workers)
     except (pa.ArrowException, OSError):
         return None
+
+
+def _placement(job: JobSpec, gpus: int, *, elastic: bool) -> Placement:
+    """Returns the placement on this machine, or on a cluster of unknown size, which has room for workers.count.min."""
+    cpus, count = len(os.sched_getaffinity(0)), job.workers.count
+    if elastic and isinstance(count, WorkerRange):
+        each = 1.0 if job.workers.cpus_per_worker == "auto" else job.workers.cpus_per_worker
+        cpus = max(cpus, ceil(count.min * each))
+        gpus = max(gpus, count.min) if gpus or job.model.device == "cuda" else 0
+    return place(job, cpus=cpus, gpus=gpus, elastic=elastic)
 
 
 def _recommended(prepared: PreparedJob) -> dict[str, float | int]:

@@ -104,6 +104,8 @@ def execute(
         viewer.announce(run.headline)
         if (line := run.index_answers()) is not None:
             viewer.announce(line)
+        if backend.waits_for:
+            viewer.announce(backend.waits_for)
         with backend.connect(job) as placement:
             return replace(run.drive(placement, backend, viewer.progress), wall_s=time.monotonic() - began)
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from specpipe.core import Shard
 from specpipe.data import output_schema, output_totals
-from specpipe.data.columns import LOGPROB_COLUMNS, SCORE_COLUMNS
+from specpipe.data.columns import ACCEPTED_PER_ROUND, LOGPROB_COLUMNS, SCORE_COLUMNS
 from specpipe.pipeline.store.verification import Finding
 from specpipe.telemetry.shard_record import ShardRecord
 
@@ -26,6 +26,7 @@ def inconsistent_rows(table: Any, shard: Shard) -> Iterator[Finding]:
     counts, errors = table["num_generated_tokens"].to_pylist(), table["error"].to_pylist()
     accepted, reasons = table["accepted_tokens"].to_pylist(), table["finish_reason"].to_pylist()
     followed = table["followed_tokens"].to_pylist()
+    rounds = table[ACCEPTED_PER_ROUND].to_pylist()
     cached, inputs = table["cached_tokens"].to_pylist(), table["num_input_tokens"].to_pylist()
     logprob_lengths = [pc.list_value_length(table[name]).to_pylist() for name in LOGPROB_COLUMNS]
     scored, by_token = (pc.list_value_length(table[name]).to_pylist() for name in SCORE_COLUMNS)
@@ -55,6 +56,10 @@ def inconsistent_rows(table: Any, shard: Shard) -> Iterator[Finding]:
             )
         elif not 0 <= followed[i] <= accepted[i]:
             yield wrong(shard, f"followed_tokens is {followed[i]}; expected 0 to accepted_tokens, {accepted[i]}", row=i)
+        elif rounds[i] is not None and sum(rounds[i]) != accepted[i]:
+            yield wrong(
+                shard, f"accepted_per_round adds up to {sum(rounds[i])}; expected {accepted[i]}, accepted_tokens", row=i
+            )
         elif {lengths[i] for lengths in logprob_lengths} not in ({None}, {counts[i]}):
             yield wrong(
                 shard,

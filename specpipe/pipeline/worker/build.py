@@ -13,7 +13,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from specpipe.core import Profile, ProposerName, Request, Shard, resolve_dtype
+from specpipe.core import DeviceName, Profile, ProposerName, Request, Shard, resolve_dtype
+from specpipe.core.host_memory import free_memory
 from specpipe.data import read_rows
 from specpipe.data.requests.request_builder import EncoderProtocol, RequestBuilder
 from specpipe.errors import MachineError, ModelError
@@ -21,6 +22,7 @@ from specpipe.job import JobSpec
 from specpipe.models.quantization.planned_weights import PlannedWeights
 from specpipe.models.source import ModelSource, Role
 from specpipe.pipeline.failures import is_out_of_memory
+from specpipe.pipeline.job_check import check_device_memory
 from specpipe.pipeline.prepare import PreparedJob, find_model
 from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
@@ -53,6 +55,9 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
     model, trust = job.model, job.model.trust_remote_code
     target = _local_model(job, prepared.target, "target")
     draft = _local_model(job, prepared.draft, "draft") if prepared.draft is not None else None
+    check_device_memory(
+        dataclasses.replace(prepared, target=target, draft=draft), config.device, _device_memory(config.device)
+    )
     encoder = make_encoder(job, target)
     dtype = resolve_dtype(model.dtype, config.device)
     sampling, choices = job.sampling_params(), _round_choices(job)
@@ -94,6 +99,13 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
     loaded = [runner for runner in runners.values() if runner is not None]
     kv_scales = kv_scale_table(loaded, [source for source in (target, draft) if source is not None])
     return WorkerParts(engine=engine, builder=builder, facts=facts, profile=profile, kv_scales=kv_scales)
+
+
+def _device_memory(device: DeviceName) -> int:
+    """Returns the bytes of this worker's GPU, or the free ones of its machine."""
+    import torch
+
+    return torch.cuda.mem_get_info()[1] if device == "cuda" else free_memory()
 
 
 def _first_prompts(prepared: PreparedJob, encoder: EncoderProtocol, count: int) -> tuple[tuple[int, ...], ...]:

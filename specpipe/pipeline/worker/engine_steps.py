@@ -155,6 +155,7 @@ class EngineSteps:
                 waiting=self._engine.waiting,
                 k=self._totals.k,
                 rows_done=self._totals.rows,
+                input_tokens=self._totals.input_tokens,
                 output_tokens=self._totals.output_tokens + self._totals.scored_tokens,
                 drafts=self._totals.verified.drafts,
                 accepted_tokens=self._totals.verified.accepted_tokens,

@@ -26,7 +26,7 @@ def completion(row: int, error: str = "") -> Completion:
         return Completion(request=request, finish_reason="error", error=error)
     return Completion(
         request=request, token_ids=(7, 8), text="yo", finish_reason="stop", cached_tokens=2,
-        draft_tokens=6, accepted_tokens=1, followed_tokens=1,
+        draft_tokens=6, accepted_tokens=1, followed_tokens=1, accepted_per_round=bytes([1]),
         logprobs=Logprobs(
             own=array("f", [-0.5, -1.0]), n=2, top_ids=array("i", [7, 9, 3, -1]),
             top=array("f", [-0.5, -2.0, -0.25, float("nan")]),
@@ -42,13 +42,15 @@ def test_rows_stand_in_input_order_with_their_counts() -> None:
         {
             "request_id": "r1", "prompt": "hi", "generated_text": "", "generated_token_ids": [], "num_input_tokens": 3,
             "num_generated_tokens": 0, "finish_reason": "error", "error": "bad", "cached_tokens": 0, "draft_tokens": 0,
-            "accepted_tokens": 0, "followed_tokens": 0, "seed": 2**63 - 1, "sample": 0, "generated_logprobs": None,
-            "top_token_ids": None, "top_token_logprobs": None, "scores": None, "score_logprobs": None,
+            "accepted_tokens": 0, "followed_tokens": 0, "accepted_per_round": None, "seed": 2**63 - 1, "sample": 0,
+            "generated_logprobs": None, "top_token_ids": None, "top_token_logprobs": None, "scores": None,
+            "score_logprobs": None,
         },
         {
             "request_id": "r2", "prompt": "hi", "generated_text": "yo", "generated_token_ids": [7, 8],
             "num_input_tokens": 3, "num_generated_tokens": 2, "finish_reason": "stop", "error": "", "cached_tokens": 2,
-            "draft_tokens": 6, "accepted_tokens": 1, "followed_tokens": 1, "seed": 2**63 - 1, "sample": 0,
+            "draft_tokens": 6, "accepted_tokens": 1, "followed_tokens": 1, "accepted_per_round": [1],
+            "seed": 2**63 - 1, "sample": 0,
             "generated_logprobs": [-0.5, -1.0],
             "top_token_ids": [[7, 9], [3]], "top_token_logprobs": [[-0.5, -2.0], [-0.25]],
             "scores": None, "score_logprobs": None,

@@ -51,6 +51,9 @@ def test_accepted_counts_cover_only_what_was_emitted(small_pair) -> None:
     for completion in run(make_engine(pair.target, pair.draft), requests, 3):
         assert completion.accepted_tokens < len(completion.token_ids) == 20
         assert completion.accepted_tokens <= completion.draft_tokens
+        rounds = completion.accepted_per_round
+        assert rounds is not None and sum(rounds) == completion.accepted_tokens
+        assert sum(rounds) + len(rounds) - 20 in (0, 1)  # the last round may end before its own token
 
 
 def test_accepted_drafts_behind_a_stop_string_are_no_output(small_pair) -> None:
@@ -64,6 +67,7 @@ def test_accepted_drafts_behind_a_stop_string_are_no_output(small_pair) -> None:
     parts = [part for step in steps for part in step.shards.values()]
     rows = [completion for step in steps for completion in step.completions]
     counted = sum(part.emitted_accepted_tokens for part in parts)
+    assert all(sum(row.accepted_per_round or ()) == row.accepted_tokens for row in rows)
     assert counted == sum(row.accepted_tokens for row in rows) < sum(part.verified.accepted_tokens for part in parts)
 
 

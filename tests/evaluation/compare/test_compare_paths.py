@@ -108,7 +108,10 @@ def test_broken_verification_is_a_significant_difference(
     assert shown.exit_code == 1 and printed["differs"] and printed["metrics"][0]["higher_in_a"] == metric.higher_in_a
     page = comparison_page(comparison)
     assert "real difference" in page and "<mark>" in page and 'class="verdict bad"' in page
-    assert "real differences" in certificate(comparison)
+    row = comparison.texts.divergences[0].row
+    assert f'<a href="#row-{row}">row {row}' in page and f'id="row-{row}"' in page and 'href="#score-0"' in page
+    written = certificate(comparison, "page.html")
+    assert "real differences" in written and f"rows that differ: [{row}](page.html#row-{row})" in written
 
 
 def test_a_numerical_tie_is_not_a_difference() -> None:

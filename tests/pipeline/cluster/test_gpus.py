@@ -4,7 +4,7 @@ import glob
 
 import pytest
 
-from specpipe.pipeline.cluster.gpus import visible_gpus
+from specpipe.pipeline.gpus import visible_gpus
 
 
 @pytest.mark.parametrize(

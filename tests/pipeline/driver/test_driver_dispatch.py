@@ -117,13 +117,14 @@ def test_warm_up_uses_the_next_shard() -> None:
 
 def test_progress_includes_earlier_starts() -> None:
     seen: list[Progress] = []
-    earlier = EarlierProgress(shards=3, rows=30, failed_rows=2)
+    earlier = EarlierProgress(shards=3, rows=30, failed_rows=2, input_tokens=60, output_tokens=90)
     config = driver_config(workers=2, slots=4)
     Driver(
         shards(5)[3:], FakePool(), Recording(), config, earlier=earlier, observers=Observers(progress=seen.append)
     ).run()
     assert (seen[0].done_rows, seen[0].total_rows) == (30, 50)
     assert (seen[-1].done_rows, seen[-1].published_shards, seen[-1].failed_rows) == (50, 5, 2)
+    assert (seen[-1].input_tokens, seen[-1].output_tokens) == (60, 90)
 
 
 def test_no_shards_spawn_no_worker() -> None:

@@ -1,5 +1,6 @@
 """Tests of the dry run: sampling, stop conditions, dtype and memory."""
 
+import dataclasses
 import io
 import json
 import re
@@ -12,6 +13,8 @@ from support.fake_workers import make_job, real_models
 from specpipe.cli.plan_table import describe_endings, describe_sampling, print_plan
 from specpipe.core.host_memory import CPU_MEMORY_SHARE, cpu_kv_budget, total_memory
 from specpipe.errors import JobError, MachineError, ModelError, OutputError
+from specpipe.models.quantization.planned_weights import PlannedWeights
+from specpipe.pipeline.job_check import PROCESS_BYTES, MemoryNeed, faster_dtype, memory_need
 from specpipe.pipeline.prepare import prepare
 from specpipe.pipeline.run.dry_run import RunPlan, plan_run
 from specpipe.pipeline.run.prompt_tokens import PromptTokens
@@ -24,6 +27,12 @@ def plan(folder: Path, *overrides: str, generation: object = AUTHORS) -> RunPlan
     real_models(folder)
     (folder / "target/generation_config.json").write_text(json.dumps(generation))
     return plan_run(job)
+
+
+def need_of(folder: Path) -> MemoryNeed:
+    job = make_job(folder)
+    real_models(folder)
+    return memory_need(prepare(job), "float32", "cpu")
 
 
 def test_recommended_sampling_is_shown_but_not_used(tmp_path: Path) -> None:
@@ -75,6 +84,43 @@ def test_kv_memory_of_a_cpu_worker_is_what_the_engine_allocates(tmp_path: Path) 
     assert found.kv_budget == found.kv_bytes
     assert cpu_kv_budget() <= CPU_MEMORY_SHARE * total_memory()
     assert cpu_kv_budget(weights=10 * total_memory()) == 0
+
+
+def test_loading_in_another_dtype_needs_the_mapped_file_beside_it(tmp_path: Path) -> None:
+    same, converted = plan(tmp_path), plan(tmp_path, "model.dtype=bfloat16")
+    weights = converted.weights["target"]
+    assert same.weights["target"].mapped == 0 and weights.mapped == 2 * weights.bytes == 4 * 16
+    need = need_of(tmp_path)
+    assert same.process_bytes == need.process_bytes(same.kv_bytes) > PROCESS_BYTES + same.kv_bytes
+    need = dataclasses.replace(need, weights={"target": PlannedWeights("float32", 600, 300)})
+    assert need.loading_bytes == PROCESS_BYTES + 900
+    pair = {"target": PlannedWeights("float32", 600, 300), "draft": PlannedWeights("float32", 400, 200)}
+    assert dataclasses.replace(need, weights=pair).loading_bytes == PROCESS_BYTES + 1200
+
+
+def test_bfloat16_is_advised_where_a_cpu_is_fast_at_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specpipe.pipeline.job_check.has_bf16_products", lambda: True)
+    need = need_of(tmp_path)
+    assert faster_dtype(need, "float32", "cpu") == ""  # too small to be sure
+    large = dataclasses.replace(need, weights={"target": PlannedWeights("float32", 2 << 30)})
+    assert "model.dtype: bfloat16 is about 2.4 times as fast" in faster_dtype(large, "float32", "cpu")
+    assert "near-ties" in faster_dtype(large, "float32", "cpu")
+    assert faster_dtype(large, "bfloat16", "cpu") == faster_dtype(large, "float32", "cuda") == ""
+    monkeypatch.setattr("specpipe.pipeline.job_check.has_bf16_products", lambda: False)
+    assert faster_dtype(large, "float32", "cpu") == ""
+
+
+def test_workers_that_do_not_fit_onto_a_gpu_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specpipe.pipeline.run.dry_run.visible_gpus", lambda: 2)
+    monkeypatch.setattr("specpipe.pipeline.job_check.gpu_memory", lambda: 1 << 10)
+    with pytest.raises(MachineError, match=r"a worker with 3 slots needs .* GiB.* weights .*; its GPU has 0\.0 GiB"):
+        plan(tmp_path, "workers.count=1", "model.device=cuda")
+    monkeypatch.setattr("specpipe.pipeline.job_check.gpu_memory", lambda: 80 << 30)
+    assert plan(tmp_path, "workers.count=2", "model.device=cuda").workers == 2
+    with pytest.raises(MachineError, match=r"workers.count is 3 and this machine has 2 GPU\(s\)"):
+        plan(tmp_path, "workers.count=3", "model.device=cuda")
+    monkeypatch.setenv("RAY_ADDRESS", "cluster:6379")  # of unknown size
+    assert plan(tmp_path, "workers.count={min: 8, max: 12}", "model.device=cuda").workers == 12
 
 
 def test_penalties_and_logprobs_are_shown(tmp_path: Path) -> None:
