@@ -18,7 +18,8 @@ def make_proposers(
     """Returns the proposers that a plan may name, the draft model first.
 
     `config.proposer` "auto" has the draft model, where there is one, and n-grams. Where there are earlier answers to
-    follow (`config.replay_k`), it has "replay" too, and with a draft model "joined". Both follow the corpus, if any.
+    follow (`config.replay_k`), it has "replay" too, and with a draft model "joined" in place of
+    n-grams. Both follow the corpus, if any.
     """
     proposers = dict[ProposerName, Proposer]()
     assert config.proposer != "draft" or draft is not None, "proposer draft without a draft model"
@@ -29,7 +30,7 @@ def make_proposers(
             vocab_size = min(target.vocab_size, draft.vocab_size)
             draft_k = config.largest_k("draft")
             proposers["joined"] = JoinedProposer(by_model, draft_k=draft_k, vocab_size=vocab_size, corpus=corpus)
-    if config.proposer in ("ngram", "auto"):
+    if config.proposer == "ngram" or (config.proposer == "auto" and "joined" not in proposers):
         proposers["ngram"] = NGramProposer(config)
     if config.replay_k and config.proposer in ("replay", "auto"):
         proposers["replay"] = ReplayProposer(config, vocab_size=target.vocab_size, corpus=corpus)

@@ -13,6 +13,8 @@ from specpipe.speculation.estimates.round_costs import RoundCosts
 
 WORKER_HALF_LIFE = 16.0
 """Rounds after which a worker's acceptance counts have half their weight: it follows its rows."""
+FOLLOWED_HALF_LIFE = 2.0
+"""The same for proposers that follow earlier answers: a round shows which rows still follow theirs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,12 +81,14 @@ class Observer:
         counts = evidence.verified.get(name)
         if counts is None:
             return known.faded(0.5 ** (rounds / self._half_life))
+        short = name in ("replay", "joined") and self._half_life < math.inf
+        half_life = FOLLOWED_HALF_LIFE if short else self._half_life
         # With the draft model, a row lacks a draft only while it is being caught up, which is no lack of coverage.
         row_rounds = counts.drafts if name == "draft" else evidence.row_rounds.get(name, 0)
         return known.with_counts(
             counts,
             row_rounds=max(row_rounds, counts.drafts),
-            keep=0.5 ** (evidence.rounds.get(name, 0) / self._half_life),
+            keep=0.5 ** (evidence.rounds.get(name, 0) / half_life),
         )
 
     def use_priors(self, priors: Priors) -> None:
