@@ -62,6 +62,7 @@ speculation:
   num_speculative_tokens: 3
   # policy: "off"                 # plain decoding, for comparison
   # proposer: ngram               # drafts from n-grams of the row, without a draft model
+  # replay: runs/job-{{yesterday}}  # drafts from the answers of an earlier run, with proposer replay or auto
 
 workers:
   count: auto                     # one for each GPU

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,11 @@ from specpipe.pipeline.worker.build import build_parts
 ROOT = Path(__file__).parents[2]
 TOKENS = 64
 SAMPLED = ("sampling.temperature=0.8", "sampling.top_p=0.95", "speculation.method=invariant")
-Runs = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specpipe.pipeline.run.run.write_report", lambda *_: None)
 
 
 def make_job(out: Path, *overrides: str) -> JobSpec:
@@ -57,8 +60,6 @@ def test_unchanged_model_repeats_its_answers_in_few_rounds(tmp_path: Path) -> No
     assert summary["total_followed_tokens"] == sum(outputs(tmp_path / "second")["followed_tokens"].to_pylist())
     assert summary["rows_by_followed_share"] == [0] * 9 + [4]
     assert verify(str(tmp_path / "second")).exit_code == 0
-    page = report_of(str(tmp_path / "second"))
-    assert "Acceptance by source" in page and "Share of each answer that was followed" in page
 
 
 @pytest.mark.slow
@@ -114,10 +115,12 @@ def test_interrupted_run_resumes_with_other_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_show_prints_acceptance_by_source(tmp_path: Path) -> None:
+def test_show_and_report_have_acceptance_by_source(tmp_path: Path) -> None:
     from click.testing import CliRunner
 
     run(tmp_path / "first", "speculation.policy=off")
     follow(tmp_path / "second", tmp_path / "first")
     shown = CliRunner().invoke(main, ["show", str(tmp_path / "second")])
     assert "reference" in shown.stdout and "% of the output" in shown.stdout
+    page = report_of(str(tmp_path / "second"))
+    assert "Acceptance by source" in page and "Share of each answer that was followed" in page

@@ -95,3 +95,29 @@ def test_a_run_that_exists_is_the_baseline_of_another_job(tmp_path: Path) -> Non
     for comparison in (first, second):
         assert comparison.verdict.startswith("identical: all 4 outputs"), comparison.verdict
         assert comparison.texts is not None and comparison.texts.same_scores == comparison.texts.scores == 16
+
+
+def test_second_night_follows_the_first_without_being_told(tmp_path: Path) -> None:
+    """The target is the same: the candidate's answers are those of the night before, in long rounds."""
+    (tmp_path / "nightly.yaml").write_text(
+        "eval: {tasks: [tiny_word_problems], flags: {include_path: jobs/tasks, apply_chat_template: true},\n"
+        f"  history: '{tmp_path}/history.parquet', baseline: {{model.quantize: none, speculation.policy: 'off'}}}}\n"
+        "model: {target: 'builtin:tiny', draft: 'builtin:tiny', device: cpu, quantize: fp8}\n"
+        f"workers: {{slots: 8}}\noutput: {{path: '{tmp_path}/{{name}}-1'}}\n"
+    )
+    lines: list[str] = []
+    lengths = []
+    for night in (1, 2):
+        job = load_eval_job(str(tmp_path / "nightly.yaml"), [f"output.path={tmp_path}/{{name}}-{night}"], limit=8)
+        result = run_evaluation(
+            job, lambda spec: execute(spec, backend=InProcessBackend(build_parts=build_parts)), lines.append
+        )
+        assert result.exit_code in (0, 1) and result.comparison is not None
+        lengths.append(result.comparison.b.measured["spec_decode_acceptance_length"])
+    followed = [line for line in lines if "follows the answers of" in line]
+    first, second = f"{tmp_path}/nightly-1", f"{tmp_path}/nightly-2"
+    assert followed[0] == f"candidate follows the answers of {first}/baseline"
+    assert followed[1] == f"candidate follows the answers of {first}/candidate, {second}/baseline"
+    assert lengths[1] > 8 and lengths[1] > lengths[0]
+    compared = compare_paths(f"{first}/candidate", f"{second}/candidate")
+    assert compared.verdict.startswith("identical")

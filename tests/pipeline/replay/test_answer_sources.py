@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support.fake_engine import FakeEngine
 from support.fake_workers import InProcessBackend, fake_parts, make_job, outputs, real_models, write_rows
 
 from specpipe.core import Request, SpeculationPlan
+from specpipe.data import publish_part, read_part_footer
 from specpipe.errors import DataError
 from specpipe.job import JobSpec
 from specpipe.pipeline.prepare import prepare
@@ -93,12 +96,22 @@ def test_resumed_run_may_follow_other_answers(tmp_path: Path) -> None:
 
 
 def test_rows_to_retry_follow_what_they_had(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.parquet", 4, r2="BAD")
-    Recorder().run(make_job(tmp_path, "output.max_failed_rows=1"))
-    part = tmp_path / "out/outputs/part-00000.parquet"
+    write_rows(tmp_path / "rows.parquet", 4, r1="BAD", r2="BAD")
+    job = make_job(tmp_path, "output.max_failed_rows=2")
+    Recorder().run(job)
+    for path in (tmp_path / "out/outputs").iterdir():
+        footer, table = read_part_footer(str(path)), pq.read_table(path)
+        assert footer is not None
+        names, ids = table["request_id"].to_pylist(), table["generated_token_ids"].to_pylist()
+        # What an engine had generated before row 1 failed:
+        ids = [[5, 6] if name == "1" else own for name, own in zip(names, ids, strict=True)]
+        at = table.schema.get_field_index("generated_token_ids")
+        table = table.set_column(at, table.schema.field(at), pa.array(ids, table.schema.field(at).type))
+        table = table.replace_schema_metadata()
+        publish_part(str(path), table, shard_hash=footer.shard_hash, telemetry=footer.telemetry)
     retried = Recorder()
-    retried.run(make_job(tmp_path, "output.max_failed_rows=1"), retry_failed=True)
-    assert part.exists() and retried.references == {("2", 0): ()}
+    retried.run(job, retry_failed=True)
+    assert retried.references == {("1", 0): (5, 6), ("2", 0): ()}
 
 
 def test_texts_of_a_dataset_are_tokenized_here(tmp_path: Path) -> None:

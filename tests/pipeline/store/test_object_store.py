@@ -73,6 +73,16 @@ def test_run_in_a_bucket_completes_and_stays_complete(tmp_path: Path, s3: tuple[
     assert execute(job_at(tmp_path, uri), backend=InProcessBackend()).state == "already complete"
 
 
+def test_run_in_a_bucket_follows_another_one_there(tmp_path: Path, s3: tuple[FaultyS3, str]) -> None:
+    _, uri = s3
+    execute(job_at(tmp_path, uri), backend=InProcessBackend())
+    settings = ["speculation.proposer=replay", f"speculation.replay={uri.format('r*')}"]
+    job = make_job(tmp_path, f"output.path={uri.format('second')}", *settings)
+    summary = execute(job, backend=InProcessBackend()).summary
+    assert sum(summary["rows_by_followed_share"]) == summary["total_rows"]
+    assert ".specpipe" in names(uri, "second") and "answers" in names(uri, "second/.specpipe")
+
+
 @pytest.mark.parametrize("status", [403, 503])
 def test_temporary_put_failures_lose_no_row(tmp_path: Path, s3: tuple[FaultyS3, str], status: int) -> None:
     app, uri = s3
