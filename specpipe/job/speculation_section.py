@@ -42,7 +42,7 @@ class SpeculationSection(JobSection):
     replay_tokens: Tuning[Annotated[Int, Field(ge=1, le=MAX_DRAFT_TOKENS)]] = 15
     """K of rounds that follow earlier answers; with `policy: goodput` the maximum."""
     corpus_mib: Tuning[Annotated[Int, Field(ge=0, le=65536)]] = 64
-    """Device memory, in MiB, for finished answers in which rows without one of their own look drafts up."""
+    """Device memory, in MiB, for finished answers, in which rows without one of their own look drafts up."""
     ngram_min: Tuning[Count] = default_of(EngineConfig, "ngram_min")
     """Shortest suffix that the n-gram proposer looks up."""
     ngram_max: Tuning[Count] = default_of(EngineConfig, "ngram_max")

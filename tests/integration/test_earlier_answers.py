@@ -124,3 +124,17 @@ def test_show_and_report_have_acceptance_by_source(tmp_path: Path) -> None:
     assert "reference" in shown.stdout and "% of the output" in shown.stdout
     page = report_of(str(tmp_path / "second"))
     assert "Acceptance by source" in page and "Share of each answer that was followed" in page
+
+
+@pytest.mark.slow
+def test_new_rows_look_up_answers_of_other_rows(tmp_path: Path) -> None:
+    """None of the rows has an answer of its own, but their answers are in the corpus."""
+    run(tmp_path / "plain", "speculation.policy=off")
+    answers = outputs(tmp_path / "plain")["generated_text"].to_pylist()
+    # The corpus sorts nothing below 2,048 tokens.
+    lines = [json.dumps({"id": f"other {i}", "text": text}) for i, text in enumerate(answers * 12)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines) + "\n")
+    summary = follow(tmp_path / "new", tmp_path / "texts.jsonl")
+    assert tokens(tmp_path / "new") == tokens(tmp_path / "plain")
+    assert summary["spec_decode_by_source"]["corpus"]["acceptance_length"] > 3
+    assert summary["rows_by_followed_share"] == []

@@ -47,10 +47,12 @@ class EarlierAnswers:
                     found[i] = answer
         return found
 
-    def newest(self, max_tokens: int) -> Iterator[tuple[int, ...]]:
-        """Yields answers, those of the first files first, until they have `max_tokens` tokens."""
+    def latest(self, max_tokens: int) -> Iterator[tuple[int, ...]]:
+        """Yields answers of the first source, such as the newest run of a glob, until they have `max_tokens` tokens."""
         left = max_tokens
         for number, file in enumerate(self._index.files):
+            if file.source != self._index.files[0].source:
+                return
             try:
                 rows = [row for row, _ in file.rows()] if left > 0 else []
             except _UNREADABLE:

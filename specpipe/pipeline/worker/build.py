@@ -11,6 +11,7 @@ import logging
 import socket
 import sys
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from specpipe.core import DeviceName, Profile, ProposerName, Request, Shard, resolve_dtype
@@ -24,6 +25,7 @@ from specpipe.models.source import ModelSource, Role
 from specpipe.pipeline.failures import is_out_of_memory
 from specpipe.pipeline.job_check import check_device_memory
 from specpipe.pipeline.prepare import PreparedJob, find_model
+from specpipe.pipeline.replay.run_answers import open_answers
 from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _PROFILE_S = 2.0  # limit on measuring rounds before the first row
+_CORPUS_S = 1.0  # limit on filling the corpus before the first row; rows with an answer of their own need none of it
+_CHUNK = 256  # answers that are added to the corpus at a time
 
 
 def build_parts(config: WorkerConfig) -> WorkerParts:
@@ -80,6 +84,7 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
     engine.prepare(sampling, choices, within_s=PREPARE_S)
     max_model_len = engine.config.max_model_len
     builder = make_builder(job, encoder, max_model_len=max_model_len, vocab_size=engine.target.vocab_size)
+    _fill_corpus(engine, config, builder)
     name = torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {config.threads} threads"
     runners: dict[Role, ModelRunner | None] = {"target": engine.target, "draft": engine.draft}
     facts: dict[str, Any] = {
@@ -122,6 +127,19 @@ def _first_prompts(prepared: PreparedJob, encoder: EncoderProtocol, count: int) 
         if len(prompts) >= count:
             break
     return tuple(prompts)
+
+
+def _fill_corpus(engine: Engine, config: WorkerConfig, builder: RequestBuilder) -> None:
+    """Adds earlier answers to the engine's corpus: half of what it holds, and only as many as fit into `_CORPUS_S`."""
+    from specpipe.engine.proposers.corpus import TOKEN_BYTES
+
+    tokens = engine.config.corpus_mib * 2**20 // TOKEN_BYTES // 2
+    if not config.answers or not tokens:
+        return
+    stop = time.perf_counter() + _CORPUS_S
+    answers = open_answers(config.answers, builder).latest(tokens)
+    while time.perf_counter() < stop and (some := list(islice(answers, _CHUNK))):
+        engine.add_answers(((), answer) for answer in some)
 
 
 def _import_libraries() -> None:

@@ -158,13 +158,14 @@ def pq_file(path: Path) -> Path:
     return path
 
 
-def test_answers_of_the_first_files_come_first_until_a_number_of_tokens(tmp_path: Path) -> None:
-    new = part(write_part(tmp_path / "new.parquet", [("0", "a", 0, [1, 2]), ("1", "b", 0, [3])]))
-    old = part(write_part(tmp_path / "old.parquet", [("2", "c", 0, [4])]), source=1)
-    found = answers(tmp_path, new, old)
-    assert list(found.newest(100)) == [(1, 2), (3,), (4,)]
-    assert list(found.newest(3)) == [(1, 2), (3,)]
-    assert list(found.newest(0)) == []
+def test_latest_answers_are_those_of_the_first_source_up_to_a_number_of_tokens(tmp_path: Path) -> None:
+    first = part(write_part(tmp_path / "a.parquet", [("0", "a", 0, [1, 2]), ("1", "b", 0, [3])]))
+    second = part(write_part(tmp_path / "b.parquet", [("2", "c", 0, [4])]))
+    old = part(write_part(tmp_path / "old.parquet", [("3", "d", 0, [5])]), source=1)
+    found = answers(tmp_path, first, second, old)
+    assert list(found.latest(100)) == [(1, 2), (3,), (4,)]
+    assert list(found.latest(3)) == [(1, 2), (3,)]
+    assert list(found.latest(0)) == []
 
 
 def test_many_buckets_find_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
