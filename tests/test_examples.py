@@ -60,7 +60,9 @@ def column_limit(column: list[int | None]) -> Policy:
 def test_custom_policy_changes_k_and_no_token(model: torch.nn.Module) -> None:
     fast = CostPoint(proposer="ngram", k=5, running=3, context=50, rounds=16, seconds=0.16)
     policy = column_limit([4, None, 2])
-    chosen = policy.plan(PolicyInputs(slots=3, queue_depth=2.0, acceptance={"ngram": GOOD}, costs=RoundCosts([fast])))
+    chosen = policy.plan(
+        PolicyInputs(slots=3, queue_depth=2.0, acceptance={"ngram": GOOD}, costs=RoundCosts().with_points([fast]))
+    )
     assert policy.max_k == max(chosen.ks) == 2
     plain = tokens(make_engine(model, proposer="none"), plan(0, proposer="none"))
     assert tokens(make_engine(model, proposer="ngram", max_k=policy.max_k), chosen) == plain

@@ -53,10 +53,10 @@ def loop_over(
     engine: Engine, policy: Policy, profile: Profile, on_step: Callable[[StepReport], None]
 ) -> tuple[OneEngine, Tuner]:
     """Returns the loop of a run over one engine, and its tuner. on_step: receives every step."""
-    slots, budget = engine.config.slots, engine.config.prefill_budget
-    tuner = Tuner(policy, slots=slots, proposers=engine.proposers, prefill_budget=budget)
+    slots = engine.config.slots
+    tuner = Tuner(policy, slots=slots, proposers=engine.proposers)
     steps = EngineSteps(engine, TimelineSampler(worker=_WORKER, epoch=0), tuner)
-    estimates = RunEstimates(slots=slots, proposers=engine.proposers, prefill_budget=budget)
+    estimates = RunEstimates(slots=slots, proposers=engine.proposers)
     return OneEngine(steps, policy, estimates, slots=slots, profile=profile, on_step=on_step), tuner
 
 

@@ -30,6 +30,8 @@ class Profile:
     """Times that a worker measured before its first row; empty where they could not be measured."""
 
     rounds: tuple[CostPoint, ...] = ()
+    expert_share: float = 0.0
+    """Share of the target's experts that one token is routed to; 0 for a dense model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +51,10 @@ class Evidence:
     """Prompt tokens of those rows."""
     output_tokens: int = 0
     """Tokens generated meanwhile, by all rows."""
+    draft_prefill_tokens: int = 0
+    draft_prefill_s: float = 0.0
+    """Seconds in which the draft model prefilled those tokens."""
     running: int = 0
     """Rows of the latest round; 0 without any."""
     draft_behind: float = 0.0
     """`StepReport.draft_behind` of the latest round."""
-    left: float = 0.0
-    """`StepReport.left` of the latest round."""

@@ -15,11 +15,11 @@ class Exploration:
     k: int
     """0 with proposer "none" measures plain decoding."""
     proposer: ProposerName
-    rounds: int
     every: int
+    rounds: int = 1
     catch_up: int | None = None
-    """Budget in tokens for the draft model's catch-up before the first of the `rounds`: a part of the rows suffices
-    for a measurement. None: the budget of any other round."""
+    """Budget in tokens for the draft model's catch-up before each of them: a few rows suffice for a measurement. None:
+    the budget of any other round."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.k <= MAX_DRAFT_TOKENS and 0 < self.rounds < self.every):
@@ -30,17 +30,6 @@ class Exploration:
     def due(self, round_index: int) -> bool:
         """Returns whether round `round_index` explores. Rounds count from 0 at the start of the engine."""
         return round_index % self.every >= self.every - self.rounds
-
-    def catch_up_at(self, round_index: int) -> int | None:
-        """Returns the catch-up budget in tokens before exploring round `round_index`; None for no special budget."""
-        if self.catch_up is None:
-            return None
-        return 0 if round_index and self.due(round_index - 1) else self.catch_up
-
-    def unchanged(self, round_index: int) -> int:
-        """Returns the number of rounds, from this one on, for which `due` keeps its value."""
-        place = round_index % self.every
-        return self.every - place if self.due(round_index) else self.every - self.rounds - place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -68,8 +68,6 @@ class StepReport:
     draft_behind: float = 0.0
     """Mean number of tokens by which the draft model's KV is behind the target's, over the rows of the round; a row
     that has no drafts whatever K is counts as 0."""
-    left: float = 0.0
-    """Mean number of tokens that a row of the round may still generate."""
 
     @property
     def speculating(self) -> int:

@@ -11,6 +11,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -179,15 +180,17 @@ class Engine:
     def prepare(
         self, sampling: SamplingParams, choices: Iterable[tuple[ProposerName, int]], *, within_s: float = math.inf
     ) -> None:
-        """Captures graphs of prefills, then of rounds with these sampling parameters, proposers and K.
+        """Captures graphs of prefills, then of rounds with these sampling parameters, proposers and K, then of the same
+        for rows that share pages.
 
         It stops after `within_s` seconds; the rest is captured on first use.
         """
         began = time.perf_counter()
         self._launcher.prefills.prepare(within_s=within_s)
-        within_s -= time.perf_counter() - began
         keys = expected_keys(sampling, choices, width=self.config.pages_per_row)
-        self._launcher.rounds.prepare(keys, within_s=within_s)
+        shared = [key._replace(shared=True) for key in keys] if self.config.share_prefixes else []
+        for some in (keys, shared):
+            self._launcher.rounds.prepare(some, within_s=within_s - (time.perf_counter() - began))
 
     def profile(
         self,
@@ -213,7 +216,7 @@ class Engine:
         self._state.set_dummy_rows(context, pages=self.kv_pages)
         try:
             profiler = Profiler(self._launcher.rounds, self._clock, within_s=within_s)
-            return profiler.profile(points, context=context)
+            return replace(profiler.profile(points, context=context), expert_share=self.target.expert_share)
         finally:
             self._state.clear_dummy_rows()
 
@@ -279,7 +282,6 @@ class Engine:
             draft_prefill_tokens=launch.draft_prefill_tokens,
             draft_prefill_s=times.draft_prefill_s,
             draft_behind=launch.draft_behind,
-            left=launch.remaining,
             shards=shards,
             completions=tuple(completions),
         )

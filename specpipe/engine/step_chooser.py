@@ -45,7 +45,7 @@ class StepChooser:
         if plan is None or proposer not in ("draft", "joined"):
             return []
         explore = plan.exploring(self.rounds)
-        limit = None if explore is None else explore.catch_up_at(self.rounds)
+        limit = None if explore is None else explore.catch_up
         budget = self._config.prefill_budget if limit is None else min(self._config.prefill_budget, limit)
         joined = proposer == "joined"
         return self._scheduler.prefills.draft_chunks(budget, self._in_flight.plain_rounds, skip_following=joined)

@@ -131,6 +131,5 @@ class StepLauncher:
             saved_pages=0 if groups is None else groups.saved_pages,
             captured_graph=self.graphs_captured != captures,
             draft_behind=self._scheduler.prefills.draft_behind(rows) / len(rows),
-            remaining=sum(row.remaining for row in rows) / len(rows),
         )
         return copy_to_host(launch, packed, scores, self._clock.stamps)

@@ -70,6 +70,5 @@ def _engine_facts(job: JobSpec) -> dict[str, Any]:
     return {
         "slots": job.workers.slots,
         "proposers": job.proposers,
-        "prefill_budget": job.workers.prefill_budget,
         "output_tokens": float(job.sampling.max_new_tokens),
     }

@@ -38,7 +38,7 @@ class SimulatedEngine:
     """Implements `EngineProtocol` for the requests of one scenario. `Request.seed` is the row of the scenario."""
 
     def __init__(self, scenario: Scenario, draws: Draws, measurement: Measurement, *, counts: bool = True) -> None:
-        """counts: reports have counts by shard, and the tokens that are left and behind."""
+        """counts: reports have counts by shard, and the tokens that the draft model lacks."""
         self.config = config = scenario.engine_config
         self.scenario, self._draws, self._measurement, self._counts = scenario, draws, measurement, counts
         self.kv_pages = config.slots
@@ -191,9 +191,7 @@ class SimulatedEngine:
         """Runs the round and returns the step's report."""
         n, machine = len(self._rows), self.scenario.machine
         proposer, k = self._choice() if n else ("none", 0)
-        context, left, behind = self.context, 0, 0
-        if self._counts:
-            left, behind = int(self._state[_LIMIT].sum() - self._state[_AT].sum()), self.behind
+        context, behind = self.context, self.behind if self._counts else 0
         prefill_s = machine.prefill_s(draft_tokens, 1.0) if draft_tokens else 0.0
         round_s = machine.seconds(proposer, k, n, context) if n else 0.0
         self.seconds += prefill_s + round_s
@@ -218,7 +216,6 @@ class SimulatedEngine:
             draft_prefill_tokens=draft_tokens,
             draft_prefill_s=prefill_s,
             draft_behind=behind / max(1, n),
-            left=left / max(1, n),
         )
 
     def _round(self, proposer: ProposerName, k: int) -> dict[int, ShardRound]:

@@ -21,6 +21,9 @@ from specpipe.core import ProposerName
 class Machine(ABC):
     """True seconds of rounds on one kind of machine."""
 
+    expert_share = 0.0
+    """Share of the target's experts that one token is routed to; 0 for a dense model."""
+
     def __init__(self, *, draft_prefill: float, draft_forward: float, rested: Array, measured: Array | None) -> None:
         """Prices of a draft prefill in seconds: for each token, and fixed.
 
@@ -74,6 +77,7 @@ class TableMachine(Machine):
             measured=None,
         )
         self._verify, self._draft = (np.array(values[name], dtype=float) for name in ("verify", "draft"))
+        self.expert_share = float(values.get("expert_share", 0.0))
         self._kv, self._draft_kv = float(values["kv"]), float(values["draft_kv"])
         self._ngram = float(values["ngram"][0]), float(values["ngram"][1])
 

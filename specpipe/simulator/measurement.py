@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import accumulate
 
 import numpy as np
@@ -108,7 +109,7 @@ def start_profile(scenario: Scenario) -> Profile:
     take so long that no time is left for drafts.
     """
     if scenario.profile == "none":
-        return Profile()
+        return Profile(expert_share=scenario.machine.expert_share)
     machine, context, slowdown = scenario.machine, float(PROFILED_CONTEXT), 1.0
     shapes = rounds_to_profile(scenario.slots, scenario.max_k, scenario.proposers)
     if scenario.profile == "slow plain rounds":
@@ -118,7 +119,8 @@ def start_profile(scenario: Scenario) -> Profile:
         rounds=tuple(
             CostPoint(proposer=who, k=k, running=rows, context=context, rounds=5, seconds=5 * seconds)
             for (rows, who, k), seconds in zip(shapes, timed, strict=True)
-        )
+        ),
+        expert_share=machine.expert_share,
     )
 
 
@@ -135,11 +137,15 @@ def cached_costs(scenario: Scenario) -> RoundCosts:
     if scenario.cache == "slower machine":
         choices: list[tuple[ProposerName, int]] = [("none", 0)]
         choices += [(who, k) for who in scenario.proposers for k in range(1, scenario.max_k + 1)]
-        return RoundCosts(_points(scenario, 64, 2.0, who, k, n) for who, k in choices for n in rows).as_prior()
+        return _cached(_points(scenario, 64, 2.0, who, k, n) for who, k in choices for n in rows)
     if scenario.cache == "one slow round":  # a run of a few rows decoded plainly after its first draft round
         plain = [_points(scenario, 40, 1.0, "none", 0, n) for n in rows if n <= 8]
-        return RoundCosts([*plain, _points(scenario, 1, _FIRST_FACTOR, scenario.proposers[0], 2, 1)]).as_prior()
+        return _cached([*plain, _points(scenario, 1, _FIRST_FACTOR, scenario.proposers[0], 2, 1)])
     return RoundCosts()
+
+
+def _cached(points: Iterable[CostPoint]) -> RoundCosts:
+    return RoundCosts.from_json(RoundCosts().with_points(points).to_json())
 
 
 def _points(scenario: Scenario, rounds: int, slowdown: float, who: ProposerName, k: int, rows: int) -> CostPoint:

@@ -32,7 +32,7 @@ class Oracle:
         """[max K + 1, N + 1] seconds of a row in a round, without attention."""
         self._attention = {who: np.array([machine.token_s(who, k) for k in ks])[:, None] for who in self._tokens}
         """[max K + 1, 1] seconds for each token of a row."""
-        self._output = float(scenario.output.mean())
+        self._input, self._output = float(scenario.input.mean()), float(scenario.output.mean())
 
     @property
     def max_k(self) -> int:
@@ -46,8 +46,9 @@ class Oracle:
         kinds = scenario.kind[rows] if len(rows) else scenario.kind[: scenario.slots]
         shares = np.bincount(kinds, minlength=len(scenario.coverage["draft"])) / len(kinds)
         depth = len(scenario.output) - engine.ended
-        left = engine.left + max(0, depth - len(rows)) * self._output
-        catch_up = scenario.machine.prefill_s(float(engine.behind), 1.0) / max(1.0, left) if engine.behind else 0.0
+        waiting = max(0, depth - len(rows))
+        left, behind = engine.left + waiting * self._output, engine.behind + waiting * self._input
+        catch_up = scenario.machine.prefill_s(behind, 1.0) / max(1.0, left) if behind else 0.0
         free, charged = (
             min(self._best(who, shares, context, cost) for who in self._tokens) for cost in (0.0, catch_up)
         )

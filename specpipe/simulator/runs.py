@@ -85,7 +85,6 @@ class SimulatedRuns:
         self._sizes: dict[str, Any] = {
             "slots": scenario.slots,
             "proposers": scenario.proposers,
-            "prefill_budget": scenario.prefill_budget,
             "output_tokens": float(scenario.output.max()),
         }
         self._warm_up_rounds = warm_up
@@ -193,7 +192,10 @@ class SimulatedRuns:
             np.bincount(began, minlength=int((began + rounds).max())) - np.bincount(began + rounds)[:-1]
         )
         read = float((rounds * (scenario.input + scenario.output / 2)).sum())
-        return float(machine.forwards(who, k, scenario.slots)[running].sum()) + machine.token_s(who, k) * read
+        prefill_s = machine.prefill_s(float(scenario.input.sum()), 0.0) if k and who == "draft" else 0.0
+        return (
+            float(machine.forwards(who, k, scenario.slots)[running].sum()) + machine.token_s(who, k) * read + prefill_s
+        )
 
     def _starts(self, rounds: list[int]) -> list[int]:
         """Takes the rounds of each row and returns the round in which it gets a slot."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, Evidence, ProposerName, SpeculationPlan, StepReport
+from specpipe.core import EXPECTED_OUTPUT_TOKENS, Evidence, ProposerName, SpeculationPlan, StepReport
 from specpipe.speculation.estimates.evidence_log import EvidenceLog
 from specpipe.speculation.estimates.observer import WORKER_HALF_LIFE, Observer, Priors
 from specpipe.speculation.policies.policy import Policy
@@ -30,7 +30,6 @@ class Tuner:
         *,
         slots: int,
         proposers: Sequence[ProposerName],
-        prefill_budget: int = PREFILL_BUDGET,
         output_tokens: float = EXPECTED_OUTPUT_TOKENS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -42,7 +41,6 @@ class Tuner:
             proposers=proposers,
             half_life=WORKER_HALF_LIFE,
             output_tokens=output_tokens,
-            prefill_budget=prefill_budget,
         )
         self._recent, self._unsent = EvidenceLog(), EvidenceLog()
         self._rounds = self._since = 0

@@ -17,7 +17,7 @@ def test_last_k_holds_for_more_rows() -> None:
     assert [plan().choice(running, 0) for running in (0, 1, 2, 99)] == [
         ("none", 0), ("draft", 4), ("draft", 2), ("draft", 2)
     ]  # fmt: skip
-    assert (plan().max_k, plan(explore=Exploration(k=7, proposer="draft", rounds=1, every=2)).max_k) == (4, 7)
+    assert (plan().max_k, plan(explore=Exploration(k=7, proposer="draft", every=2)).max_k) == (4, 7)
 
 
 def test_last_rounds_of_each_period_explore() -> None:
@@ -25,12 +25,6 @@ def test_last_rounds_of_each_period_explore() -> None:
     assert [explored.choice(2, round_) for round_ in range(6)] == [("draft", 2)] * 3 + [("ngram", 3)] * 2 + [
         ("draft", 2)
     ]
-    assert [EXPLORATION.unchanged(round_) for round_ in range(6)] == [3, 2, 1, 2, 1, 3]
-
-
-def test_catch_up_budget_holds_before_first_exploring_round() -> None:
-    assert [EXPLORATION.catch_up_at(round_) for round_ in (3, 4, 8, 9)] == [40, 0, 40, 0]
-    assert Exploration(k=3, proposer="draft", rounds=2, every=5).catch_up_at(3) is None
 
 
 def test_expected_speed_is_zero_without_estimate() -> None:

@@ -22,6 +22,10 @@ from specpipe_kernels import KVScales, PrefixArgs, write_index
 log = logging.getLogger(__name__)
 
 
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names of the number of experts in transformers' configurations."""
+
+
 class ModelRunner:
     """Runs a transformers causal LM that was loaded with specpipe's attention.
 
@@ -88,6 +92,13 @@ class ModelRunner:
     def num_logits(self) -> int:
         """Outputs of the head (V)."""
         return int(cast(Any, self.model).get_output_embeddings().out_features)
+
+    @property
+    def expert_share(self) -> float:
+        """Share of a layer's experts that one token is routed to; 0 for a dense model."""
+        config: Any = self.model.config
+        count = next((found for name in _EXPERT_COUNTS if (found := getattr(config, name, None))), 0)
+        return float(config.num_experts_per_tok / count) if count else 0.0
 
     @property
     def page_bytes(self) -> int:

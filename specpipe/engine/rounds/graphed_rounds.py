@@ -97,7 +97,8 @@ class GraphedRounds:
             for key in keys:
                 if time.perf_counter() - began > within_s:
                     return
-                self._graph(size, key)
+                if size > 1 or not key.shared:
+                    self._graph(size, key)
 
     def _graph(self, size: int, key: RoundKey) -> CapturedGraph[RoundBuffers]:
         """Returns the graph of this batch size and key; captures it on first use."""

@@ -27,8 +27,6 @@ class StepLaunch(NamedTuple):
     draft_prefill_tokens: int = 0
     draft_behind: float = 0.0
     """Mean tokens of a row that the draft model's KV lacked."""
-    remaining: float = 0.0
-    """Mean tokens that a row may still generate."""
     scored: Sequence[tuple[RowState, int]] = ()
     """Score rows of the prefill, each with the number of tokens that it scored there."""
     captured_graph: bool = False

@@ -40,7 +40,7 @@ class CostCache:
         """Returns the costs measured on this hardware, as a prior; without any, costs without measurements."""
         path = self._path(hardware)
         try:
-            return RoundCosts.from_json(json.loads(path.read_bytes())).as_prior()
+            return RoundCosts.from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

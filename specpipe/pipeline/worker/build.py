@@ -173,7 +173,7 @@ def _profile(engine: Engine, job: JobSpec) -> Profile:
         if is_out_of_memory(error):
             raise
         log.warning("rounds could not be timed before the first row: %s: %s", type(error).__name__, error)
-        return Profile()
+        return Profile(expert_share=engine.target.expert_share)
 
 
 def _round_choices(job: JobSpec) -> tuple[tuple[ProposerName, int], ...]:

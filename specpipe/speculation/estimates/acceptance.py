@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specpipe.core import AcceptanceCounts, ProposerName
@@ -19,15 +20,13 @@ class Acceptance:
     """Means by draft position, from 0, and their weights in observations. Weights fade, means stay.
 
     A position counts only where it was reached, which means that all positions before it were accepted. Dividing by
-    all drafts instead would give too low a value when K varies.
+    all drafts instead would give too low a value when K varies. Position 0 is reached by every row that may have
+    drafts: a row for which no n-gram is found accepts none.
     """
 
     rates: tuple[float, ...] = (PRIOR,)
     """Probability that a position is accepted, given that it is reached; the last holds for all later positions."""
     weights: tuple[float, ...] = (MIN_WEIGHT,)
-    coverage: float = 1.0
-    """Share of row rounds that have a draft. The n-gram proposer may find none."""
-    coverage_weight: float = MIN_WEIGHT
 
     @classmethod
     def prior(cls, proposer: ProposerName) -> Acceptance:
@@ -39,42 +38,39 @@ class Acceptance:
 
         row_rounds: rows in rounds with K > 0, summed over rounds, rows without a draft included.
         """
-        old, size = self.faded(keep), max(len(self.rates), len(counts.reached_per_position))
-        reached = (*counts.reached_per_position, *([0] * size))
-        accepted = (*counts.accepted_per_position, *([0] * size))
-        before = (*old.weights, *([MIN_WEIGHT] * size))
-        weights = tuple(before[i] + reached[i] for i in range(size))
-        means = enumerate(old.conditional(size))
+        size = max(len(self.rates), len(counts.reached_per_position))
+        reached = _padded((row_rounds, *counts.reached_per_position[1:]), size, 0.0)
+        accepted = _padded(counts.accepted_per_position, size, 0.0)
+        before = _padded(self.faded(keep).weights, size, MIN_WEIGHT)
+        weights = [old + new for old, new in zip(before, reached, strict=True)]
+        sums = (w * rate + a for w, rate, a in zip(before, self.conditional(size), accepted, strict=True))
         return Acceptance(
-            rates=tuple((before[i] * mean + accepted[i]) / weights[i] for i, mean in means),
-            weights=weights,
-            coverage=(old.coverage_weight * old.coverage + counts.drafts) / (old.coverage_weight + row_rounds),
-            coverage_weight=old.coverage_weight + row_rounds,
+            rates=tuple(total / weight for total, weight in zip(sums, weights, strict=True)), weights=tuple(weights)
         )
 
     def faded(self, keep: float) -> Acceptance:
         """Returns the same means with the weights multiplied by `keep`."""
-        return replace(
-            self,
-            weights=tuple(max(MIN_WEIGHT, keep * weight) for weight in self.weights),
-            coverage_weight=max(MIN_WEIGHT, keep * self.coverage_weight),
-        )
+        return replace(self, weights=tuple(max(MIN_WEIGHT, keep * weight) for weight in self.weights))
 
     def conditional(self, k: int) -> tuple[float, ...]:
         """Returns k probabilities: position i is accepted, given that it is reached."""
-        return tuple(self.rates[min(i, len(self.rates) - 1)] for i in range(k))
+        return _padded(self.rates, k, self.rates[-1])
 
     def tokens(self, max_k: int, *, hope: float = 0.0, hope_weight: float = 0.0) -> list[float]:
-        """Returns max_k + 1 values: expected tokens of a row's round of K drafts, 1 + coverage · Σ_i Π_{j ≤ i} c_j.
+        """Returns max_k + 1 values: expected tokens of a row's round of K drafts, 1 + Σ_i Π_{j ≤ i} c_j.
 
         hope: acceptance that `hope_weight` further observations of each position would have, where above its mean.
         """
-        weights = (*self.weights, *([MIN_WEIGHT] * max_k))
-        share = hope_weight / (hope_weight + self.coverage_weight - MIN_WEIGHT) if hope else 0.0
-        product, out = self.coverage + share * (1 - self.coverage), [1.0]
-        for rate, weight in zip(self.conditional(max_k), weights, strict=False):
+        product, out = 1.0, [1.0]
+        weights = _padded(self.weights, max_k, MIN_WEIGHT)
+        for rate, weight in zip(self.conditional(max_k), weights, strict=True):
             if hope > rate:
                 rate += (hope - rate) * hope_weight / (hope_weight + weight - MIN_WEIGHT)
             product *= rate
             out.append(out[-1] + product)
         return out
+
+
+def _padded(values: Sequence[float], size: int, fill: float) -> tuple[float, ...]:
+    """Returns the first `size` values, with `fill` for missing ones."""
+    return (*values[:size], *[fill] * (size - len(values)))

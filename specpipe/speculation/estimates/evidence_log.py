@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,20 +27,21 @@ class RoundSum(NamedTuple):
     running: int = 0
     context: float = 0.0
 
-    def plus(self, seconds: float, running: int, context: float) -> RoundSum:
+    def plus(self, step: StepReport) -> RoundSum:
         """Returns the sums with one more round."""
-        return RoundSum(self.rounds + 1, self.rate + 1 / seconds, self.running + running, self.context + context)
+        return RoundSum(
+            self.rounds + 1, self.rate + 1 / step.round_s, self.running + step.running, self.context + step.context
+        )
 
     def point(self, shape: RoundShape) -> CostPoint:
         """Returns the rounds as one cost point with mean rows and context."""
-        rounds = self.rounds
         return CostPoint(
             proposer=shape.proposer,
             k=shape.k,
-            running=round(self.running / rounds),
-            context=self.context / rounds,
-            rounds=rounds,
-            seconds=rounds * rounds / self.rate,
+            running=round(self.running / self.rounds),
+            context=self.context / self.rounds,
+            rounds=self.rounds,
+            seconds=self.rounds**2 / self.rate,
         )
 
 
@@ -66,34 +68,35 @@ class EvidenceLog:
     def _clear(self) -> None:
         self._costs: dict[RoundShape, RoundSum] = {}
         self._verified: dict[ProposerName, AcceptanceCounts] = {}
-        self._rounds: dict[ProposerName, int] = {}
-        self._row_rounds: dict[ProposerName, int] = {}
-        self._rows = self._input_tokens = self._output_tokens = 0
-        self._running, self._behind, self._left = 0, 0.0, 0.0
+        self._rounds: Counter[ProposerName] = Counter()
+        self._row_rounds: Counter[ProposerName] = Counter()
+        self._rows = self._input_tokens = self._output_tokens = self._prefill_tokens = self._running = 0
+        self._prefill_s = self._behind = 0.0
 
     def add(self, step: StepReport) -> None:
         """Adds one engine step."""
-        if step.running:
-            self._running, self._behind, self._left = step.running, step.draft_behind, step.left
         self._output_tokens += sum(part.emitted_tokens for part in step.shards.values())
-        if step.running and step.k:
-            who = step.proposer
-            counts = sum((part.verified for part in step.shards.values()), AcceptanceCounts())
-            if who in ("replay", "joined"):
-                counts = _of_whole_rounds(counts, step.k)
-            self._verified[who] = counts + self._verified.get(who, AcceptanceCounts())
-            self._rounds[who] = self._rounds.get(who, 0) + 1
-            self._row_rounds[who] = self._row_rounds.get(who, 0) + step.speculating
-        if step.running and step.round_s > 0:
-            shape = RoundShape(step.proposer, step.k, step.running.bit_length())
-            if shape in self._seen:
-                known = self._costs.get(shape, RoundSum())
-                self._costs[shape] = known.plus(step.round_s, step.running, step.context)
-            self._seen.add(shape)
+        self._prefill_tokens += step.draft_prefill_tokens
+        self._prefill_s += step.draft_prefill_s
         for completion in step.completions:
             if completion.finish_reason not in ("scored", "error"):
                 self._rows += 1
                 self._input_tokens += len(completion.request.prompt_token_ids)
+        if not step.running:
+            return
+        self._running, self._behind, who = step.running, step.draft_behind, step.proposer
+        if step.k:
+            counts = sum((part.verified for part in step.shards.values()), AcceptanceCounts())
+            if who in ("replay", "joined"):
+                counts = _of_whole_rounds(counts, step.k)
+            self._verified[who] = counts + self._verified.get(who, AcceptanceCounts())
+            self._rounds[who] += 1
+            self._row_rounds[who] += step.speculating
+        shape = RoundShape(who, step.k, step.running.bit_length())
+        if step.round_s > 0 and shape in self._seen:
+            self._costs[shape] = self._costs.get(shape, RoundSum()).plus(step)
+        elif step.round_s > 0:
+            self._seen.add(shape)
 
     def take(self) -> Evidence:
         """Returns and clears the sums."""
@@ -105,9 +108,10 @@ class EvidenceLog:
             rows=self._rows,
             input_tokens=self._input_tokens,
             output_tokens=self._output_tokens,
+            draft_prefill_tokens=self._prefill_tokens,
+            draft_prefill_s=self._prefill_s,
             running=self._running,
             draft_behind=self._behind,
-            left=self._left,
         )
         self._clear()
         return evidence

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, Evidence, ProposerName
+from specpipe.core import EXPECTED_OUTPUT_TOKENS, Evidence, ProposerName
 from specpipe.speculation.estimates.acceptance import Acceptance
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.estimates.round_costs import RoundCosts
@@ -30,6 +30,9 @@ class Priors:
     output_tokens: int = 0
     """Tokens generated meanwhile by all rows. The rows that end first are the short ones: only with the tokens of
     those that still run is the mean length right."""
+    prefill_tokens: int = 0
+    prefill_s: float = 0.0
+    """Seconds in which the draft model prefilled those tokens."""
 
 
 class Observer:
@@ -42,16 +45,16 @@ class Observer:
         proposers: Sequence[ProposerName],
         half_life: float = math.inf,
         output_tokens: float = EXPECTED_OUTPUT_TOKENS,
-        prefill_budget: int = PREFILL_BUDGET,
     ) -> None:
         """proposers: those of the worker. half_life: of acceptance counts, in rounds; by default they count for the
         whole run. output_tokens: longest expected output of a row."""
         self._half_life, self._expected_output = half_life, output_tokens
         self.priors = Priors(acceptance={name: Acceptance.prior(name) for name in proposers if name != "none"})
-        self._rows = PolicyInputs(slots=slots, queue_depth=0.0, prefill_budget=prefill_budget)
-        """State of the running rows; its estimates are not used."""
-        self._measured = False
-        """True once `_rows` holds measurements."""
+        self._slots = slots
+        self._occupancy = 0
+        """Rows of the latest round, or that are about to run; 0 before any."""
+        self._context = self._behind = 0.0
+        """`PolicyInputs.context` and `behind` of the latest round."""
 
     def add(self, evidence: Evidence) -> None:
         """Adds evidence of rounds and rows."""
@@ -62,19 +65,12 @@ class Observer:
             rows=old.rows + evidence.rows,
             input_tokens=old.input_tokens + evidence.input_tokens,
             output_tokens=old.output_tokens + evidence.output_tokens,
+            prefill_tokens=old.prefill_tokens + evidence.draft_prefill_tokens,
+            prefill_s=old.prefill_s + evidence.draft_prefill_s,
         )
-        total = self._rows.rounds + rounds
-        timed = {**self._rows.timed, **{point.proposer: float(total) for point in evidence.costs}}
-        self._rows = replace(self._rows, rounds=total, timed=timed)
         if evidence.running and rounds:
-            self._measured = True
-            self._rows = replace(
-                self._rows,
-                occupancy=evidence.running,
-                context=sum(point.context * point.rounds for point in evidence.costs) / rounds,
-                behind=evidence.draft_behind,
-                left=evidence.left,
-            )
+            self._occupancy, self._behind = evidence.running, evidence.draft_behind
+            self._context = sum(point.context * point.rounds for point in evidence.costs) / rounds
 
     def _updated(self, name: ProposerName, known: Acceptance, evidence: Evidence, rounds: int) -> Acceptance:
         """Returns a proposer's acceptance with this evidence. An idle one's fades, so that it gets a trial again."""
@@ -93,49 +89,46 @@ class Observer:
 
     def use_priors(self, priors: Priors) -> None:
         """Starts from these estimates where this observer has none of its own."""
-        own, lengths = self.priors, self.priors if self.priors.rows else priors
-        first = {name: known.faded(0.0) for name, known in priors.acceptance.items() if name not in self._rows.timed}
+        own = self.priors
+        lengths, prefills = own if own.rows else priors, own if own.prefill_tokens else priors
         self.priors = Priors(
-            acceptance={name: first.get(name, known) for name, known in own.acceptance.items()},
+            acceptance={
+                name: priors.acceptance.get(name, known).faded(0.0) if known == Acceptance.prior(name) else known
+                for name, known in own.acceptance.items()
+            },
             costs=own.costs or priors.costs,
             rows=lengths.rows,
             input_tokens=lengths.input_tokens,
             output_tokens=lengths.output_tokens,
+            prefill_tokens=prefills.prefill_tokens,
+            prefill_s=prefills.prefill_s,
         )
 
     def admit_rows(self, *, queue_depth: float) -> None:
-        """Fades the acceptance by the share of rows that are about to take the free slots."""
-        now = self.policy_inputs(queue_depth=queue_depth)
-        admitted = max(self._rows.occupancy, min(now.slots, round(queue_depth)))
-        if not self._measured or admitted == self._rows.occupancy:
+        """Takes in the rows that are about to take the free slots."""
+        before, admitted = self._occupancy, max(self._occupancy, min(self._slots, round(queue_depth)))
+        if before in (0, admitted):
             return
-        new = 1 - self._rows.occupancy / admitted
-        known = {name: one.faded(1 - new) for name, one in self.priors.acceptance.items()}
-        self.priors = replace(self.priors, acceptance=known)
-        timed = {name: rounds * (1 - new if name in known else 1) for name, rounds in self._rows.timed.items()}
-        self._rows = replace(
-            self._rows,
-            timed=timed,
-            occupancy=admitted,
-            context=now.context + new * (now.input_tokens + now.output_tokens / 2 - now.context),
-            behind=now.behind + new * (now.input_tokens - now.behind),
-            left=self._rows.left + new * (self._expected_output - self._rows.left),
-        )
+        now, new = self.policy_inputs(queue_depth=queue_depth), 1 - before / admitted
+        self._occupancy = admitted
+        self._context += new * (now.input_tokens + now.output_tokens / 2 - self._context)
+        self._behind += new * (now.input_tokens - self._behind)
 
     def policy_inputs(self, *, queue_depth: float) -> PolicyInputs:
         """Returns the inputs for a plan."""
-        known, rows = self.priors, self._rows
+        known = self.priors
         output, prompt = self._expected_output, self._expected_output
         if known.rows:
             output, prompt = min(output, known.output_tokens / known.rows), known.input_tokens / known.rows
-        if not self._measured:
-            rows = replace(rows, context=prompt + output / 2, behind=prompt, left=self._expected_output)
-        return replace(
-            rows,
+        return PolicyInputs(
+            slots=self._slots,
             queue_depth=queue_depth,
-            left=rows.left * output / self._expected_output,
             acceptance=known.acceptance,
             costs=known.costs,
+            occupancy=self._occupancy,
+            context=self._context if self._occupancy else prompt + output / 2,
             input_tokens=prompt,
             output_tokens=output,
+            prefill_s=known.prefill_s / known.prefill_tokens if known.prefill_tokens else 0.0,
+            behind=self._behind if self._occupancy else prompt,
         )

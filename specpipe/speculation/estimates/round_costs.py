@@ -12,8 +12,8 @@ Shapes: T terms, K widest round, N slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,76 +23,62 @@ from specpipe.core import CostPoint, ProposerName
 from specpipe.speculation.estimates.round_model import FIRST_WORK, TERMS, RoundWork, work_by_term
 
 PRICE_SD, SPEED_SD = 1.5, 0.7
-"""Standard deviations of the logarithms of prices before any measurement: of each, and of all together. Prices of an
-earlier run are off by SPEED_SD, each and together: its machine may have been twice as slow."""
-PRICE_DRIFT = 3e-4
-"""Variance that the logarithm of a price gains in a round: prices follow the rows and context of the moment."""
+"""Standard deviations of the logarithms of prices before any measurement of this run: of each, and of all together.
+An earlier run's machine may have been twice as slow, and its rounds of a kind the first of their shape."""
 ROUND_SD = 0.1
 """Standard deviation of the logarithm of one round's seconds: 0.01 on an H200, 0.2 on a busy CPU."""
 SURPRISE = 2.0
 """Standard deviations from which a measurement is doubted: it is too long, or those before it were."""
-_STEP, _PASSES = 1.0, 8  # largest change of a state in a pass, and passes at most, until the model is linear enough
-_CLOSE = 0.05  # largest change of a state in the last pass
-_VERSION = 4  # of the JSON values; others are refused
-_KV, _SIZE = list(TERMS).index("kv"), len(TERMS)
-_START = PRICE_SD**2 * np.eye(_SIZE) + SPEED_SD**2
+_PASSES, _STEP, _CLOSE = 8, 1.0, 0.05  # linearisations of the model at most; largest change in each, and in the last
+_VERSION = 5  # of the JSON values; others are refused
+_START = PRICE_SD**2 * np.eye(len(TERMS)) + SPEED_SD**2
 
 
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class RoundCosts:
-    """Seconds of a round by proposer, K, rows and context. Immutable: `with_points` returns new costs."""
+    """Seconds of a round by proposer, K, rows and context. Immutable; false before any measurement."""
 
-    def __init__(self, points: Iterable[CostPoint] = ()) -> None:
-        made = self._of(np.zeros(_SIZE), _START, 0.0).with_points(points)
-        self._state: Array = made._state
-        """[T] logarithms of the prices."""
-        self._covariance: Array = made._covariance
-        """[T, T] of the state."""
-        self.rounds: float = made.rounds
-        """Measured rounds so far; those of an earlier run count as one."""
+    expert_share: float = 0.0
+    """`RoundWork.expert_share` of the target."""
+    rounds: float = 0.0
+    """Rounds measured so far; those of an earlier run count as one."""
+    timed: Mapping[ProposerName, float] = field(default_factory=dict)
+    """`rounds` when a proposer, or "none" for plain decoding, was last measured in this run."""
+    log_prices: Array = field(default_factory=lambda: np.zeros(len(TERMS)))
+    """[T] logarithms of the prices."""
+    covariance: Array = field(default_factory=lambda: _START)
+    """[T, T] of `log_prices`."""
 
-    @classmethod
-    def _of(cls, state: Array, covariance: Array, rounds: float) -> RoundCosts:
-        made = cls.__new__(cls)
-        made._state, made._covariance, made.rounds = state, covariance, rounds
-        return made
+    def __bool__(self) -> bool:
+        return self.rounds > 0
 
     def with_points(self, points: Iterable[CostPoint]) -> RoundCosts:
         """Returns the costs with these rounds added, which count as measured at the same time."""
         points = [point for point in points if point.rounds > 0 and point.seconds > 0 and point.running > 0]
         if not points:
             return self
-        rounds = sum(point.rounds for point in points)
-        works = [work_by_term(RoundWork.of(point)) for point in points]
+        works = [self._work(RoundWork.of(point)) for point in points]
         seconds = [math.log(point.seconds / point.rounds) for point in points]
         noise = [ROUND_SD**2 / point.rounds for point in points]
-        start, known = self._state, self._covariance + PRICE_DRIFT * rounds * np.eye(_SIZE)
-        shrink = np.sqrt(np.minimum(1.0, np.diagonal(_START) / np.diagonal(known)))
-        known *= np.outer(shrink, shrink)  # no less certain than at first
+        start = self.log_prices
         if not self:  # the first point sets the scale
-            start = -np.log(FIRST_WORK)
-            start += seconds[0] - _predict(start, works[0])[0]
+            start = seconds[0] - math.log((works[0] / FIRST_WORK).sum()) - np.log(FIRST_WORK)
         near = start
         for _ in range(_PASSES):
-            state, covariance = start, known
+            state, covariance = start, self.covariance
             for measured in zip(works, seconds, noise, strict=True):
                 state, covariance = _corrected(state, covariance, near, *measured)
             state = near + np.clip(state - near, -_STEP, _STEP)
             near, moved = state, float(np.abs(state - near).max())
             if moved < _CLOSE:
                 break
-        return self._of(near, covariance, self.rounds + rounds)
-
-    def __bool__(self) -> bool:
-        """True if any round was measured."""
-        return self.rounds > 0
-
-    def price(self, term: str) -> float:
-        """Returns the price of a term, in seconds."""
-        return math.exp(self._state[list(TERMS).index(term)])
+        total = self.rounds + sum(point.rounds for point in points)
+        timed = {**self.timed, **{point.proposer: total for point in points}}
+        return replace(self, log_prices=near, covariance=covariance, rounds=total, timed=timed)
 
     def seconds(self, work: RoundWork) -> float:
         """Returns the seconds of one round."""
-        return math.exp(_predict(self._state, work_by_term(work))[0])
+        return math.exp(_predict(self.log_prices, self._work(work))[0])
 
     def grid(self, *, proposer: ProposerName, max_k: int, slots: int, context: float) -> Array:
         """Returns the seconds of a round, [max_k + 1, slots + 1] by K and rows; the column of 0 rows equals that of 1.
@@ -101,36 +87,36 @@ class RoundCosts:
         """
         if not self:
             raise ValueError("no round was measured; expected at least one cost point")
-        rows, work = _grid_work(proposer, max_k, slots)
-        prices = np.exp(self._state)
-        return np.asarray(np.tensordot(prices, work, 1) + prices[_KV] * context * rows)
+        k, rows = np.meshgrid(np.arange(max_k + 1.0), np.maximum(np.arange(slots + 1.0), 1.0), indexing="ij")
+        return np.asarray(
+            np.tensordot(np.exp(self.log_prices), self._work(RoundWork(proposer, k, rows, context * rows)), 1)
+        )
 
-    def as_prior(self) -> RoundCosts:
-        """Returns costs that another run can start from: the prices, uncertain."""
-        own = np.minimum(np.diagonal(self._covariance) + SPEED_SD**2, PRICE_SD**2)
-        return self._of(self._state, np.diag(own) + SPEED_SD**2, 1.0) if self else self
+    def _work(self, work: RoundWork) -> Array:
+        return work_by_term(work._replace(expert_share=self.expert_share))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns JSON values: seconds by term, and the standard deviations of their logarithms."""
-        prices, sds = np.exp(self._state).tolist(), np.sqrt(np.diagonal(self._covariance)).tolist()
-        terms = {name: {"seconds": prices[i], "sd": sds[i]} for i, name in enumerate(TERMS)}
-        return {"version": _VERSION, "rounds": self.rounds, "terms": terms}
+        """Returns JSON values: seconds by term."""
+        prices = dict(zip(TERMS, np.exp(self.log_prices).tolist(), strict=True))
+        return {"version": _VERSION, "rounds": self.rounds, "expert_share": self.expert_share, "seconds": prices}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RoundCosts:
-        """Reads the values of `to_json`. Raises ValueError, KeyError or TypeError for others."""
+        """Reads the values of `to_json` as a prior: the prices, as uncertain as before any measurement.
+
+        Raises ValueError, KeyError or TypeError for other values.
+        """
         if data["version"] != _VERSION:
             raise ValueError(f"round costs of version {data['version']!r}; expected {_VERSION}")
-        numbers = np.array([[float(data["terms"][name][key]) for key in ("seconds", "sd")] for name in TERMS])
-        rounds = float(data["rounds"])
-        if not np.isfinite(numbers).all() or numbers.min() <= 0 or not 0 < rounds < math.inf:
-            raise ValueError("round costs with a number that is not positive and finite")
-        return cls._of(np.log(numbers[:, 0]), np.diag(numbers[:, 1] ** 2), rounds)
+        prices, share = np.array([float(data["seconds"][name]) for name in TERMS]), float(data["expert_share"])
+        if not (np.isfinite(prices).all() and prices.min() > 0 and data["rounds"] > 0 and 0 <= share <= 1):
+            raise ValueError("round costs with a number out of range; expected positive seconds and rounds")
+        return cls(expert_share=share, rounds=1.0, log_prices=np.log(prices))
 
 
-def _predict(state: Array, work: Array) -> tuple[float, Array]:
-    """Returns the logarithm of a round's seconds, and its derivatives by the state, [T]. work [T]: by term."""
-    parts = np.exp(state) * work
+def _predict(log_prices: Array, work: Array) -> tuple[float, Array]:
+    """Returns the logarithm of a round's seconds, and its derivatives by the prices' logarithms, [T]. work: [T]."""
+    parts = np.exp(log_prices) * work
     total = float(parts.sum())
     return math.log(total), parts / total
 
@@ -153,10 +139,3 @@ def _corrected(
             covariance, gain = covariance + back, gain + back @ slope
         variance += surprise
     return state + gain * (error / variance), covariance - np.outer(gain, gain / variance)
-
-
-@lru_cache(maxsize=16)
-def _grid_work(proposer: ProposerName, max_k: int, slots: int) -> tuple[Array, Array]:
-    """Returns the rows, [K + 1, N + 1], and the work by term without KV, [T, K + 1, N + 1]."""
-    k, rows = np.meshgrid(np.arange(max_k + 1.0), np.maximum(np.arange(slots + 1.0), 1.0), indexing="ij")
-    return rows, work_by_term(RoundWork(proposer, k, rows, np.zeros_like(rows)))

@@ -2,7 +2,7 @@
 
     seconds = Σ price(term) · work(term)
 
-Work of another kind (experts that are hit, a further proposer) is another line of TERMS.
+Work of another kind (a further proposer) is another line of TERMS.
 """
 
 from __future__ import annotations
@@ -29,14 +29,22 @@ class RoundWork(NamedTuple):
     rows: Amount
     kv_tokens: Amount
     """Tokens whose KV the target reads, summed over the rows."""
+    expert_share: float = 0.0
+    """Share of the target's experts that one token is routed to; 0 for a dense model."""
 
     @classmethod
     def of(cls, point: CostPoint) -> RoundWork:
         """Returns the features of measured rounds."""
         return cls(point.proposer, point.k, point.running, point.running * point.context)
 
+    @property
+    def tokens(self) -> Amount:
+        """Tokens that the target verifies."""
+        return self.rows * (self.k + 1)
+
+    @property
     def searched(self) -> Amount:
-        """Returns 1 if drafts are looked up in texts, else 0."""
+        """1 if drafts are looked up in texts, else 0."""
         return np.minimum(self.drafted("ngram") + self.drafted("replay"), 1.0)
 
     def drafted(self, proposer: ProposerName) -> Amount:
@@ -46,20 +54,22 @@ class RoundWork(NamedTuple):
 
 TERMS: dict[str, Callable[[RoundWork], Amount]] = {
     "weights": lambda work: 1.0,  # reads of the target's weights, launches
-    "tokens": lambda work: work.rows * (work.k + 1),  # arithmetic of the verified tokens
-    "wide": lambda work: np.maximum(work.rows * (work.k + 1) - WIDE, 0.0),  # the same where it bounds the round
+    "tokens": lambda work: work.tokens,  # arithmetic of the verified tokens
+    "wide": lambda work: np.maximum(work.tokens - WIDE, 0.0),  # the same where it bounds the round
     "kv": lambda work: work.kv_tokens,
+    "experts": lambda work: 1.0 - (1.0 - work.expert_share) ** work.tokens,  # reads of distinct experts, as a share
     "draft": lambda work: work.drafted("draft"),  # reads of the draft model's weights, once a draft token
     "draft_tokens": lambda work: work.drafted("draft") * work.rows,  # arithmetic of the draft tokens
-    "ngram": lambda work: work.searched(),  # one look-up, whatever K
-    "ngram_rows": lambda work: work.searched() * work.rows,
+    "ngram": lambda work: work.searched,  # one look-up, whatever K
+    "ngram_rows": lambda work: work.searched * work.rows,
     "joined": lambda work: np.minimum(work.drafted("joined"), 1.0),  # the draft model's steps, as many whatever K
     "joined_rows": lambda work: np.minimum(work.drafted("joined"), 1.0) * work.rows,
 }
 """Work of a round by name of the term."""
-FIRST_WORK = np.array([1.0, 384.0, 192.0, 32768.0, 2.0, 256.0, 30.0, 3840.0, 0.7, 85.0])
+FIRST_WORK = np.array([1.0, 384.0, 192.0, 32768.0, 0.3, 2.0, 256.0, 30.0, 3840.0, 0.7, 85.0])
 """Work by term that takes the same time, before any measurement: that of 128 rows of 256 tokens with 2 drafts; 30
-n-gram look-ups, which are cheap; 3 steps of the draft model in a joined round."""
+n-gram look-ups, which are cheap; a third of the experts, which have most of a mixture's weights; 3 steps of the draft
+model in a joined round."""
 
 
 def work_by_term(work: RoundWork) -> Array:

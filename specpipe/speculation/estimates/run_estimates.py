@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from specpipe.core import EXPECTED_OUTPUT_TOKENS, PREFILL_BUDGET, Evidence, Profile, ProposerName
+from specpipe.core import EXPECTED_OUTPUT_TOKENS, Evidence, Profile, ProposerName
 from specpipe.speculation.estimates.observer import Observer, Priors
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.estimates.round_costs import RoundCosts
@@ -19,15 +19,12 @@ class RunEstimates:
         *,
         slots: int,
         proposers: Sequence[ProposerName],
-        prefill_budget: int = PREFILL_BUDGET,
         output_tokens: float = EXPECTED_OUTPUT_TOKENS,
         cached_costs: Callable[[str], RoundCosts] = lambda hardware: RoundCosts(),
     ) -> None:
         """cached_costs: returns the round costs that earlier runs measured on a kind of hardware. output_tokens:
         expected length of a row before any has ended."""
-        self._observer = Observer(
-            slots=slots, proposers=proposers, output_tokens=output_tokens, prefill_budget=prefill_budget
-        )
+        self._observer = Observer(slots=slots, proposers=proposers, output_tokens=output_tokens)
         self._hardware: dict[str, str] = {}
         """By worker."""
         self._cached_costs = cached_costs
@@ -37,7 +34,9 @@ class RunEstimates:
     def admit(self, worker: str, hardware: str, profile: Profile) -> None:
         """Adds a worker that is ready, with its start-up profile."""
         self._hardware[worker] = hardware
-        costs = self.costs[hardware] if hardware in self.costs else self._cached_costs(hardware)
+        costs = (
+            self.costs.get(hardware) or self._cached_costs(hardware) or RoundCosts(expert_share=profile.expert_share)
+        )
         self.costs[hardware] = costs.with_points(profile.rounds)
 
     def add(self, worker: str | None, evidence: Evidence) -> None:

@@ -6,22 +6,23 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from specpipe.arrays import Array
 from specpipe.core import Exploration, ProposerName
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 
 HOPED_ACCEPTANCE, HOPE_WEIGHT = 0.85, 16.0
 """Acceptance that a trial may find, and the observations of a position at which half of this hope is left."""
-EXPLORE_SHARE = 0.005
-"""Largest share of rounds spent on trials of hope, at twice their cost."""
-FIRST_INTERVAL, MAX_INTERVAL = 16, 4096
-"""Rounds until a proposer that is due is tried, and between two trials at most."""
+GAIN_SHARE = 0.02
+"""Largest share of the possible gain that is spent on trials."""
+LEAST_INTERVAL = 16
+"""Rounds from one trial to the next, at least."""
 DUE = 4.0
-"""Growth of a worker's rounds since a proposer was last timed, from which it is due whatever the estimates say."""
-TRIAL_ROUNDS = 2
-"""Rounds of a trial that needs catching up, which is paid once."""
+"""Growth of the measured rounds since a proposer was last timed, from which it is tried whatever the estimates say."""
+TRIAL_SIZE = 2
+"""Rounds of a trial that needs catching up, and rows that catch up in each: the first round of a shape is not timed."""
+
+WITH_DRAFT_MODEL: tuple[ProposerName, ...] = ("draft", "joined")
+"""Proposers that run the draft model, which has to catch up first."""
 
 
 class DraftRates(NamedTuple):
@@ -34,72 +35,56 @@ class DraftRates(NamedTuple):
     """[K + 1] expected tokens of a row's round."""
     seconds: Array
     """[K + 1, N + 1] seconds of a round."""
-    prefill_s: float
-    """Seconds of a draft prefill per token."""
 
 
 class _Trial(NamedTuple):
     """One candidate for a trial."""
 
-    proposer: ProposerName
+    every: float
+    """Rounds from one trial to the next."""
+    loss: float
+    """Share of time that it costs at best: negative if it may be faster than the plan."""
     k: int
-    times: int
-    """Consecutive rounds."""
-    gain: float
-    """Share of time that it may save."""
-    rounds: float
-    """Rounds charged to the budget."""
+    proposer: ProposerName
+    rounds: int
 
 
 def explore(best: DraftRates, k: int, choices: Sequence[DraftRates], inputs: PolicyInputs) -> Exploration | None:
-    """Returns the trial with the highest ratio of possible gain to cost, or None if no other choice may be better.
+    """Returns the trial to run soonest, or None if no other choice may be better.
 
     best, k: proposer and K of the plan.
     """
-    trials = [trial for choice in choices for trial in _trials(choice, best, k, inputs)]
-    due = [trial for trial in trials if _is_due(trial, best.proposer if k else "none", inputs)]
-    hopeful = [trial for trial in trials if trial.gain > 0]
-    if due:
-        found, every = max(due, key=lambda trial: trial.gain), float(FIRST_INTERVAL)
-    elif hopeful:
-        found = max(hopeful, key=lambda trial: trial.gain / trial.rounds)
-        every = min(max(found.rounds / EXPLORE_SHARE, 2 * found.times), MAX_INTERVAL)
-    else:
+    trial = min((trial for choice in choices for trial in _trials(choice, best, k, inputs)), default=None)
+    if trial is None or trial.every == math.inf:
         return None
     return Exploration(
-        k=found.k,
-        proposer=found.proposer if found.k else "none",
-        rounds=found.times,
-        every=2 ** math.floor(math.log2(every)),  # a power of 2, so that most new plans keep the phase
-        catch_up=None if best.proposer == "draft" and k else _trial_tokens(inputs),
+        k=trial.k,
+        proposer=trial.proposer if trial.k else "none",
+        rounds=trial.rounds,
+        every=2 ** math.floor(math.log2(trial.every)),  # a power of 2, so that most new plans keep the phase
+        catch_up=None if best.proposer in WITH_DRAFT_MODEL and k else math.ceil(TRIAL_SIZE * inputs.behind),
     )
 
 
-def _is_due(trial: _Trial, now: ProposerName, inputs: PolicyInputs) -> bool:
-    """True if the trial is of another proposer than `now`, and that one has not been timed for long."""
-    name = trial.proposer if trial.k else "none"
-    timed = inputs.timed.get(name, 0.0)
-    return name != now and inputs.rounds >= min(DUE * timed, timed + MAX_INTERVAL)
-
-
 def _trials(choice: DraftRates, best: DraftRates, now_k: int, inputs: PolicyInputs) -> Iterator[_Trial]:
-    """Yields each K of a proposer, other than the plan's, that may be better than the plan."""
-    n, proposer = inputs.running, choice.proposer
+    """Yields each K of a proposer, other than the plan's, as it would be with the acceptance to hope for."""
+    n, proposer, costs = inputs.running, choice.proposer, inputs.costs
     now, round_s = float(best.rate[now_k, n]), float(best.seconds[now_k, n])
     hoped = inputs.acceptance[proposer].tokens(len(choice.tokens) - 1, hope=HOPED_ACCEPTANCE, hope_weight=HOPE_WEIGHT)
-    gains = 1 - now * choice.seconds[:, n] / (n * np.array(hoped))
-    drafting, catch_up_s, times = float(n), 0.0, 1
-    if proposer == "draft" and inputs.behind > 1 and not (best.proposer == "draft" and now_k):
-        tokens = min(n * inputs.behind, _trial_tokens(inputs))
-        drafting, catch_up_s, times = tokens / inputs.behind, tokens * choice.prefill_s, TRIAL_ROUNDS
-    for k, gain in enumerate(gains.tolist()):
+    drafting, catch_up_s, charge_s, rounds = n, 0.0, 0.0, 1
+    if proposer in WITH_DRAFT_MODEL:
+        charge_s = inputs.prefill_s * inputs.missing_per_token
+        if inputs.behind > 1 and not (best.proposer in WITH_DRAFT_MODEL and now_k):
+            drafting, rounds = min(n, TRIAL_SIZE), TRIAL_SIZE
+            catch_up_s = drafting * inputs.behind * inputs.prefill_s
+    for k, seconds in enumerate(choice.seconds[:, n].tolist()):
         if k == now_k and (proposer == best.proposer or not k):
             continue
-        expected = n + drafting * (float(choice.tokens[k]) - 1)
-        lost = times * max(0.0, float(choice.seconds[k, n]) - expected / now) + (catch_up_s if k else 0.0)
-        yield _Trial(proposer, k, times, gain, max(float(times), 2 * lost / round_s))
-
-
-def _trial_tokens(inputs: PolicyInputs) -> int:
-    """Returns the tokens that the draft model catches up for a trial: the square root of the rows, of mean length."""
-    return min(inputs.prefill_budget, math.ceil(math.sqrt(inputs.running) * inputs.behind))
+        token_s = seconds / (n * hoped[k]) + (charge_s if k else 0.0)
+        lost = seconds - (n + drafting * (float(choice.tokens[k]) - 1)) / now + (catch_up_s if k else 0.0)
+        price, loss = max(1.0, rounds * lost / round_s), now * token_s - 1
+        every = price / (GAIN_SHARE * -loss) if loss < 0 else math.inf
+        name = proposer if k else "none"
+        if name != (best.proposer if now_k else "none") and costs.rounds >= DUE * costs.timed.get(name, 0.0):
+            every = 0.0
+        yield _Trial(max(LEAST_INTERVAL, every), loss, k, proposer, rounds)

@@ -11,8 +11,7 @@ import numpy as np
 
 from specpipe.core import Exploration, ProposerName, SpeculationPlan
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
-from specpipe.speculation.estimates.round_model import WIDE
-from specpipe.speculation.policies.exploration import DraftRates, explore
+from specpipe.speculation.policies.exploration import WITH_DRAFT_MODEL, DraftRates, explore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,21 +49,14 @@ class Goodput:
         )
 
     def _rates(self, proposer: ProposerName, inputs: PolicyInputs) -> DraftRates:
-        """Returns the expected tokens per second of a proposer. A draft prefill of WIDE tokens is as long as a step.
-
-        Where drafts save more until the last row has ended than the draft's prefill takes, it counts for nothing: with
-        fewer rows drafts save more. Else every token of a round with drafts bears its share.
-        """
-        costs, max_k = inputs.costs, self.replay_k if proposer in ("replay", "joined") else self.k
-        seconds = costs.grid(proposer=proposer, max_k=max_k, slots=inputs.slots, context=inputs.context)
+        """Returns the expected tokens per second of a proposer. Tokens with drafts bear their share of its prefill."""
+        max_k = self.replay_k if proposer in ("replay", "joined") else self.k
+        seconds = inputs.costs.grid(proposer=proposer, max_k=max_k, slots=inputs.slots, context=inputs.context)
         tokens = np.array(inputs.acceptance[proposer].tokens(max_k))
-        emitted = tokens[:, None] * np.maximum(np.arange(inputs.slots + 1.0), 1.0)
-        token_s = seconds / emitted
-        prefill_s = costs.price("draft") / WIDE if proposer == "draft" else 0.0
-        catch_up_s, left = prefill_s * inputs.draft_missing, inputs.tokens_left
-        if left @ (token_s[0] - token_s.min(axis=0)) < catch_up_s:
-            token_s[1:] += catch_up_s / left.sum()
-        return DraftRates(proposer, 1 / token_s, tokens, seconds, prefill_s)
+        token_s = seconds / (tokens[:, None] * np.maximum(np.arange(inputs.slots + 1.0), 1.0))
+        if proposer in WITH_DRAFT_MODEL:
+            token_s[1:] += inputs.prefill_s * inputs.missing_per_token
+        return DraftRates(proposer, 1 / token_s, tokens, seconds)
 
 
 def _reason(best: DraftRates, k: int, trial: Exploration | None, inputs: PolicyInputs) -> str:

@@ -129,7 +129,7 @@ def behind_by_20_rounds(small_pair, *, prefill_budget: int, rounds_behind: int =
 
 def test_an_exploring_round_catches_up_a_few_rows(small_pair) -> None:
     engine = behind_by_20_rounds(small_pair, prefill_budget=500)
-    tries = Exploration(k=3, proposer="draft", rounds=1, every=8, catch_up=40)
+    tries = Exploration(k=3, proposer="draft", every=8, catch_up=40)
     off = SpeculationPlan(ks=(0,), proposer="none", queue_depth=0.0, reason="test", explore=tries)
     engine.submit([], off)
 
@@ -148,8 +148,7 @@ def test_a_step_reports_how_far_the_draft_is_behind(small_pair, rounds_behind: i
     engine = make_engine(pair.target, pair.draft, rounds_behind=rounds_behind, prefill_budget=200)
     engine.submit(requests, plan(0))
     steps = [step for step in (engine.step() for _ in range(15)) if step.running == 3]
-    plain, left = [step.draft_behind for step in steps], [step.left for step in steps]
-    assert 38 <= left[1] <= 40 and left[1] - left[-1] == len(left) - 2, "what rows may still generate"
+    plain = [step.draft_behind for step in steps]
     assert plain[1] == pytest.approx(prompts, abs=1)
     assert plain[-1] - plain[1] == len(plain) - 2
     engine.submit([], plan(2))

@@ -43,8 +43,8 @@ def test_queue_depth_counts_own_rows_and_a_share_of_queued_rows() -> None:
     estimates = RunEstimates(slots=4, proposers=("draft",))
     config = driver_config(workers=1, slots=4, poll_s=0.01)
     Driver(shards(4, rows=10), pool, policy, config, estimates=estimates).run()
-    assert policy.situations[-1].acceptance["draft"].coverage_weight == pytest.approx(MIN_WEIGHT + 2, rel=0.01)
-    assert pool.orders[-1][1].priors.acceptance["draft"].coverage_weight == pytest.approx(MIN_WEIGHT + 2, rel=0.01)
+    assert policy.situations[-1].acceptance["draft"].weights[0] == pytest.approx(MIN_WEIGHT + 2, rel=0.01)
+    assert pool.orders[-1][1].priors.acceptance["draft"].weights[0] == pytest.approx(MIN_WEIGHT + 2, rel=0.01)
     # One worker, 40 rows: nothing is done when the first two go out, 10 rows are when the third does.
     assert [round(seen.queue_depth) for seen in policy.situations] == [40, 40, 30, 20]
     assert [order.plan.queue_depth for _, order, _ in pool.orders] == [40, 40, 30, 20]

@@ -10,25 +10,29 @@ from specpipe.pipeline.store.cost_cache import MIN_ROUNDS, CostCache
 from specpipe.speculation.estimates.round_costs import RoundCosts
 
 PAIR = {"target": "a" * 40, "draft": "b" * 40}
-COSTS = RoundCosts([CostPoint(proposer="none", k=0, running=4, context=100, rounds=MIN_ROUNDS, seconds=1.0)])
+COSTS = RoundCosts().with_points(
+    [CostPoint(proposer="none", k=0, running=4, context=100, rounds=MIN_ROUNDS, seconds=1.0)]
+)
 
 
 def test_costs_are_loaded_for_same_hardware_and_pair_only(tmp_path: Path) -> None:
     CostCache(PAIR, tmp_path).save({"H200": COSTS, "L4": RoundCosts()})
-    assert CostCache(PAIR, tmp_path).load("H200").to_json() == COSTS.as_prior().to_json()
+    assert CostCache(PAIR, tmp_path).load("H200").to_json() == {**COSTS.to_json(), "rounds": 1.0}
     assert not CostCache(PAIR, tmp_path).load("L4")
     assert not CostCache({**PAIR, "draft": "c" * 40}, tmp_path).load("H200")
     assert len(list(tmp_path.rglob("*"))) == 2, "one folder, one file and nothing temporary"
 
 
 def test_short_run_leaves_the_file_of_a_longer_one(tmp_path: Path) -> None:
-    few = RoundCosts([CostPoint(proposer="draft", k=2, running=1, context=15, rounds=MIN_ROUNDS - 1, seconds=90.0)])
+    few = RoundCosts().with_points(
+        [CostPoint(proposer="draft", k=2, running=1, context=15, rounds=MIN_ROUNDS - 1, seconds=90.0)]
+    )
     cache = CostCache(PAIR, tmp_path)
     cache.save({"H200": few})
     assert not cache.load("H200")
     cache.save({"H200": COSTS})
     cache.save({"H200": few})
-    assert cache.load("H200").to_json() == COSTS.as_prior().to_json()
+    assert cache.load("H200").to_json() == {**COSTS.to_json(), "rounds": 1.0}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 2, "cells": []}', b'{"version": 99}', b"\xff"])
@@ -43,7 +47,7 @@ def test_invalid_file_is_ignored_with_a_warning(
         assert not cache.load("H200")
     assert str(cached) in caplog.text
     cache.save({"H200": COSTS})
-    assert cache.load("H200").to_json() == COSTS.as_prior().to_json()
+    assert cache.load("H200").to_json() == {**COSTS.to_json(), "rounds": 1.0}
 
 
 def test_unwritable_folder_causes_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,6 @@ def seen(reached: tuple[int, ...], accepted: tuple[int, ...]) -> Acceptance:
 
 def test_estimate_without_counts_equals_the_prior() -> None:
     assert Acceptance().conditional(3) == (PRIOR,) * 3
-    assert Acceptance().coverage == 1.0
 
 
 def test_position_counts_only_where_it_was_reached() -> None:
@@ -41,14 +40,14 @@ def test_fading_keeps_means_and_a_smallest_weight() -> None:
     assert faded.weights == (MIN_WEIGHT, MIN_WEIGHT)
 
 
-def test_rows_without_a_draft_lower_coverage() -> None:
-    known = Acceptance().with_counts(counts((300,), (200,)), row_rounds=1000, keep=1.0)
-    assert known.coverage == pytest.approx(0.3, abs=0.01)
+def test_row_without_a_draft_accepts_no_first_token() -> None:
+    known = Acceptance().with_counts(counts((300, 200), (200, 150)), row_rounds=1000, keep=1.0)
+    assert known.conditional(2) == pytest.approx([0.2, 0.75], abs=0.01)
 
 
 def test_expected_tokens_sum_the_accepted_prefixes() -> None:
-    known = Acceptance(rates=(0.9, 0.5), coverage=0.5)
-    assert known.tokens(3) == pytest.approx([1.0, 1.45, 1.675, 1.7875])
+    known = Acceptance(rates=(0.9, 0.5))
+    assert known.tokens(3) == pytest.approx([1.0, 1.9, 2.35, 2.575])
 
 
 def test_hope_raises_means_of_few_observations() -> None:

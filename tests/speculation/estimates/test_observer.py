@@ -12,7 +12,6 @@ ROUNDS = Evidence(
     costs=(CostPoint(proposer="none", k=0, running=6, context=300.0, rounds=16, seconds=0.1),),
     running=2,
     draft_behind=40.0,
-    left=25.0,
 )
 
 
@@ -36,15 +35,19 @@ def test_draft_lacks_whole_prompts_before_any_round() -> None:
 
 def test_latest_round_determines_running_rows_and_backlog() -> None:
     found = seen(ROUNDS, Evidence())
-    assert (found.running, found.behind, found.context, found.left) == (2, 40.0, 300.0, 25.0)
-    assert seen().left == 100.0, "unknown: the mean output of a row"
+    assert (found.running, found.behind, found.context) == (2, 40.0, 300.0)
+
+
+def test_draft_prefills_give_their_seconds_by_token() -> None:
+    assert seen().prefill_s == 0
+    twice = seen(*[replace(ROUNDS, draft_prefill_tokens=500, draft_prefill_s=0.002)] * 2)
+    assert twice.prefill_s == pytest.approx(4e-6)
 
 
 def test_admitted_rows_fill_the_slots() -> None:
     ended = replace(ROUNDS, rows=8, input_tokens=8 * 60, output_tokens=8 * 80)
     found = seen(ended, admit_rows=True)
     assert found.running == 8
-    assert found.left == pytest.approx((2 * 25 + 6 * 100) / 8 * 0.8), "rows may run to 100 tokens, and stop at 80"
     assert found.behind == pytest.approx((2 * 40 + 6 * 60) / 8)
     assert found.context == pytest.approx((2 * 300 + 6 * (60 + 40)) / 8)
     assert seen(ended, depth=3, admit_rows=True).running == 3
@@ -53,26 +56,6 @@ def test_admitted_rows_fill_the_slots() -> None:
 def test_rows_that_end_first_are_no_measure_of_the_others() -> None:
     early = replace(ROUNDS, rows=2, input_tokens=120, output_tokens=8 * 20)
     assert seen(early).output_tokens == pytest.approx(80.0)
-
-
-def test_admitted_rows_discount_acceptance() -> None:
-    counts = AcceptanceCounts(drafts=80, reached_per_position=(80, 40), accepted_per_position=(40, 10))
-    before = observer()
-    before.add(replace(ROUNDS, verified={"draft": counts}, rounds={"draft": 1}, row_rounds={"draft": 80}))
-    known = before.priors.acceptance["draft"]
-    before.admit_rows(queue_depth=50)
-    after = before.priors.acceptance["draft"]
-    assert after.weights == pytest.approx([0.25 * weight for weight in known.weights])
-    assert after.conditional(3) == known.conditional(3)
-
-
-def test_new_rows_age_the_timing_of_proposers_but_not_of_plain_rounds() -> None:
-    draft = CostPoint(proposer="draft", k=2, running=6, context=300.0, rounds=4, seconds=0.1)
-    known = observer()
-    known.add(replace(ROUNDS, costs=(*ROUNDS.costs, draft)))
-    assert known.policy_inputs(queue_depth=50).timed == {"none": 20, "draft": 20}
-    known.admit_rows(queue_depth=50)
-    assert known.policy_inputs(queue_depth=50).timed == {"none": 20, "draft": 5}
 
 
 def test_first_rows_change_no_estimate() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,16 @@ def ratio(costs: RoundCosts, k: int, n: int) -> float:
     return costs.seconds(work(k, n)) / costs.seconds(work(0, n))
 
 
+def prior(points: list[CostPoint]) -> RoundCosts:
+    """Returns what a later run reads from the cache."""
+    return RoundCosts.from_json(json.loads(json.dumps(RoundCosts().with_points(points).to_json())))
+
+
 PROFILE = [point(k, n, rounds=5) for k in (0, 2) for n in (1, 8, 64)]
 
 
 def test_profile_predicts_other_rounds() -> None:
-    costs = RoundCosts(PROFILE)
+    costs = RoundCosts().with_points(PROFILE)
     for k in (0, 1, 3, 5):
         for n in (1, 5, 16, 30, 64):
             rel = 0.03 if n * (k + 1) <= 192 else 0.2  # the profile has no wider round
@@ -48,14 +54,14 @@ def test_profile_predicts_other_rounds() -> None:
 @pytest.mark.parametrize("points", [PROFILE, PROFILE[:1], [point(3, 7)], [*PROFILE, point(2, 30, factor=9)]])
 @pytest.mark.parametrize("proposer", ["draft", "ngram", "none"])
 def test_seconds_never_decrease_in_rows_or_k(points: list[CostPoint], proposer: ProposerName) -> None:
-    grid = RoundCosts(points).grid(proposer=proposer, max_k=8, slots=97, context=300)
+    grid = RoundCosts().with_points(points).grid(proposer=proposer, max_k=8, slots=97, context=300)
     assert np.isfinite(grid).all() and (grid > 0).all()
     assert (np.diff(grid, axis=0) >= -1e-15).all() and (np.diff(grid, axis=1) >= -1e-15).all()
     assert (grid[:, 0] == grid[:, 1]).all()
 
 
 def test_grid_equals_the_seconds_of_its_rounds() -> None:
-    costs = RoundCosts(PROFILE)
+    costs = RoundCosts().with_points(PROFILE)
     grid = costs.grid(proposer="draft", max_k=3, slots=9, context=300)
     for k in range(4):
         for n in (1, 4, 9):
@@ -64,7 +70,7 @@ def test_grid_equals_the_seconds_of_its_rounds() -> None:
 
 def test_measurements_follow_what_the_model_lacks() -> None:
     """Where kernels change their tiles, rounds of one size take 30 % longer than their neighbours."""
-    costs = RoundCosts(PROFILE)
+    costs = RoundCosts().with_points(PROFILE)
     for _ in range(8):
         costs = costs.with_points([point(3, 48, factor=1.3), point(0, 48, rounds=1)])
     assert ratio(costs, 3, 48) == pytest.approx(1.3 * truth(3, 48) / truth(0, 48), rel=0.08)
@@ -73,7 +79,7 @@ def test_measurements_follow_what_the_model_lacks() -> None:
 def test_first_slow_draft_round_is_corrected_by_a_few_more() -> None:
     """A run of a few rows that saw one draft round, at ten times its usual time, as the first of its shape."""
     plain = [point(0, n, rounds=40) for n in (1, 2, 3, 4, 8, 16)]
-    cached = RoundCosts([point(2, 1, rounds=1, factor=10), *plain]).as_prior()
+    cached = prior([point(2, 1, rounds=1, factor=10), *plain])
     assert ratio(cached, 2, 16) > 1.5 * truth(2, 16) / truth(0, 16)
     own = cached.with_points([point(0, 16)])
     for _ in range(4):
@@ -83,13 +89,13 @@ def test_first_slow_draft_round_is_corrected_by_a_few_more() -> None:
 
 def test_one_scale_corrects_the_cache_of_a_slower_machine() -> None:
     measured = [point(k, n, rounds=64, factor=2) for k in range(4) for n in (1, 4, 16, 64)]
-    costs = RoundCosts(measured).as_prior().with_points([point(0, 16)] * 4)
+    costs = prior(measured).with_points([point(0, 16)] * 4)
     assert costs.seconds(work(0, 16)) == pytest.approx(truth(0, 16), rel=0.05)
-    assert costs.seconds(work(3, 16)) == pytest.approx(truth(3, 16), rel=0.25), "never timed here"
+    assert costs.seconds(work(3, 16)) == pytest.approx(truth(3, 16), rel=0.4), "never timed here"
 
 
 def test_burst_of_a_neighbour_leaves_the_comparison_of_k() -> None:
-    costs = RoundCosts([*PROFILE, *[point(3, 16), point(0, 16)] * 4])
+    costs = RoundCosts().with_points([*PROFILE, *[point(3, 16), point(0, 16)] * 4])
     before = ratio(costs, 3, 16)
     for _ in range(6):
         costs = costs.with_points([point(3, 16, factor=2)])
@@ -97,33 +103,43 @@ def test_burst_of_a_neighbour_leaves_the_comparison_of_k() -> None:
 
 
 def test_rounds_slower_than_ever_after_are_forgotten() -> None:
-    slow = RoundCosts([point(k, 4, rounds=1, factor=10) for k in (0, 1, 2, 3)])
+    slow = RoundCosts().with_points([point(k, 4, rounds=1, factor=10) for k in (0, 1, 2, 3)])
     costs = slow.with_points([point(0, 4)] * 2)
     assert costs.seconds(work(0, 4)) == pytest.approx(truth(0, 4), rel=0.2)
     assert costs.seconds(work(2, 4)) < 4 * truth(2, 4), "of the same machine, so not ten times as long either"
 
 
 def test_single_hiccup_moves_an_estimate_little() -> None:
-    costs = RoundCosts([*PROFILE, *[point(2, 16)] * 4])
+    costs = RoundCosts().with_points([*PROFILE, *[point(2, 16)] * 4])
     before = costs.seconds(work(2, 16))
     assert costs.with_points([point(2, 16, rounds=1, factor=10)]).seconds(work(2, 16)) < 1.1 * before
 
 
+def test_mixture_reads_more_experts_for_the_first_drafts_of_few_rows() -> None:
+    def mixture(k: int, n: int) -> float:
+        return 1e-3 + 14e-3 * (1 - (15 / 16) ** (n * (k + 1))) + 6e-4 * k
+
+    points = [replace(point(k, n), seconds=16 * mixture(k, n), context=0.0) for k in (0, 2) for n in (1, 8, 64)]
+    costs = RoundCosts(expert_share=1 / 16).with_points(points * 4)
+    for k in (0, 1, 3):
+        for n in (1, 4, 16, 64):
+            assert costs.seconds(work(k, n, 0)) == pytest.approx(mixture(k, n), rel=0.05), (k, n)
+
+
 def test_longer_context_takes_longer() -> None:
-    costs = RoundCosts([*PROFILE, point(0, 64, context=4096)])
+    costs = RoundCosts().with_points([*PROFILE, point(0, 64, context=4096)])
     assert costs.seconds(work(0, 64, 8192)) > 1.2 * costs.seconds(work(0, 64))
 
 
-def test_json_round_trip_keeps_prices_and_doubts() -> None:
-    costs = RoundCosts(PROFILE)
+def test_cached_prices_are_the_same_and_uncertain() -> None:
+    costs = RoundCosts(expert_share=0.25).with_points(PROFILE)
     again = RoundCosts.from_json(json.loads(json.dumps(costs.to_json())))
-    assert again.to_json() == costs.to_json()
-    assert again.rounds == 30
-    assert again.price("draft") == pytest.approx(costs.price("draft"))
+    assert again.to_json() == {**costs.to_json(), "rounds": 1.0} and costs.rounds == 30
+    assert (np.diagonal(again.covariance) > np.diagonal(costs.covariance)).sum() > 4, "uncertain, but for n-grams"
 
 
 def test_pickled_costs_are_the_same_and_small() -> None:
-    costs = RoundCosts(PROFILE)
+    costs = RoundCosts().with_points(PROFILE)
     costs.grid(proposer="draft", max_k=5, slots=256, context=300)
     data = pickle.dumps(costs)
     assert len(data) < 2000 and pickle.loads(data).to_json() == costs.to_json()
@@ -132,21 +148,21 @@ def test_pickled_costs_are_the_same_and_small() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2, "cells": []},
+        {"version": 3, "terms": {}},
         {"rounds": 0},
-        {"terms": {}},
-        {"terms": {name: {"seconds": -1.0, "sd": 1.0} for name in TERMS}},
-        {"terms": {name: {"seconds": math.nan, "sd": 1.0} for name in TERMS}},
-        {"terms": {name: {"seconds": 1.0, "sd": 0.0} for name in TERMS}},
+        {"seconds": {}},
+        {"seconds": dict.fromkeys(TERMS, -1.0)},
+        {"seconds": dict.fromkeys(TERMS, math.nan)},
+        {"expert_share": 2.0},
     ],
 )
 def test_invalid_json_values_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises((ValueError, KeyError)):
-        RoundCosts.from_json({**RoundCosts(PROFILE).to_json(), **change})
+        RoundCosts.from_json({**RoundCosts().with_points(PROFILE).to_json(), **change})
 
 
 def test_costs_without_measurements_are_false_and_estimate_nothing() -> None:
-    empty = RoundCosts([point(0, 4, rounds=0)])
-    assert not empty and not empty.as_prior()
+    empty = RoundCosts().with_points([point(0, 4, rounds=0)])
+    assert not empty
     with pytest.raises(ValueError, match="no round was measured"):
         empty.grid(proposer="draft", max_k=2, slots=4, context=100)

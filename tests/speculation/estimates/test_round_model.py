@@ -5,8 +5,9 @@ from specpipe.core import ProposerName
 from specpipe.speculation.estimates.round_model import TERMS, RoundWork, work_by_term
 
 
-def terms(proposer: ProposerName, k: int) -> dict[str, float]:
-    found = dict(zip(TERMS, work_by_term(RoundWork(proposer, k, 3, 500)).tolist(), strict=True))
+def terms(proposer: ProposerName, k: int, expert_share: float = 0.0) -> dict[str, float]:
+    work = RoundWork(proposer, k, 3, 500, expert_share)
+    found = dict(zip(TERMS, work_by_term(work).tolist(), strict=True))
     return {name: amount for name, amount in found.items() if amount}
 
 
@@ -14,6 +15,7 @@ def test_terms_hold_the_work_of_each_proposer() -> None:
     plain = {"weights": 1, "tokens": 3, "kv": 500}
     assert terms("none", 0) == terms("draft", 0) == plain
     assert terms("draft", 2) == plain | {"tokens": 9, "draft": 2, "draft_tokens": 6}
+    assert terms("none", 0, 0.25) == pytest.approx(plain | {"experts": 1 - 0.75**3})
     wide = dict(zip(TERMS, work_by_term(RoundWork("none", 1, 100, 0)).tolist(), strict=True))
     assert wide["wide"] == 8
     assert terms("ngram", 4) == plain | {"tokens": 15, "ngram": 1, "ngram_rows": 3}

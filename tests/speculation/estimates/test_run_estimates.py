@@ -47,7 +47,7 @@ def test_cached_costs_are_loaded_once_by_hardware() -> None:
 
     def known(hardware: str) -> RoundCosts:
         loaded.append(hardware)
-        return RoundCosts([point(0.3)])
+        return RoundCosts().with_points([point(0.3)])
 
     estimates = RunEstimates(slots=4, proposers=("draft",), cached_costs=known)
     estimates.admit("a", "H200", Profile())
