@@ -188,7 +188,7 @@ class Engine:
         began = time.perf_counter()
         self._launcher.prefills.prepare(within_s=within_s)
         keys = expected_keys(sampling, choices, width=self.config.pages_per_row)
-        shared = [key._replace(shared=True) for key in keys] if self.config.share_prefixes else []
+        shared = [key._replace(shared=True) for key in keys] if self.config.prefix_sharing else []
         for some in (keys, shared):
             self._launcher.rounds.prepare(some, within_s=within_s - (time.perf_counter() - began))
 
