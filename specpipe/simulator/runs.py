@@ -25,8 +25,8 @@ from specpipe.simulator.scenarios import Scenario
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.estimates.run_estimates import RunEstimates
 from specpipe.speculation.policies.fixed import Fixed
-from specpipe.speculation.policies.policy import Policy
-from specpipe.speculation.tuner import REPLAN_ROUNDS, Tuner
+from specpipe.speculation.policies.policy import REPLAN_ROUNDS, Policy
+from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.timeline_sampler import TimelineSampler
 
 _POLL_ROUNDS = 64.0  # plain rounds between two statuses where they take longer than a second, to save time

@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 from specpipe.core import EXPECTED_OUTPUT_TOKENS, Evidence, ProposerName, SpeculationPlan, StepReport
 from specpipe.speculation.estimates.evidence_log import EvidenceLog
 from specpipe.speculation.estimates.observer import WORKER_HALF_LIFE, Observer, Priors
-from specpipe.speculation.policies.policy import Policy
+from specpipe.speculation.policies.policy import REPLAN_ROUNDS, Policy
 
-REPLAN_ROUNDS = 16
-"""Rounds between two plans; fewer at first, while each round adds much evidence."""
 PLANNING_SHARE = 0.02
 """Largest share of time spent on planning."""
 

@@ -6,7 +6,8 @@ from specpipe.core import AcceptanceCounts, Completion, Request, SamplingParams,
 from specpipe.speculation.estimates.observer import Observer, Priors
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.policies.fixed import Fixed
-from specpipe.speculation.tuner import REPLAN_ROUNDS, Tuner
+from specpipe.speculation.policies.policy import REPLAN_ROUNDS
+from specpipe.speculation.tuner import Tuner
 
 ALL_ACCEPTED = AcceptanceCounts(
     drafts=3, draft_tokens=3, accepted_tokens=3, reached_per_position=(3,), accepted_per_position=(3,)

@@ -9,13 +9,12 @@ from typing import NamedTuple
 from specpipe.arrays import Array
 from specpipe.core import Exploration, ProposerName
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
+from specpipe.speculation.policies.policy import REPLAN_ROUNDS
 
 HOPED_ACCEPTANCE, HOPE_WEIGHT = 0.85, 16.0
 """Acceptance that a trial may find, and the observations of a position at which half of this hope is left."""
 GAIN_SHARE = 0.02
 """Largest share of the possible gain that is spent on trials."""
-LEAST_INTERVAL = 16
-"""Rounds from one trial to the next, at least."""
 DUE = 4.0
 """Growth of the measured rounds since a proposer was last timed, from which it is tried whatever the estimates say."""
 TRIAL_SIZE = 2
@@ -87,4 +86,4 @@ def _trials(choice: DraftRates, best: DraftRates, now_k: int, inputs: PolicyInpu
         name = proposer if k else "none"
         if name != (best.proposer if now_k else "none") and costs.rounds >= DUE * costs.timed.get(name, 0.0):
             every = 0.0
-        yield _Trial(max(LEAST_INTERVAL, every), loss, k, proposer, rounds)
+        yield _Trial(max(REPLAN_ROUNDS, every), loss, k, proposer, rounds)

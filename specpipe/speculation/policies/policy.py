@@ -7,6 +7,9 @@ from typing import Protocol
 from specpipe.core import SpeculationPlan
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 
+REPLAN_ROUNDS = 16
+"""Rounds between two plans; fewer at first, while each round adds much evidence."""
+
 
 class Policy(Protocol):
     """Chooses K and the proposer for every number of running rows."""

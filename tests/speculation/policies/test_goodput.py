@@ -8,8 +8,9 @@ from specpipe.core import CostPoint, Exploration, ProposerName, SpeculationPlan
 from specpipe.speculation.estimates.acceptance import Acceptance
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.estimates.round_costs import RoundCosts
-from specpipe.speculation.policies.exploration import LEAST_INTERVAL, TRIAL_SIZE
+from specpipe.speculation.policies.exploration import TRIAL_SIZE
 from specpipe.speculation.policies.goodput import Goodput
+from specpipe.speculation.policies.policy import REPLAN_ROUNDS
 
 SLOTS = 64
 
@@ -125,7 +126,7 @@ def test_other_side_is_tried_again_whatever_the_estimates_say(known: Acceptance,
     for rounds, timed, due in ((0, 0, True), (50, 20, False), (100, 20, True)):
         costs_then = replace(COSTS, rounds=max(1, rounds), timed={"draft": timed, "none": timed})
         explore = POLICY.plan(replace(one_row, costs=costs_then)).explore
-        assert (explore is not None and explore.every == LEAST_INTERVAL) == due, (rounds, timed)
+        assert (explore is not None and explore.every == REPLAN_ROUNDS) == due, (rounds, timed)
         if due:
             assert explore is not None and (explore.proposer, explore.k) == (other, int(other == "draft"))
 
