@@ -19,15 +19,15 @@ NUM_WARPS = 8
 
 
 @triton.jit
-def _contexts(index, suffix, at, depth, N: tl.constexpr):
+def _contexts(index, suffix, at, valid, depth, N: tl.constexpr):
     """Returns the tokens before `at` [G, E] and true where they differ from the suffix, both [G, E, D]."""
-    inside = (depth < N)[None, None, :]
+    inside = valid[:, :, None] & (depth < N)[None, None, :]
     context = tl.load(index.tokens + (at[:, :, None] - 1 - depth[None, None, :]), mask=inside, other=0)
     return context, (context != suffix[None, None, :]) & inside
 
 
 @triton.jit
-def _insertion(index, suffix, base, count, depth, steps, width, PROBES: tl.constexpr, N: tl.constexpr):
+def _insertion(index, suffix, base, count, depth, steps, PROBES: tl.constexpr, N: tl.constexpr):
     """Returns the number of entries [G] that are not behind the suffix. base, count [G]: first address, entries."""
     part = tl.arange(0, PROBES)
     begin = tl.zeros_like(count)
@@ -35,11 +35,12 @@ def _insertion(index, suffix, base, count, depth, steps, width, PROBES: tl.const
     for _ in range(steps):
         size = end - begin
         probe = begin[:, None] + (part + 1)[None, :] * size[:, None] // (PROBES + 1)
-        at = base[:, None] + tl.load(index.places + base[:, None] + tl.minimum(probe, width - 1))
-        context, differs = _contexts(index, suffix, at, depth, N)
+        valid = (size > 0)[:, None] & (probe >= 0)
+        at = base[:, None] + tl.load(index.places + base[:, None] + probe, mask=valid, other=N)
+        context, differs = _contexts(index, suffix, at, valid, depth, N)
         departs = tl.min(tl.where(differs, depth[None, None, :], N), 2)
         behind = differs & (depth[None, None, :] == departs[:, :, None]) & (context > suffix[None, None, :])
-        precedes = (tl.sum(behind.to(tl.int32), 2) == 0) & (size > 0)[:, None]
+        precedes = (tl.sum(behind.to(tl.int32), 2) == 0) & valid
         passed = tl.sum(precedes.to(tl.int32), 1)
         end = begin + (passed + 1) * size // (PROBES + 1)
         begin = tl.where(passed > 0, begin + passed * size // (PROBES + 1) + 1, begin)
@@ -57,7 +58,7 @@ def _majority(index, chosen, count, k, C: tl.constexpr):
     column = tl.load(chosen + i[None, :], mask=(i < count)[None, :], other=0)
     same = (i < count)[:, None] & (i < count)[None, :]
     agreed = tl.zeros([C], tl.int32)
-    for j in range(k):
+    for j in range(tl.where(count > 0, k, 0)):
         own = tl.load(index.tokens + row + j)
         same = same & (own == tl.load(index.tokens + column + j)) & (own >= 0)
         agreed += (2 * tl.sum(same.to(tl.int32), 1) > count).to(tl.int32)
@@ -84,11 +85,11 @@ def _lookup_suffix_kernel(
     count = tl.where((age < groups) & (fits > 0), tl.load(index.num_sorted + segment), 0)
     base = segment * width
 
-    first = _insertion(index, suffix, base, count, depth, steps, width, PROBES, N)
+    first = _insertion(index, suffix, base, count, depth, tl.where(fits > 0, steps, 0), PROBES, N)
     entry = first[:, None] + (NEIGHBOURS - 1 - tl.arange(0, 2 * NEIGHBOURS))[None, :]
     inside = (entry >= 0) & (entry < count[:, None])
     at = base[:, None] + tl.load(index.places + base[:, None] + entry, mask=inside, other=N)
-    _, differs = _contexts(index, suffix, at, depth, N)
+    _, differs = _contexts(index, suffix, at, inside, depth, N)
     matched = tl.where(inside, tl.min(tl.where(differs, depth[None, None, :], N), 2), 0)
     longest = tl.max(tl.max(matched, 1), 0)
     found = tl.reshape((matched == longest) & (longest >= min_match), [G * 2 * NEIGHBOURS]).to(tl.int32)

@@ -25,6 +25,8 @@ MIN_UNSORTED = 2048
 """New places that a sort is worth at least; below, its launches (0.5 ms of the host) would exceed 0.1 % of a run."""
 UNSORTED_SHARE = 8
 """A segment is sorted when an eighth of its places are new: each place is sorted about 9 times in all."""
+MAX_COLUMNS = 2**27
+"""Tokens of a segment, at most: the kernel multiplies positions by numbers up to 16 in 32 bits."""
 SEPARATOR = -1
 Answer = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt and of what was generated behind it."""
@@ -40,8 +42,8 @@ class Corpus:
     """
 
     def __init__(self, device: torch.device, *, mib: int, vocab_size: int) -> None:
-        """Allocates the pool. mib: all its memory, in MiB, at least 1; vocab_size: ids beyond it are not proposed."""
-        width = mib * 2**20 // TOKEN_BYTES // SEGMENTS
+        """Allocates the pool. mib: all its memory, in MiB, at least 1; vocab_size: ids beyond it are never proposed."""
+        width = min(mib * 2**20 // TOKEN_BYTES // SEGMENTS, MAX_COLUMNS)
         self._vocab_size = vocab_size
         shape = (SEGMENTS, width)
         self._index = SuffixIndex(

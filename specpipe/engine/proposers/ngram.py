@@ -12,6 +12,7 @@ from specpipe.core import EngineConfig
 from specpipe.engine.forward.round_rows import RoundRows
 from specpipe.engine.proposers.proposer import Proposal
 from specpipe.engine.state.slot_state import NO_TOKEN, SlotState
+from specpipe_kernels import Followed
 
 
 class NGramProposer:
@@ -26,19 +27,25 @@ class NGramProposer:
 
     def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal:
         """Returns up to k draft tokens a row; none for a row without a match."""
+        found = self.look_up(state, rows, k)
+        return Proposal(found.tokens, found.num_tokens)
+
+    def look_up(self, state: SlotState, rows: RoundRows, k: int) -> Followed:
+        """Returns up to k draft tokens a row, and the length of the match that they follow."""
         width = rows.block_tables.shape[1] * self._page_size  # C: the block table covers every token in use
         tokens = state.tokens[rows.slots, :width]
         columns = torch.arange(width, device=tokens.device)
-        follows = torch.zeros_like(rows.lengths)
+        follows, matched = torch.zeros_like(rows.lengths), torch.zeros_like(rows.max_drafts)
         for n in self._sizes:
             match = self._latest_match(tokens, columns, rows.lengths, n)
+            matched = torch.where((follows == 0) & (match > 0), n, matched)
             follows = torch.where(follows > 0, follows, match)
         sources = follows[:, None] + torch.arange(k, device=tokens.device)
         available = torch.where(follows > 0, rows.lengths - follows, 0)
         num_tokens = torch.minimum(rows.max_drafts, available.clamp(max=k).to(torch.int32))
         drafts = tokens.gather(1, sources.clamp(max=width - 1))
         within = torch.arange(k, device=tokens.device) < num_tokens[:, None]
-        return Proposal(torch.where(within, drafts, NO_TOKEN), num_tokens)
+        return Followed(torch.where(within, drafts, NO_TOKEN), num_tokens, matched)
 
     @staticmethod
     def _latest_match(tokens: Tensor, columns: Tensor, lengths: Tensor, n: int) -> Tensor:

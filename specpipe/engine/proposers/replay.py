@@ -1,4 +1,4 @@
-"""Drafts from earlier answers: the row's own, else those in the corpus; else from the row's own text.
+"""Drafts from earlier answers: the row's own, else the corpus or the row's own text, where the match is longer.
 
 Shapes: B batch rows, K draft tokens a row.
 """
@@ -17,12 +17,10 @@ from specpipe.engine.state.slot_state import SlotState
 from specpipe_kernels import Followed, follow
 
 REFERENCE, CORPUS, NGRAM = source_code("reference"), source_code("corpus"), source_code("ngram")
-MIN_MATCH = 2
-"""Tokens that a place in the corpus matches at least before its text goes before n-grams."""
 
 
 def follow_texts(
-    state: SlotState, rows: RoundRows, k: int, *, vocab_size: int, corpus: Corpus | None, min_match: int
+    state: SlotState, rows: RoundRows, k: int, *, vocab_size: int, corpus: Corpus | None, min_match: int = 1
 ) -> tuple[Followed, Tensor]:
     """Returns drafts from each row's earlier answer, else from the corpus, and their sources [B] int32.
 
@@ -47,7 +45,7 @@ def follow_texts(
 
 
 class ReplayProposer:
-    """Follows the row's earlier answer (`Request.reference`); else the corpus; else n-grams of the row's own text.
+    """Follows the row's earlier answer (`Request.reference`); else the corpus or n-grams, whichever match is longer.
 
     After a departure the longest suffix of the row that the answer has too gives the place to go on from.
     """
@@ -58,10 +56,10 @@ class ReplayProposer:
 
     def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal:
         """Returns up to k draft tokens a row; none for a row without a match."""
-        found, sources = follow_texts(
-            state, rows, k, vocab_size=self._vocab_size, corpus=self._corpus, min_match=MIN_MATCH
-        )
-        own, follows = self._ngram.propose(state, rows, k), found.num_tokens > 0
+        found, sources = follow_texts(state, rows, k, vocab_size=self._vocab_size, corpus=self._corpus)
+        own = self._ngram.look_up(state, rows, k)
+        longer = (sources == REFERENCE) | (found.matched > own.matched) | (own.num_tokens == 0)
+        follows = (found.num_tokens > 0) & longer
         return Proposal(
             torch.where(follows[:, None], found.tokens, own.tokens),
             torch.where(follows, found.num_tokens, own.num_tokens),
