@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specpipe_kernels.layers.quantized.dequantize_int4 import dequantize_int4
-from specpipe_kernels.layers.quantized.fp8_gemm import fp8_gemm, fp8_tiling
+from specpipe_kernels.layers.quantized.fp8_gemm import beats_library, fp8_gemm
 from specpipe_kernels.layers.quantized.quantize_rows import in_whole_tiles
 from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.types import Fp8Rows, QuantizedWeight
@@ -31,15 +31,12 @@ def wide_product(
 
 
 def _fp8_product(x: Fp8Rows, weight: QuantizedWeight, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    """Multiplies by the library where it has the scales, the sizes (multiples of 16) and the speed.
-
-    The library does not share K among programs: with few outputs, most multiprocessors are idle.
-    """
+    """Multiplies by the library where it has the scales, the sizes (multiples of 16) and the speed."""
     (n, k), rows, by_channel = weight.shape, x.values.shape[0], weight.block == (1, weight.shape[1])
     values, scale = in_whole_tiles(x)
-    shares_k = fp8_tiling(rows, n, k, processors(x.values.device)).splits > 1
+    faster = beats_library(rows, n, processors(x.values.device), by_channel=by_channel)
     has_scales = by_channel or (_has_blocks(weight, x.values.device) and values.shape[0] % 4 == 0)
-    if shares_k or not has_scales or n % 16 or k % 16:
+    if faster or not has_scales or n % 16 or k % 16:
         return fp8_gemm(x, weight, bias, out=out)
     if by_channel:
         scales = scale, weight.scale.view(1, -1)

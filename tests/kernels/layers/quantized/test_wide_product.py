@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specpipe_kernels import QuantizedWeight, dequantize, quantize_fp8
 from specpipe_kernels.layers import rms_norm, silu_mul
-from specpipe_kernels.layers.quantized.fp8_gemm import Fp8Tiling, fp8_gemm
+from specpipe_kernels.layers.quantized.fp8_gemm import Fp8Tiling, beats_library, fp8_gemm, fp8_tiling
 from specpipe_kernels.layers.quantized.quantize_rows import quantize_rows
 from specpipe_kernels.layers.quantized.wide_product import wide_product
 from specpipe_kernels.reference.layers import rms_norm as reference_norm
@@ -122,3 +122,10 @@ def test_wide_products_can_be_captured(block: int) -> None:
     got.zero_()
     graph.replay()
     assert torch.equal(got, want)
+
+
+def test_own_product_where_the_library_leaves_processors_idle() -> None:
+    own = [rows for rows in (65, 128, 129, 256, 512) if beats_library(rows, 4096, 132, by_channel=True)]
+    assert own == [65, 128]
+    assert beats_library(136, 10240, 132, by_channel=True)  # 160 tiles of the library: a second turn for 28
+    assert [fp8_tiling(rows, 4096, 14336, 132).splits for rows in (128, 256, 512, 1024)] == [4, 2, 1, 1]
