@@ -358,14 +358,20 @@ class Activation(NamedTuple):
 class Mxfp4Weight(NamedTuple):
     """Weights [E, N, K] of E experts in mxfp4 (OCP Microscaling Formats (MX) 1.0), made by `pack_mxfp4`.
 
-    Of 128 adjacent columns, word j of 32 holds those numbered j, j + 32, j + 64 and j + 96; K is padded to whole blocks
-    with zeros.
+    Of a block of 128 columns, word j of 32 holds those numbered j, j + 32, j + 64 and j + 96; K is padded to whole
+    blocks with zeros. The rows of a block are adjacent, so that a step of a product reads one piece of memory.
     """
 
     words: Tensor
-    """[E, N, 32 * ceil(K / 128)] int16: four values of 4 bits (E2M1)."""
+    """[E, ceil(K / 128), N, 32] int16: four values of 4 bits (E2M1)."""
     exponents: Tensor
-    """[E, N, ceil(K / 128)] int32: a byte for each 32 columns, which are multiplied by 2 to this byte minus 189."""
+    """[E, ceil(K / 128), N] int32: a byte for each 32 columns, which are multiplied by 2 to this byte minus 189."""
+
+    @property
+    def shape(self) -> Size:
+        """[E, N, K], K in whole blocks."""
+        experts, blocks, rows, _ = self.words.shape
+        return Size((experts, rows, 128 * blocks))
 
 
 class Fp8ExpertWeight(NamedTuple):
@@ -380,6 +386,11 @@ class Fp8ExpertWeight(NamedTuple):
     """fp32 [E, ceil(N / rows), ceil(K / columns)]."""
     block: tuple[int, int]
     """Rows and columns that share a scale: (1, K) by output channel, (128, 128), or (1, 128)."""
+
+    @property
+    def shape(self) -> Size:
+        """[E, N, K]."""
+        return self.values.shape
 
 
 ExpertWeights = Tensor | Mxfp4Weight | Fp8ExpertWeight
@@ -403,7 +414,7 @@ class Experts(NamedTuple):
     @property
     def num_experts(self) -> int:
         """E."""
-        return (self.down if isinstance(self.down, Tensor) else self.down[0]).shape[0]
+        return self.down.shape[0]
 
 
 MAX_FP8_ROWS = 64

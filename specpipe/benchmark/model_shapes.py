@@ -159,8 +159,8 @@ def random_experts(
     e, n, k = shape
     blocks = -(-k // 128)
     if quantize == "mxfp4":
-        words = torch.randint(-(2**15), 2**15, (e, n, 32 * blocks), dtype=torch.int16, device=device)
-        exponents = torch.full((e, n, blocks), 0xB7B7B7B7 - 2**32, dtype=torch.int32, device=device)  # 2^-6
+        words = torch.randint(-(2**15), 2**15, (e, blocks, n, 32), dtype=torch.int16, device=device)
+        exponents = torch.full((e, blocks, n), 0xB7B7B7B7 - 2**32, dtype=torch.int32, device=device)  # 2^-6
         return Mxfp4Weight(words, exponents)
     values = torch.empty(e, n, k, dtype=torch.float8_e4m3fn, device=device)
     for one in values:

@@ -26,7 +26,7 @@ def pack_mxfp4(blocks: Tensor, scales: Tensor) -> Mxfp4Weight:
         blocks: [E, N, K / 32, 16] uint8: two values a byte, that of the lower column in the low nibble.
         scales: [E, N, K / 32] uint8: exponents plus 127, in 60 … 193; others are read as the next of these.
     """
-    experts, rows, count, _ = blocks.shape
+    count = blocks.shape[2]
     codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)  # [E, N, K / 32, 32]
     missing = -count % 4
     codes = functional.pad(codes, (0, 0, 0, missing)).unflatten(2, (-1, 4)).to(torch.int32)
@@ -36,14 +36,14 @@ def pack_mxfp4(blocks: Tensor, scales: Tensor) -> Mxfp4Weight:
             words |= (codes[..., quarter, :] >> (3 - bit) & 1) << place
     stored = scales.clamp(_LOWEST, _HIGHEST) + _BIAS
     quads = functional.pad(stored, (0, missing)).contiguous().view(torch.int32)
-    return Mxfp4Weight(words.to(torch.int16).view(experts, rows, -1), quads)
+    return Mxfp4Weight(words.to(torch.int16).transpose(1, 2).contiguous(), quads.transpose(1, 2).contiguous())
 
 
 def unpack_mxfp4(weight: Mxfp4Weight, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Returns the values [E, N, columns] of mxfp4 weights."""
-    words = weight.words.to(torch.int32).unflatten(-1, (-1, 32))
+    words = weight.words.transpose(1, 2).to(torch.int32)  # [E, N, blocks, 32]
     codes = [sum((words >> place & 1) << (3 - bit) for bit, place in enumerate(places)) for places in BITS]
     table = torch.tensor([*E2M1, *(-x for x in E2M1)], device=words.device)
     values = table[torch.stack(codes, dim=-2).long()]  # [E, N, blocks, 4, 32]
-    exponents = weight.exponents.contiguous().view(torch.uint8).unflatten(-1, (-1, 4)).int()
+    exponents = weight.exponents.contiguous().view(torch.uint8).unflatten(-1, (-1, 4)).transpose(1, 2).int()
     return torch.ldexp(values, exponents[..., None] - (127 + _BIAS)).flatten(2)[..., :columns].to(dtype)
