@@ -129,8 +129,8 @@ def check_memory(prepared: PreparedJob, *, workers: int, device: DeviceName) -> 
         slots = prepared.job.workers.slots
         raise MachineError(
             f"{workers:,} worker(s) with {slots:,} slots need {_gib(wanted)}, of which {_gib(workers * weights)} are "
-            f"weights and {_gib(workers * need.slot_bytes)} slots without their KV; {_gib(free)} are free. Lower "
-            f"workers.count, workers.slots or model.max_model_len ({need.max_model_len:,})"
+            f"weights and {_gib(workers * need.slot_bytes)} slots without their KV, the rest processes; "
+            f"{_gib(free)} are free. Lower workers.count, workers.slots or model.max_model_len ({need.max_model_len:,})"
         )
 
 

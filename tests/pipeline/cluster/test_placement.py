@@ -9,6 +9,7 @@ import ray
 from support.fake_workers import make_job
 
 from specpipe.errors import MachineError
+from specpipe.pipeline.cluster.backend import RayBackend
 from specpipe.pipeline.cluster.placement import place
 from specpipe.pipeline.cluster.ray_cluster import connected
 
@@ -96,3 +97,10 @@ def test_too_little_room_for_a_worker_range_is_refused(tmp_path: Path, gpus: int
     job = make_job(tmp_path, "workers.count={min: 3, max: 8}", "model.device=cuda")
     with pytest.raises(MachineError, match=rf"workers\.count\.min is 3 and there is room for {gpus} GPU"):
         place(job, cpus=64, gpus=gpus, elastic=elastic)
+
+
+def test_start_says_which_ray_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert RayBackend().waits_for == "starting Ray on this machine, some seconds"
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert RayBackend().waits_for == "joining the Ray cluster head:6379"

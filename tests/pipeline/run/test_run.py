@@ -117,8 +117,10 @@ def test_interrupted_run_resumes_without_losing_rows(tmp_path: Path, monkeypatch
             sent.append(True)
             os.kill(os.getpid(), signal.SIGINT)
 
-    slow = InProcessBackend(build_parts=partial(fake_parts, step_s=0.01))
-    result = execute(job, backend=slow, viewer=Viewer(progress=interrupt))
+    slow = InProcessBackend(build_parts=partial(fake_parts, step_s=0.01), waits_for="starting something")
+    lines: list[str] = []
+    result = execute(job, backend=slow, viewer=Viewer(announce=lines.append, progress=interrupt))
+    assert lines == [f"job: 60 rows → {tmp_path / 'out'}", "starting something"]
     assert (result.state, result.exit_code) == ("interrupted", 130)
     assert 0 < result.summary["published_shards"] < result.summary["total_shards"]
     assert inspect_run(str(tmp_path / "out"))["state"] == "incomplete"

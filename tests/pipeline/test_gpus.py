@@ -1,10 +1,11 @@
-"""Tests of counting visible GPUs."""
+"""GPUs of this machine: their number and memory."""
 
 import glob
+from pathlib import Path
 
 import pytest
 
-from specpipe.pipeline.gpus import visible_gpus
+from specpipe.pipeline.gpus import gpu_memory, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -20,3 +21,13 @@ def test_visible_gpus_follow_cuda_visible_devices(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert visible_gpus() == count
+
+
+def test_memory_is_that_of_the_smallest_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_memory() == 0
+    for answer, expected in (("143771\\n81559", 81559 << 20), ("[N/A]", 0), ("", 0)):
+        tool.write_text(f"#!/bin/sh\nprintf '{answer}\\n'\n")
+        tool.chmod(0o755)
+        assert gpu_memory() == expected
