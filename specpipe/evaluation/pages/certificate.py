@@ -20,7 +20,7 @@ _MEASURED = (
 )
 
 _ROWS = 20  # differing rows that the certificate names
-_MODEL = ("model.target", "model.target_revision", "model.dtype", "model.quantize", "model.kv_dtype")
+_FORMATS = ("model.dtype", "model.quantize", "model.kv_dtype", "model.target_format")
 
 
 def side_by_side(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
@@ -36,9 +36,7 @@ def side_by_side(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
 
 def certificate(comparison: Comparison, page: str = "") -> str:
     """Returns the certificate as Markdown. page: address of the comparison page, which rows are linked to."""
-    models = [[run.settings.get(name) for name in _MODEL] for run in (comparison.a, comparison.b)]
-    title = "Speculation against plain decoding" if models[0] == models[1] else "Two models"
-    lines = [f"### {title}", "", f"**{comparison.verdict}**", ""]
+    lines = [f"### {_title(comparison)}", "", f"**{comparison.verdict}**", ""]
     lines += ["| | A | B |", "|---|---|---|", f"| | `{comparison.a.name}` | `{comparison.b.name}` |"]
     for m in comparison.metrics:
         lines.append(
@@ -63,6 +61,19 @@ def certificate(comparison: Comparison, page: str = "") -> str:
     if versions := comparison.b.measured.get("versions"):
         lines.append("- " + ", ".join(f"{name} {version}" for name, version in versions.items()))
     return "\n".join(lines) + "\n"
+
+
+def _title(comparison: Comparison) -> str:
+    """Returns the kind of the comparison, by the settings that differ."""
+    a, b = comparison.a.settings, comparison.b.settings
+    differing = {name for name in {*a, *b} if a.get(name) != b.get(name)}
+    if differing & {"model.target", "model.target_revision"}:
+        return "Two models"
+    if differing & {*_FORMATS}:
+        return "One model in two number formats"
+    if any(name.startswith("sampling.") for name in differing) or "speculation.policy" not in differing:
+        return "Two runs of one model"
+    return "Speculation against plain decoding"
 
 
 def texts_line(comparison: Comparison) -> str:

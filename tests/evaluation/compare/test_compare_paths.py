@@ -111,6 +111,7 @@ def test_broken_verification_is_a_significant_difference(
     row = comparison.texts.divergences[0].row
     assert f'<a href="#row-{row}">row {row}' in page and f'id="row-{row}"' in page and 'href="#score-0"' in page
     written = certificate(comparison, "page.html")
+    assert written.startswith("### Speculation against plain decoding")
     assert "real differences" in written and f"rows that differ: [{row}](page.html#row-{row})" in written
 
 

@@ -58,7 +58,10 @@ def test_weights_in_8_bits_are_compared_with_their_own_baseline(tmp_path: Path) 
     assert comparison.texts.same_scores < 150 and 0 < comparison.texts.largest_difference < 20
     assert found["byte_perplexity"].mean_a != found["byte_perplexity"].mean_b
     text = (tmp_path / "out/certificate.md").read_text()
-    assert text.startswith("### Two models") and "log-probabilities are the same up to rounding" in text
+    assert (
+        text.startswith("### One model in two number formats")
+        and "log-probabilities are the same up to rounding" in text
+    )
     assert "| model.quantize | none | fp8 |" in text
     assert "| model.target_format | — | FP8 by channel, at load |" in text
     again = compare_paths(f"{tmp_path}/out/baseline", f"{tmp_path}/out/baseline")
