@@ -10,26 +10,25 @@ from specpipe.core.literals import ProposerName
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exploration:
-    """Rounds with another K than the plan's, to measure it: the last `rounds` of every `every` engine rounds."""
+    """A round with another K than the plan's, to measure it: the last of every `every` engine rounds."""
 
     k: int
     """0 with proposer "none" measures plain decoding."""
     proposer: ProposerName
     every: int
-    rounds: int = 1
     catch_up: int | None = None
-    """Budget in tokens for the draft model's catch-up before each of them: a few rows suffice for a measurement. None:
-    the budget of any other round."""
+    """Budget in tokens for the draft model's catch-up before the round: one row suffices for a measurement. None: the
+    budget of any other round."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.k <= MAX_DRAFT_TOKENS and 0 < self.rounds < self.every):
-            raise ValueError(f"{self}: expected 0 <= k <= {MAX_DRAFT_TOKENS} and 0 < rounds < every")
+        if not (0 <= self.k <= MAX_DRAFT_TOKENS and self.every > 1):
+            raise ValueError(f"{self}: expected 0 <= k <= {MAX_DRAFT_TOKENS} and every > 1")
         if self.catch_up is not None and self.catch_up < 0:
             raise ValueError(f"{self}: expected catch_up of 0 tokens or more, or None")
 
     def due(self, round_index: int) -> bool:
         """Returns whether round `round_index` explores. Rounds count from 0 at the start of the engine."""
-        return round_index % self.every >= self.every - self.rounds
+        return (round_index + 1) % self.every == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ import pytest
 
 from specpipe.core import MAX_DRAFT_TOKENS, Exploration, SpeculationPlan
 
-EXPLORATION = Exploration(k=3, proposer="ngram", rounds=2, every=5, catch_up=40)
+EXPLORATION = Exploration(k=3, proposer="ngram", every=5, catch_up=40)
 
 
 def plan(**changes: object) -> SpeculationPlan:
@@ -20,11 +20,9 @@ def test_last_k_holds_for_more_rows() -> None:
     assert (plan().max_k, plan(explore=Exploration(k=7, proposer="draft", every=2)).max_k) == (4, 7)
 
 
-def test_last_rounds_of_each_period_explore() -> None:
+def test_last_round_of_each_period_explores() -> None:
     explored = plan(explore=EXPLORATION)
-    assert [explored.choice(2, round_) for round_ in range(6)] == [("draft", 2)] * 3 + [("ngram", 3)] * 2 + [
-        ("draft", 2)
-    ]
+    assert [explored.choice(2, round_) for round_ in range(6)] == [("draft", 2)] * 4 + [("ngram", 3), ("draft", 2)]
 
 
 def test_expected_speed_is_zero_without_estimate() -> None:
@@ -53,9 +51,7 @@ def test_invalid_plan_raises(changes: dict[str, object]) -> None:
         plan(**changes)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"k": -1}, {"k": MAX_DRAFT_TOKENS + 1}, {"rounds": 0}, {"rounds": 5}, {"catch_up": -1}]
-)
+@pytest.mark.parametrize("changes", [{"k": -1}, {"k": MAX_DRAFT_TOKENS + 1}, {"every": 1}, {"catch_up": -1}])
 def test_invalid_exploration_raises(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="expected"):
-        Exploration(**{"k": 3, "proposer": "draft", "rounds": 2, "every": 5, **changes})
+        Exploration(**{"k": 3, "proposer": "draft", "every": 5, **changes})

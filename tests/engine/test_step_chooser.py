@@ -35,14 +35,14 @@ def test_proposer_and_k_may_change_every_round(small_pair, rounds_behind: int) -
 def test_exploring_rounds_follow_the_round_count(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft, proposer="auto", max_k=3)
-    explore = Exploration(k=3, proposer="ngram", rounds=2, every=7)
+    explore = Exploration(k=3, proposer="ngram", every=7)
     exploring_plan = SpeculationPlan(ks=(1,), proposer="draft", queue_depth=0.0, reason="test", explore=explore)
     engine.submit(make_requests(3, vocab_size=pair.vocab_size, max_new_tokens=50), exploring_plan)
 
     rounds = [(step.proposer, step.k) for step in steps_of(engine) if step.running]
 
     full = len(rounds) - 3  # rows that have one token to go draft nothing
-    expected = [("ngram", 3) if i % 7 >= 5 else ("draft", 1) for i in range(full)]
+    expected = [("ngram", 3) if i % 7 == 6 else ("draft", 1) for i in range(full)]
     assert rounds[:full] == expected
 
 

@@ -17,8 +17,6 @@ GAIN_SHARE = 0.02
 """Largest share of the possible gain that is spent on trials."""
 DUE = 4.0
 """Growth of the measured rounds since a proposer was last timed, from which it is tried whatever the estimates say."""
-TRIAL_SIZE = 2
-"""Rounds of a trial that needs catching up, and rows that catch up in each: the first round of a shape is not timed."""
 
 WITH_DRAFT_MODEL: tuple[ProposerName, ...] = ("draft", "joined")
 """Proposers that run the draft model, which has to catch up first."""
@@ -45,7 +43,6 @@ class _Trial(NamedTuple):
     """Share of time that it costs at best: negative if it may be faster than the plan."""
     k: int
     proposer: ProposerName
-    rounds: int
 
 
 def explore(best: DraftRates, k: int, choices: Sequence[DraftRates], inputs: PolicyInputs) -> Exploration | None:
@@ -59,9 +56,8 @@ def explore(best: DraftRates, k: int, choices: Sequence[DraftRates], inputs: Pol
     return Exploration(
         k=trial.k,
         proposer=trial.proposer if trial.k else "none",
-        rounds=trial.rounds,
         every=2 ** math.floor(math.log2(trial.every)),  # a power of 2, so that most new plans keep the phase
-        catch_up=None if best.proposer in WITH_DRAFT_MODEL and k else math.ceil(TRIAL_SIZE * inputs.behind),
+        catch_up=None if best.proposer in WITH_DRAFT_MODEL and k else math.ceil(inputs.behind),  # of one row
     )
 
 
@@ -70,20 +66,19 @@ def _trials(choice: DraftRates, best: DraftRates, now_k: int, inputs: PolicyInpu
     n, proposer, costs = inputs.running, choice.proposer, inputs.costs
     now, round_s = float(best.rate[now_k, n]), float(best.seconds[now_k, n])
     hoped = inputs.acceptance[proposer].tokens(len(choice.tokens) - 1, hope=HOPED_ACCEPTANCE, hope_weight=HOPE_WEIGHT)
-    drafting, catch_up_s, charge_s, rounds = n, 0.0, 0.0, 1
+    drafting, catch_up_s, charge_s = n, 0.0, 0.0
     if proposer in WITH_DRAFT_MODEL:
         charge_s = inputs.prefill_s * inputs.missing_per_token
         if inputs.behind > 1 and not (best.proposer in WITH_DRAFT_MODEL and now_k):
-            drafting, rounds = min(n, TRIAL_SIZE), TRIAL_SIZE
-            catch_up_s = drafting * inputs.behind * inputs.prefill_s
+            drafting, catch_up_s = 1, inputs.behind * inputs.prefill_s
     for k, seconds in enumerate(choice.seconds[:, n].tolist()):
         if k == now_k and (proposer == best.proposer or not k):
             continue
         token_s = seconds / (n * hoped[k]) + (charge_s if k else 0.0)
         lost = seconds - (n + drafting * (float(choice.tokens[k]) - 1)) / now + (catch_up_s if k else 0.0)
-        price, loss = max(1.0, rounds * lost / round_s), now * token_s - 1
+        price, loss = max(1.0, lost / round_s), now * token_s - 1
         every = price / (GAIN_SHARE * -loss) if loss < 0 else math.inf
         name = proposer if k else "none"
         if name != (best.proposer if now_k else "none") and costs.rounds >= DUE * costs.timed.get(name, 0.0):
             every = 0.0
-        yield _Trial(max(REPLAN_ROUNDS, every), loss, k, proposer, rounds)
+        yield _Trial(max(REPLAN_ROUNDS, every), loss, k, proposer)

@@ -71,5 +71,5 @@ def _reason(best: DraftRates, k: int, trial: Exploration | None, inputs: PolicyI
     text += f"; {best.proposer} accepted {accepted} where reached"
     if trial is not None:
         what = f"{trial.proposer} K={trial.k}" if trial.k else "plain"
-        text += f"; tries {what} in {trial.rounds} of {trial.every} rounds"
+        text += f"; tries {what} in 1 of {trial.every} rounds"
     return text

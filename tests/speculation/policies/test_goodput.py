@@ -8,7 +8,6 @@ from specpipe.core import CostPoint, Exploration, ProposerName, SpeculationPlan
 from specpipe.speculation.estimates.acceptance import Acceptance
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.estimates.round_costs import RoundCosts
-from specpipe.speculation.policies.exploration import TRIAL_SIZE
 from specpipe.speculation.policies.goodput import Goodput
 from specpipe.speculation.policies.policy import REPLAN_ROUNDS
 
@@ -115,9 +114,9 @@ def test_promising_k_is_tried_within_the_budget() -> None:
     plan = POLICY.plan(inputs(acceptance(0.0, 0.0, weight=20.0), queue_depth=8))
     explore = trial(plan)
     assert explore.k > plan.k_for(8) == 0 and explore.every >= 64
-    assert f"tries draft K={explore.k} in {explore.rounds} of {explore.every} rounds" in plan.reason
+    assert f"tries draft K={explore.k} in 1 of {explore.every} rounds" in plan.reason
     rounds = [plan.choice(8, i) for i in range(10 * explore.every)]
-    assert rounds.count(("draft", explore.k)) == 10 * explore.rounds
+    assert rounds.count(("draft", explore.k)) == 10
 
 
 @pytest.mark.parametrize(("known", "other"), [(GOOD, "none"), (BAD, "draft")])
@@ -136,9 +135,9 @@ def test_no_trial_where_hope_is_slower_than_the_plan() -> None:
     assert POLICY.plan(hopeless).explore is None
 
 
-def test_trial_catches_up_few_rows_while_the_draft_is_off() -> None:
+def test_trial_catches_up_one_row_while_the_draft_is_off() -> None:
     off = inputs(acceptance(0.0, weight=20.0), queue_depth=8, behind=400.0)
-    assert trial(POLICY.plan(off)).catch_up == TRIAL_SIZE * 400
+    assert trial(POLICY.plan(off)).catch_up == 400
     on = POLICY.plan(inputs(acceptance(0.9, 0.9, 0.3, weight=20.0), queue_depth=8))
     assert on.k_for(8) and trial(on).catch_up is None
 
