@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,14 +18,23 @@ import torch
 from torch import nn
 
 from specpipe.benchmark.bench_config import EngineBench
-from specpipe.benchmark.model_shapes import random_model
-from specpipe.benchmark.synthetic_engine import random_requests, run_policy
-from specpipe.core import AcceptanceCounts, Completion, EngineConfig, Profile, Request, SamplingParams
+from specpipe.benchmark.model_shapes import config_of, random_model
+from specpipe.benchmark.synthetic_engine import make_runner, random_requests, run_policy
+from specpipe.core import (
+    AcceptanceCounts,
+    Completion,
+    EngineConfig,
+    Profile,
+    ProposerName,
+    Request,
+    SamplingParams,
+)
+from specpipe.engine.compile_ahead import EngineCompileAhead
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.attention_interface import register
-from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.kv_memory import sized_engine
 from specpipe.engine.state.text_decoder import NoTextDecoder
+from specpipe.models.loader import outline_of
 from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 from specpipe.speculation.policies.goodput import Goodput
 from specpipe.speculation.policies.off import Off
@@ -34,6 +44,8 @@ DEPARTED = (0.0, 0.1, 0.5, 1.0)
 """Shares of answers that depart early."""
 DEPARTS_AFTER = 8
 """Tokens of such an answer that are still right."""
+ROWS_PER_SLOT = 3
+"""Rows of a job for each slot: rows that depart last longer and must not be all that is measured."""
 LAYER_SCALE = 1e-4
 """Factor of what layers add to a token's embedding, so that the head sees the embedding."""
 
@@ -42,6 +54,8 @@ LAYER_SCALE = 1e-4
 class ReplayResult:
     """Measurements of one run of the job."""
 
+    slots: int
+    """Rows that run at once."""
     rows: int
     departed: float | None
     """Share of answers that depart early; None for plain decoding."""
@@ -74,23 +88,29 @@ def certain_model(bench: EngineBench) -> Any:
 
 
 def measure_replay(bench: EngineBench, replay_k: int) -> Iterator[ReplayResult]:
-    """Measures plain decoding, then the same rows with their answers as references, for each batch size.
+    """Measures plain decoding, then the same rows with their answers as references, for each number of slots.
 
-    bench.new_tokens is the length of every answer. Every run is repeated once, and the second one counts: the first
-    captures graphs.
+    bench.batches are these numbers, bench.new_tokens the length of every answer.
     """
     register()
-    model = certain_model(bench)
-    for batch in bench.batches:
-        yield from _ReplayJob(_engine(bench, model, batch, replay_k), bench, batch, replay_k).results()
+    configs = [_config(bench, slots, replay_k) for slots in sorted(bench.batches, reverse=True)]
+    with _kernels_ahead(bench, configs[0]) if bench.device == "cuda" else nullcontext():
+        model = certain_model(bench)
+    for config in reversed(configs):
+        engine = sized_engine([make_runner(model, config)], config, NoTextDecoder(), ())
+        yield from _ReplayJob(engine, bench).results()
+        del engine
         gc.collect()  # the next engine needs the memory of this one
         if bench.device == "cuda":
             torch.cuda.empty_cache()
 
 
-def _engine(bench: EngineBench, model: Any, slots: int, replay_k: int) -> Engine:
-    """Returns an engine without a draft model. Prompts are not shared: a second run would have the first one's KV."""
-    config = EngineConfig(
+def _config(bench: EngineBench, slots: int, replay_k: int) -> EngineConfig:
+    """Returns the configuration of an engine that may follow answers or use n-grams.
+
+    Prompts are not shared: a second run would have the first one's KV.
+    """
+    return EngineConfig(
         slots=slots,
         max_model_len=bench.max_model_len,
         max_k=max(replay_k, *bench.ks),
@@ -99,28 +119,35 @@ def _engine(bench: EngineBench, model: Any, slots: int, replay_k: int) -> Engine
         proposer="auto",
         prefill_budget=bench.prefill_budget,
         prefix_sharing=False,
-        kv_dtype=bench.kv_dtype,
     )
-    runner = ModelRunner(
-        model,
-        vocab_size=model.config.vocab_size,
-        context_length=config.pages_per_row * config.page_size,
-        page_size=config.page_size,
-        kv_dtype=config.kv_dtype,
+
+
+def _kernels_ahead(bench: EngineBench, config: EngineConfig) -> EngineCompileAhead:
+    """Starts compiling the kernels of all rounds; those of K up to the same power of 2 are the same."""
+    ks = {min(2**i - 1, config.replay_k) for i in range(1, config.replay_k.bit_length() + 1)}
+    choices: list[tuple[ProposerName, int]] = [("none", 0), ("ngram", config.draft_k)]
+    choices += [("replay", k) for k in sorted(ks)]
+    outline = outline_of(config_of(bench.target), getattr(torch, bench.dtype))
+    return EngineCompileAhead(
+        lambda: [make_runner(outline, config)],
+        config,
+        NoTextDecoder(),
+        (),
+        sampling=SamplingParams(),
+        choices=choices,
     )
-    return sized_engine([runner], config, NoTextDecoder(), ())
 
 
 class _ReplayJob:
-    """One batch of rows on one engine."""
+    """The rows of one job on one engine."""
 
-    def __init__(self, engine: Engine, bench: EngineBench, batch: int, replay_k: int) -> None:
-        self._engine, self._bench = engine, bench
-        shapes = rounds_to_profile(batch, replay_k, engine.proposers)
+    def __init__(self, engine: Engine, bench: EngineBench) -> None:
+        self._engine, config = engine, engine.config
+        shapes = rounds_to_profile(config.slots, config.max_k, engine.proposers)
         self._profile = engine.profile(SamplingParams(), shapes, context=PROFILED_CONTEXT, within_s=2.0)
-        self._policy = Goodput(k=max(bench.ks), proposers=engine.proposers, replay_k=replay_k)
-        lengths = [(bench.prompt_tokens, bench.new_tokens)] * batch
-        self._rows = random_requests(lengths, engine.target.vocab_size, batch)
+        self._policy = Goodput(k=config.draft_k, proposers=engine.proposers, replay_k=config.replay_k)
+        lengths = [(bench.prompt_tokens, bench.new_tokens)] * (ROWS_PER_SLOT * config.slots)
+        self._rows = random_requests(lengths, engine.target.vocab_size, config.slots)
 
     def results(self) -> Iterator[ReplayResult]:
         """Yields plain decoding, then each share of answers that depart."""
@@ -138,12 +165,12 @@ class _ReplayJob:
         answers: Mapping[int, tuple[int, ...]],
         plain: float,
     ) -> tuple[ReplayResult, dict[int, tuple[int, ...]]]:
-        """Runs rows twice. plain: tokens per second to compare with, 1 for none.
+        """Measures rows under a policy without estimates but the profile. plain: tokens per second to compare with.
 
-        Returns the second run's measurements, and its answers by row.
+        Rows for all slots run first, which captures graphs. Returns the measurements, and the answers by row.
         """
         profile = Profile() if departed is None else self._profile
-        run_policy(self._engine, rows, policy, profile)
+        run_policy(self._engine, rows[::ROWS_PER_SLOT], policy, profile)
         graphs = self._engine.graphs_captured
         gc.collect()
         seconds, steps = run_policy(self._engine, rows, policy, profile)
@@ -151,6 +178,7 @@ class _ReplayJob:
         verified = sum((part.verified for step in steps for part in step.shards.values()), AcceptanceCounts())
         tokens = sum(len(completion.token_ids) for completion in done)
         result = ReplayResult(
+            slots=self._engine.config.slots,
             rows=len(rows),
             departed=departed,
             tokens_per_s=tokens / seconds,
@@ -169,12 +197,13 @@ class _ReplayJob:
 def _with_references(
     rows: Sequence[Request], answers: Mapping[int, tuple[int, ...]], departed: float, vocab_size: int
 ) -> list[Request]:
-    """Returns rows with their answers as references; of the first ones, a share `departed`, random behind the start."""
-    random, count = np.random.default_rng(0), round(departed * len(rows))
+    """Returns rows with their answers as references; a share `departed` of them is random behind the start."""
+    random = np.random.default_rng(0)
+    departing = set(random.permutation(len(rows))[: round(departed * len(rows))].tolist())
     out = []
     for row in rows:
         answer = answers[row.row]
-        if row.row < count:
+        if row.row in departing:
             other = random.integers(0, vocab_size, len(answer) - DEPARTS_AFTER).tolist()
             answer = (*answer[:DEPARTS_AFTER], *other)
         out.append(replace(row, reference=answer))

@@ -48,7 +48,7 @@ def build_synthetic_engine(bench: EngineBench) -> Engine:
             random_model(shape, device, dtype, quantize=quantize, seed=seed)
             for seed, (shape, quantize) in enumerate(bench.models)
         ]
-        runners = [_runner(model, config) for model in models]
+        runners = [make_runner(model, config) for model in models]
     return sized_engine(runners, config, NoTextDecoder(), ())
 
 
@@ -57,7 +57,7 @@ def _kernels_ahead(bench: EngineBench, config: EngineConfig, dtype: torch.dtype)
         model = outline_of(config_of(shape), dtype)
         if quantize != "none":
             draw_quantized(model, quantize, torch.device("meta"))
-        return _runner(model, config)
+        return make_runner(model, config)
 
     def outlines() -> list[ModelRunner]:
         return [outline(shape, quantize) for shape, quantize in bench.models]
@@ -65,7 +65,8 @@ def _kernels_ahead(bench: EngineBench, config: EngineConfig, dtype: torch.dtype)
     return EngineCompileAhead(outlines, config, NoTextDecoder(), (), sampling=SamplingParams(), choices=bench.choices)
 
 
-def _runner(model: Any, config: EngineConfig) -> ModelRunner:
+def make_runner(model: Any, config: EngineConfig) -> ModelRunner:
+    """Returns a runner of a model for rows as long as the configuration allows."""
     length = config.pages_per_row * config.page_size
     return ModelRunner(
         model,

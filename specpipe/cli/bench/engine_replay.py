@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specpipe.benchmark.bench_config import BenchQuantize, EngineBench
-from specpipe.cli.bench.engine_options import integer_option, model_options, read_model_options
+from specpipe.benchmark.bench_config import EngineBench
+from specpipe.cli.bench.engine_options import integer_option, read_model_options
 from specpipe.cli.options import json_option
-from specpipe.core import MAX_DRAFT_TOKENS, KVDtypeChoice
+from specpipe.core import MAX_DRAFT_TOKENS
 
 if TYPE_CHECKING:
     from specpipe.benchmark.replay_work import ReplayResult
@@ -20,7 +20,16 @@ _DEFAULTS = EngineBench()
 
 
 @click.command(short_help="A job again, with its answers as drafts.")
-@model_options
+@click.option(
+    "--target", metavar="SHAPE", default=_DEFAULTS.target, show_default=True, help="Shape of the target model."
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Device to measure; auto is the GPU if there is one.",
+)
 @click.option(
     "--batch",
     "batches",
@@ -28,7 +37,7 @@ _DEFAULTS = EngineBench()
     type=click.IntRange(1),
     default=[16, 64, 256],
     show_default=True,
-    help="Number of rows, which run at once. May be given several times.",
+    help="Rows that run at once; the job has three times as many. May be given several times.",
 )
 @integer_option("--replay-tokens", 15, "Draft tokens of a row that follows its answer.", most=MAX_DRAFT_TOKENS)
 @integer_option("--prompt-tokens", _DEFAULTS.prompt_tokens, "Tokens of each prompt.")
@@ -36,10 +45,6 @@ _DEFAULTS = EngineBench()
 @json_option("Print one JSON object per line.")
 def replay(
     target: str,
-    draft: str,
-    quantize: BenchQuantize,
-    draft_quantize: BenchQuantize,
-    kv_dtype: KVDtypeChoice,
     device: str,
     batches: tuple[int, ...],
     replay_tokens: int,
@@ -55,7 +60,7 @@ def replay(
     \b
       specpipe bench engine replay --batch 16 --batch 64
     """
-    models = read_model_options(target, draft, quantize, draft_quantize, kv_dtype, device)
+    models = read_model_options(target, target, "none", "none", "auto", device)
     from specpipe.benchmark.replay_work import measure_replay
 
     longest = prompt_tokens + new_tokens
@@ -69,7 +74,7 @@ def result_line(result: ReplayResult) -> str:
     what = "plain" if result.departed is None else f"{result.departed:.0%} depart"
     rounds = ", ".join(f"{name}: {count}" for name, count in sorted(result.rounds.items()))
     return (
-        f"{result.rows:>4} rows  {what:<12} {result.tokens_per_s:10,.0f} tok/s  {result.ratio:5.2f} x plain   "
+        f"{result.slots:>4} slots  {what:<12} {result.tokens_per_s:10,.0f} tok/s  {result.ratio:5.2f} x plain   "
         f"{result.acceptance_length:5.2f} tokens a draft   {result.followed_share:.1%} followed   "
-        f"{result.equal_rows} rows equal   rounds {rounds}"
+        f"{result.equal_rows} of {result.rows} rows equal   rounds {rounds}"
     )
