@@ -28,6 +28,7 @@ from specpipe.core import (
     ProposerName,
     Request,
     SamplingParams,
+    followed_ks,
 )
 from specpipe.engine.compile_ahead import EngineCompileAhead
 from specpipe.engine.engine import Engine
@@ -123,10 +124,9 @@ def _config(bench: EngineBench, slots: int, replay_k: int) -> EngineConfig:
 
 
 def _kernels_ahead(bench: EngineBench, config: EngineConfig) -> EngineCompileAhead:
-    """Starts compiling the kernels of all rounds; those of K up to the same power of 2 are the same."""
-    ks = {min(2**i - 1, config.replay_k) for i in range(1, config.replay_k.bit_length() + 1)}
+    """Starts compiling the kernels of all rounds."""
     choices: list[tuple[ProposerName, int]] = [("none", 0), ("ngram", config.draft_k)]
-    choices += [("replay", k) for k in sorted(ks)]
+    choices += [("replay", k) for k in followed_ks(config.replay_k)]
     outline = outline_of(config_of(bench.target), getattr(torch, bench.dtype))
     return EngineCompileAhead(
         lambda: [make_runner(outline, config)],

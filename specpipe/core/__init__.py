@@ -51,6 +51,7 @@ from specpipe.core.defaults import (
     SHARDS_IN_FLIGHT,
     STALL_S,
     admission_batch,
+    followed_ks,
 )
 from specpipe.core.dtypes import DTYPE_BYTES, resolve_device, resolve_dtype
 from specpipe.core.engine_config import EngineConfig
@@ -128,6 +129,7 @@ __all__ = [
     "SpeculationPlan",
     "StepReport",
     "admission_batch",
+    "followed_ks",
     "resolve_device",
     "resolve_dtype",
 ]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 MAX_DRAFT_TOKENS = 32
 """Largest K. The kernels are compiled for at most this many draft tokens a row."""
+FOLLOWED_KS = (1, 3, 7, 11, 15, 23, 31)
+"""K of rounds that follow earlier answers, up to the job's limit, which is one too. They are few, since each is a graph
+for every batch size."""
 MAX_TOP_LOGPROBS = 20
 """Most alternatives whose log-probabilities a row may request for each token."""
 PREFILL_BUDGET = 2048
@@ -24,6 +27,11 @@ MAX_SHARDS_IN_FLIGHT = 16
 """Shards that a worker holds at most, where shards are small."""
 QUEUED_ROWS_PER_SLOT = 1.5
 """Rows per slot for a worker where shards are small: a third of them may end before its next status arrives."""
+
+
+def followed_ks(limit: int) -> tuple[int, ...]:
+    """Returns the K that rounds which follow earlier answers may have, ascending. limit: the largest."""
+    return (*(k for k in FOLLOWED_KS if k < limit), limit)
 
 
 def admission_batch(slots: int) -> int:

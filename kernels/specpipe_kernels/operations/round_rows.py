@@ -85,7 +85,7 @@ def follow(
     *,
     k: int,
     vocab_size: int,
-    min_match: int = 2,
+    min_match: int,
 ) -> Followed:
     """Returns what follows in each row's text behind the place with the longest match, and moves the row's anchor.
 

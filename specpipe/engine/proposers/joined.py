@@ -15,6 +15,8 @@ from specpipe.engine.proposers.proposer import Proposal
 from specpipe.engine.proposers.replay import follow_texts
 from specpipe.engine.state.slot_state import NO_TOKEN, SlotState
 
+OWN_MATCH = 2
+"""Tokens that a place in the row's earlier answer matches at least, unless it is the expected one."""
 MIN_MATCH = 12
 """Tokens that a place in the corpus matches at least before its text goes before the draft model. Accepted tokens a
 round of the embedded pair: 2.4 behind matches of 11 tokens, 3.3 behind 12, 6.1 behind 15; 2.8 by the draft at K = 4."""
@@ -35,7 +37,13 @@ class JoinedProposer:
     def propose(self, state: SlotState, rows: RoundRows, k: int) -> Proposal:
         """Returns up to k draft tokens for rows that follow a text, fewer for others; logits are [B, steps, V]."""
         found, sources = follow_texts(
-            state, rows, k, vocab_size=self._vocab_size, corpus=self._corpus, min_match=MIN_MATCH
+            state,
+            rows,
+            k,
+            vocab_size=self._vocab_size,
+            corpus=self._corpus,
+            own_match=OWN_MATCH,
+            min_match=MIN_MATCH,
         )
         steps, follows = min(k, self._draft_k), found.num_tokens > 0
         drafted = self._draft.propose(state, rows, steps, given=found)

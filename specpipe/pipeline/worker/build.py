@@ -14,7 +14,7 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from specpipe.core import DeviceName, Profile, ProposerName, Request, Shard, resolve_dtype
+from specpipe.core import DeviceName, Profile, ProposerName, Request, Shard, followed_ks, resolve_dtype
 from specpipe.core.host_memory import free_memory
 from specpipe.data import read_rows
 from specpipe.data.requests.request_builder import EncoderProtocol, RequestBuilder
@@ -178,11 +178,12 @@ def _profile(engine: Engine, job: JobSpec) -> Profile:
 
 def _round_choices(job: JobSpec) -> tuple[tuple[ProposerName, int], ...]:
     """Returns the pairs of proposer and K that plans of the job may contain."""
-    adaptive = job.speculation.policy == "goodput"
-    limits = {proposer: job.k_limit(proposer) for proposer in job.proposers}
-    return ("none", 0), *(
-        (name, k) for name, limit in limits.items() for k in range(1 if adaptive else limit, limit + 1)
-    )
+    choices: list[tuple[ProposerName, int]] = [("none", 0)]
+    for name in job.proposers:
+        limit = job.k_limit(name)
+        ks = followed_ks(limit) if name in ("replay", "joined") else range(1, limit + 1)
+        choices += [(name, k) for k in (ks if job.speculation.policy == "goodput" else (limit,))]
+    return tuple(choices)
 
 
 def make_encoder(job: JobSpec, target: ModelSource) -> PromptEncoder:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specpipe.core import Exploration, ProposerName, SpeculationPlan
+from specpipe.core import Exploration, ProposerName, SpeculationPlan, followed_ks
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.policies.exploration import WITH_DRAFT_MODEL, DraftRates, explore
 
@@ -50,8 +50,11 @@ class Goodput:
 
     def _rates(self, proposer: ProposerName, inputs: PolicyInputs) -> DraftRates:
         """Returns the expected tokens per second of a proposer. Tokens with drafts bear their share of its prefill."""
-        max_k = self.replay_k if proposer in ("replay", "joined") else self.k
+        follows = proposer in ("replay", "joined")
+        max_k = self.replay_k if follows else self.k
         seconds = inputs.costs.grid(proposer=proposer, max_k=max_k, slots=inputs.slots, context=inputs.context)
+        if follows:
+            seconds[sorted({*range(1, max_k)} - {*followed_ks(max_k)})] = np.inf  # never chosen
         tokens = np.array(inputs.acceptance[proposer].tokens(max_k))
         token_s = seconds / (tokens[:, None] * np.maximum(np.arange(inputs.slots + 1.0), 1.0))
         if proposer in WITH_DRAFT_MODEL:
