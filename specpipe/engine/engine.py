@@ -310,6 +310,8 @@ class Engine:
         Waits for the device: for tests and idle moments.
         """
         self._scheduler.check_integrity()
+        if self._corpus is not None:
+            self._corpus.check_integrity()
         if self._in_flight:
             return
         for slot, row in self._scheduler.rows.items():

@@ -129,6 +129,13 @@ class Corpus:
         self._sorted = self._places
         self._index.num_sorted[self._newest].fill_(self._sorted)
 
+    def check_integrity(self) -> None:
+        """Raises AssertionError if the newest segment and the host's view of it differ. Waits for the device."""
+        index, newest = self._index, self._newest
+        assert int(index.newest) == newest and int(index.num_sorted[newest]) == self._sorted <= self._places
+        assert bool((index.tokens[newest, self._end :] == SEPARATOR).all()), "text behind the last answer"
+        assert bool((index.places[newest, : self._places] < self._end).all()), "places behind the last answer"
+
 
 def _copy(values: Sequence[int], out: Tensor) -> None:
     """Copies numbers to a tensor on the device without waiting for the device."""

@@ -104,6 +104,7 @@ def test_the_oldest_answers_go_when_the_ring_is_full(monkeypatch: pytest.MonkeyP
     added = answers(3 * SEGMENTS * room // 40, longest=60)
     for begin in range(0, len(added), 3):
         corpus.add(added[begin : begin + 3])
+        corpus.check_integrity()
     assert corpus.index.tokens.shape == (SEGMENTS, 256)
     kept = [look_up(corpus, prompt) == [answer[:4]] for prompt, answer in added]
     latest = (SEGMENTS - 1) * room // (60 + SUFFIX_TOKENS + 1)
