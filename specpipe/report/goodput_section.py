@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
@@ -137,8 +139,9 @@ def _fixed_k_figure(compared: FixedKComparison) -> Figure:
 
 
 def _proposer(source: RunSource) -> ProposerName:
-    names = set(source.shards["plan_proposer"].to_pylist())
-    return "ngram" if "ngram" in names and "draft" not in names else "draft"
+    """Returns the proposer that most shards began with; "draft" where all of them began without drafts."""
+    names = Counter(name for name in source.shards["plan_proposer"].to_pylist() if name != "none")
+    return max(get_args(ProposerName), key=lambda name: names[name])
 
 
 def _mean_context(source: RunSource) -> float:

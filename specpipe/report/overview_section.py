@@ -60,8 +60,11 @@ def _speculation(job: Mapping[str, Any]) -> str:
     policy = str(job.get("speculation.policy"))
     if policy == "off":
         return "off: plain decoding"
-    words = [policy, f"K up to {job.get('speculation.num_speculative_tokens')}", f"{job.get('speculation.method')}"]
-    return ", ".join([*words, f"proposals by {job.get('speculation.proposer')}"])
+    proposer = job.get("speculation.proposer")
+    key = "replay_tokens" if proposer == "replay" else "num_speculative_tokens"
+    words = [policy, f"K up to {job.get(f'speculation.{key}')}", f"{job.get('speculation.method')}"]
+    followed = ", ".join(job.get("speculation.replay") or ())
+    return ", ".join([*words, f"proposals by {proposer}"]) + (f", follows {followed}" if followed else "")
 
 
 def _sampling(job: Mapping[str, Any]) -> str:

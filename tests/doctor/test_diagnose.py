@@ -46,10 +46,11 @@ def diagnoses(job: JobSpec | None) -> dict[str, Diagnosis]:
 
 
 def test_runnable_job_has_no_problem_and_writes_no_files(job: dict[str, dict[str, object]], tmp_path: Path) -> None:
-    found = diagnoses(spec(job))
+    found = diagnoses(spec(job, "speculation.proposer=auto", "speculation.replay=runs/day-*"))
     expected_notes = ("dataset", "prompts", "bytecode")
     assert {item.status for name, item in found.items() if name not in expected_notes} == {"ok"}
     assert "share a vocabulary" in found["models"].found and "3 rows" in found["plan"].found
+    assert found["replay"].found == "no earlier answers in runs/day-* yet"
     assert sorted(os.listdir(tmp_path)) == ["rows.parquet"]
 
 

@@ -68,9 +68,9 @@ class FailedRows:
         )
 
     def _with_own_text(self, request: Request) -> Request:
-        """Returns the request with the tokens of its failed attempt as reference, if it has any."""
+        """Returns the request with the tokens of its failed attempt as reference, its earlier answer behind them."""
         tokens = self.table["generated_token_ids"][request.row].as_py()
-        return dataclasses.replace(request, reference=tuple(tokens)) if tokens else request
+        return dataclasses.replace(request, reference=(*tokens, *request.reference[len(tokens) :]))
 
     def merge(self, completions: Sequence[Completion], retry: ShardRecord) -> tuple[Any, ShardRecord]:
         """Returns the part (pyarrow.Table) with these rows in place of failed ones, and the record of both attempts."""
