@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from specpipe.errors import ModelError
 from specpipe.models.source import ModelSource
@@ -123,18 +124,15 @@ def skeleton_of(
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
     """Moves each parameter to `meta` as a module registers it, before any of its memory is touched."""
-    register = nn.Module.register_parameter
 
-    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        register(module, name, param)
-        if param is not None and not param.is_meta:
-            module._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
+    def on_meta(module: nn.Module, name: str, param: nn.Parameter) -> nn.Parameter | None:
+        return None if param.is_meta else nn.Parameter(param.to("meta"), requires_grad=False)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment, method-assign]
+    handle = register_module_parameter_registration_hook(on_meta)
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        handle.remove()
 
 
 def _check_complete(source: ModelSource, info: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,12 +15,10 @@ from support.ray_workers import RayWorkers
 
 from specpipe.cli.main import main
 from specpipe.job import load_job
-from specpipe.pipeline.cluster.placement import Placement
 from specpipe.pipeline.driver.progress import Progress
-from specpipe.pipeline.messages import Pool, ShardOrder, WorkerHandle, WorkerInfo
 from specpipe.pipeline.run.run import Viewer, execute
 from specpipe.pipeline.worker.build import build_parts
-from specpipe.pipeline.worker.config import WorkerConfig
+from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 WriteJob = Callable[..., Path]
@@ -62,46 +59,31 @@ def test_command_on_two_workers_writes_what_plain_decoding_writes(write_job: Wri
     assert tokens(tmp_path / "plain") == [row["generated_token_ids"] for row in rows]
 
 
-class Recording(RayWorkers):
-    """Ray workers that note their process ids."""
+def records_pids(folder: Path) -> Callable[[WorkerConfig], WorkerParts]:
+    """Returns a `build_parts` that leaves a file named after its process in the folder."""
 
-    def __init__(self) -> None:
-        super().__init__(build_parts)
-        self.pids: list[int] = []
+    def build(config: WorkerConfig) -> WorkerParts:
+        (folder / str(os.getpid())).touch()
+        return build_parts(config)
 
-    def pool(self, config: WorkerConfig, placement: Placement) -> Pool:
-        pool = super().pool(config, placement)
-        spawn = pool.spawn
-
-        def recorded(name: str) -> WorkerHandle:
-            handle = spawn(name)
-            start = handle.start
-
-            def started(warm_up: ShardOrder | None) -> Future[WorkerInfo]:
-                future = start(warm_up)
-                future.add_done_callback(lambda done: self.pids.append(done.result().facts["pid"]))
-                return future
-
-            handle.start = started  # type: ignore[method-assign]
-            return handle
-
-        pool.spawn = recorded  # type: ignore[method-assign]
-        return pool
+    return build
 
 
 @pytest.mark.slow
 def test_run_with_a_killed_worker_process_loses_no_row(write_job: WriteJob, tmp_path: Path) -> None:
-    backend = Recording()
+    pids = tmp_path / "pids"
+    pids.mkdir()
     killed: list[int] = []
 
     def kill_one(progress: Progress) -> None:
         if progress.published_shards and not killed:
-            killed.append(backend.pids[0])
+            killed.extend(int(file.name) for file in pids.iterdir())
             os.kill(killed[0], signal.SIGKILL)
 
     path = write_job(sampling={"max_new_tokens": 120})
+    backend = RayWorkers(records_pids(pids))
     result = execute(load_job(path), viewer=Viewer(progress=kill_one), backend=backend)
-    assert killed
-    assert (result.state, len(backend.pids)) == ("complete", 2)
+    assert len(killed) == 1
+    assert (result.state, len(list(pids.iterdir()))) == ("complete", 2)
     assert set(result.summary["workers"]) == {"worker-0", "worker-0.2"}
     tokens(tmp_path / "out")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import BinaryIO
+from io import FileIO
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ class TensorReader:
                 _fill(file, flat)
         return flat.view(dtype).view(tensor.shape)
 
-    def _read_pinned(self, file: BinaryIO, flat: Tensor) -> None:
+    def _read_pinned(self, file: FileIO, flat: Tensor) -> None:
         """Fills bytes on the GPU, one chunk being copied while the next one is read."""
         if not hasattr(self._local, "buffers"):
             self._local.buffers = [torch.empty(_CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
@@ -62,11 +62,11 @@ class TensorReader:
         stream.synchronize()
 
 
-def _fill(file: BinaryIO, flat: Tensor) -> None:
+def _fill(file: FileIO, flat: Tensor) -> None:
     """Reads bytes of the host [n] from the file's position. Raises ValueError if it ends early."""
     view, done = flat.numpy().data, 0
     while done < len(view):
-        count = file.readinto(view[done:])  # type: ignore[attr-defined]
+        count = file.readinto(view[done:])
         if not count:
             raise ValueError(f"{file.name} ends {len(view) - done:,} bytes early")
         done += count

@@ -6,6 +6,7 @@ Shapes: N outputs, K inputs, G = ⌈K / group⌉ groups of inputs. Scales multip
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -21,7 +22,7 @@ BLOCK = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class Layout(ABC):
     """Tensors of a layer by the last part of their names."""
 
     optional: ClassVar[tuple[str, ...]] = ()
@@ -29,26 +30,26 @@ class Layout:
     bits: ClassVar[int]
 
     @property
+    @abstractmethod
     def required(self) -> tuple[str, ...]:
         """Tensors that every layer has, the values first."""
-        raise NotImplementedError
 
     @property
     def has_zeros(self) -> bool:
         """True if each scale has a zero of its own."""
         return False
 
+    @abstractmethod
     def label(self) -> str:
         """Returns the number format for messages and reports."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shape(self, stored: Mapping[str, StoredTensor]) -> tuple[int, int]:
         """Returns (N, K) of a layer with all required tensors. Raises ValueError for a wrong dtype or shape."""
-        raise NotImplementedError
 
+    @abstractmethod
     def block(self, columns: int) -> tuple[int, int]:
         """Returns the rows and columns that share a scale, for a layer of K = columns."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

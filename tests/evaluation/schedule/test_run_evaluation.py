@@ -20,12 +20,15 @@ from specpipe.pipeline.worker.build import build_parts
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("among_the_tasks", "only_our_tasks")]
 
 
-def evaluate(folder: Path, name: str, baseline: str, *, limit: int, tasks: str, quantize: str = "none") -> Comparison:
-    """Runs the evaluation of builtin:tiny into folder/name. baseline: the value of eval.baseline."""
+def evaluate(folder: Path, name: str, baseline: str, *, limit: int, tasks: str, format: str = "") -> Comparison:
+    """Runs the evaluation of builtin:tiny into folder/name.
+
+    baseline: the value of eval.baseline. format: further keys of `model`.
+    """
     (folder / f"{name}.yaml").write_text(
         f"eval: {{tasks: [{tasks}], flags: {{include_path: jobs/tasks, apply_chat_template: true}},\n"
         f"  history: none, baseline: {baseline}}}\n"
-        f"model: {{target: 'builtin:tiny', draft: 'builtin:tiny', device: cpu, quantize: {quantize}}}\n"
+        f"model: {{target: 'builtin:tiny', draft: 'builtin:tiny', device: cpu, {format}}}\n"
         f"speculation: {{policy: fixed}}\nworkers: {{slots: 8}}\noutput: {{path: '{folder}/{name}'}}\n"
     )
 
@@ -47,10 +50,12 @@ def another_model(folder: Path) -> Path:
     return folder
 
 
-def test_weights_in_8_bits_are_compared_with_their_own_baseline(tmp_path: Path) -> None:
+def test_weights_in_8_bits_are_compared_with_the_same_model_in_bf16(tmp_path: Path) -> None:
     """The certificate of a quantised target: paired differences, changed best choices, perplexities."""
     tasks = "tiny_choices, tiny_solutions"
-    comparison = evaluate(tmp_path, "out", "{model.quantize: none}", limit=30, tasks=tasks, quantize="fp8")
+    comparison = evaluate(
+        tmp_path, "out", "{model.quantize: none}", limit=30, tasks=tasks, format="dtype: bfloat16, quantize: fp8"
+    )
 
     assert comparison.texts is not None and comparison.texts.scores == 150
     found = {m.metric: m for m in comparison.metrics}
@@ -62,7 +67,7 @@ def test_weights_in_8_bits_are_compared_with_their_own_baseline(tmp_path: Path) 
         text.startswith("### One model in two number formats")
         and "log-probabilities are the same up to rounding" in text
     )
-    assert "| model.quantize | none | fp8 |" in text
+    assert "| model.quantize | none | fp8 |" in text and "model.dtype" not in text
     assert "| model.target_format | — | FP8 by channel, at load |" in text
     again = compare_paths(f"{tmp_path}/out/baseline", f"{tmp_path}/out/baseline")
     assert again.verdict.startswith("identical: ") and again.verdict.endswith("150 log-probabilities up to rounding")

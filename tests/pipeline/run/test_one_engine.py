@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from support.fake_engine import FakeEngine, token_at
@@ -36,7 +37,7 @@ def shards(count: int, rows: int) -> list[list[Request]]:
 class Loop:
     """OneEngine over a fake engine, with everything that ended."""
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.engine = FakeEngine(EngineConfig(slots=SLOTS, max_model_len=100, max_k=4, proposer="draft"))
         policy = Fixed(k=2, proposer="draft")
         tuner = Tuner(policy, slots=SLOTS, proposers=("draft",))
@@ -46,7 +47,7 @@ class Loop:
         steps = EngineSteps(self.engine, TimelineSampler(worker="w", epoch=0), tuner)
         self.one = OneEngine(
             steps, policy, self.estimates, slots=SLOTS, profile=PROFILE, on_step=self.observe, **settings
-        )  # type: ignore[arg-type]
+        )
 
     def observe(self, step: StepReport) -> None:
         self.ended += step.completions

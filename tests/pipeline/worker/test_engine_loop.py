@@ -1,5 +1,6 @@
 import threading
 import time
+from typing import Any
 
 import pytest
 from support.fake_engine import FakeEngine, token_at
@@ -14,6 +15,7 @@ from specpipe.speculation.policies.fixed import Fixed
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.timeline_sampler import TimelineSampler
 
+CONFIG = EngineConfig(slots=3, max_model_len=100, max_k=4, proposer="draft")
 PLAN = SpeculationPlan(ks=(2,), proposer="draft", queue_depth=3.0, reason="test")
 
 
@@ -32,8 +34,29 @@ def loop_of(engine: FakeEngine) -> EngineLoop:
     return EngineLoop(engine, TimelineSampler(worker="w", epoch=1), tuner)
 
 
-def engine(slots: int = 3, **settings: object) -> FakeEngine:
-    return FakeEngine(EngineConfig(slots=slots, max_model_len=100, max_k=4, proposer="draft"), **settings)
+def engine(**settings: Any) -> FakeEngine:
+    return FakeEngine(CONFIG, **settings)
+
+
+class RecordingEngine(FakeEngine):
+    """Keeps the seconds of its reports."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.seconds: list[float] = []
+
+    def step(self) -> StepReport | None:
+        report = super().step()
+        if report is not None:
+            self.seconds.append(report.seconds)
+        return report
+
+
+class LosingEngine(FakeEngine):
+    """Has nothing to do, whatever rows it was given."""
+
+    def step(self) -> StepReport | None:
+        return None
 
 
 def test_concurrent_shards_get_their_own_rows() -> None:
@@ -56,17 +79,7 @@ def test_concurrent_shards_get_their_own_rows() -> None:
 
 
 def test_seconds_of_shards_sum_to_those_of_the_engine() -> None:
-    fake = engine()
-    reported: list[float] = []
-    original = fake.step
-
-    def step() -> StepReport | None:
-        report = original()
-        if report is not None:
-            reported.append(report.seconds)
-        return report
-
-    fake.step = step  # type: ignore[method-assign]
+    fake = RecordingEngine(CONFIG)
     loop = loop_of(fake)
     meters = []
     threads = [
@@ -87,7 +100,7 @@ def test_seconds_of_shards_sum_to_those_of_the_engine() -> None:
         ).busy_s
         for meter in meters
     ]  # fmt: skip
-    assert sum(busy) == pytest.approx(sum(reported))
+    assert sum(busy) == pytest.approx(sum(fake.seconds))
 
 
 def test_engine_error_fails_waiting_and_later_shards() -> None:
@@ -112,10 +125,8 @@ def test_engine_error_fails_waiting_and_later_shards() -> None:
 
 
 def test_engine_that_loses_rows_raises_instead_of_hanging() -> None:
-    fake = engine()
-    fake.step = lambda: None  # type: ignore[method-assign]
     with pytest.raises(EngineError, match=r"owes rows of shards \[1\]"):
-        loop_of(fake).run(1, requests(1, 2), PLAN, Priors())
+        loop_of(LosingEngine(CONFIG)).run(1, requests(1, 2), PLAN, Priors())
 
 
 def test_shard_without_rows_returns_at_once() -> None:
