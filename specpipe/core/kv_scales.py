@@ -18,4 +18,4 @@ class LayerScales(NamedTuple):
 ModelScales = tuple[LayerScales, ...]
 """Scales of a model's layers, in their order."""
 KVScaleTable = Mapping[str, ModelScales]
-"""Scales of the models of a run, by role, name and revision; empty for pages in the models' own dtype."""
+"""Scales of the models of a run, by role, name, revision and format; empty for pages in the models' own dtype."""

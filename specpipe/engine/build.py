@@ -66,6 +66,15 @@ class EngineSpec:
         """The target and, if there is one, the draft."""
         return (self.target,) if self.draft is None else (self.target, self.draft)
 
+    @property
+    def kv_keys(self) -> tuple[str, ...]:
+        """Keys of the models in a table of KV scales. Weights that are rounded at load have other scales."""
+        formats = (("target", self.quantize), ("draft", self.quantize_draft))
+        return tuple(
+            " ".join([role, source.name, source.revision, *([to] if to != "none" else [])])
+            for (role, to), source in zip(formats, self.sources, strict=False)
+        )
+
     def loading(self, source: ModelSource) -> dict[str, Any]:
         """Returns the keyword arguments of `load_weights` for the target or the draft."""
         quantize = self.quantize if source is self.target else self.quantize_draft
@@ -90,7 +99,7 @@ def build_engine(spec: EngineSpec) -> Engine:
             _make_runner(load_weights(source, spec.device, dtype, **spec.loading(source)), config)
             for source in spec.sources
         ]
-    fix_kv_scales(runners, spec.sources, spec.kv_scales, spec.kv_prompts)
+    fix_kv_scales(runners, spec.kv_keys, spec.kv_scales, spec.kv_prompts)
     return sized_engine(runners, config, decoder, eos_ids)
 
 

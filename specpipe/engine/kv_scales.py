@@ -13,7 +13,6 @@ import torch
 
 from specpipe.core import KVScaleTable, LayerScales, ModelScales
 from specpipe.engine.forward.model_runner import ModelRunner
-from specpipe.models.source import ModelSource
 
 LARGEST = 448.0  # of float8_e4m3fn
 HEADROOM = 2
@@ -25,32 +24,21 @@ MEASURED_TOKENS = 256
 
 
 def fix_kv_scales(
-    runners: Sequence[ModelRunner],
-    sources: Sequence[ModelSource],
-    given: KVScaleTable,
-    prompts: Sequence[Sequence[int]],
+    runners: Sequence[ModelRunner], keys: Sequence[str], given: KVScaleTable, prompts: Sequence[Sequence[int]]
 ) -> None:
     """Sets the scales of runners with pages in 8 bits.
 
-    given: those of earlier starts, used where they are of the same model. Else the checkpoint's are used, or they are
-    measured on the prompts (token ids).
+    keys: of each runner's model in a table. given: scales of earlier starts, used where they are of the same model.
+    Else the checkpoint's are used, or they are measured on the prompts (token ids).
     """
-    for key, runner in zip(_keys(sources), runners, strict=True):
+    for key, runner in zip(keys, runners, strict=True):
         if runner.kv_scales:
             runner.set_kv_scales(given.get(key) or _stored_scales(runner) or _measured_scales(runner, prompts))
 
 
-def kv_scale_table(runners: Sequence[ModelRunner], sources: Sequence[ModelSource]) -> KVScaleTable:
-    """Returns the scales of all runners with pages in 8 bits."""
-    scales = {key: runner.kv_scales for key, runner in zip(_keys(sources), runners, strict=True)}
-    return {key: found for key, found in scales.items() if found}
-
-
-def _keys(sources: Sequence[ModelSource]) -> list[str]:
-    """Returns the keys of a table for the target and, if there is one, the draft."""
-    return [
-        f"{role} {source.name} {source.revision}" for role, source in zip(("target", "draft"), sources, strict=False)
-    ]
+def kv_scale_table(runners: Sequence[ModelRunner], keys: Sequence[str]) -> KVScaleTable:
+    """Returns the scales of all runners with pages in 8 bits. keys: of each runner's model."""
+    return {key: runner.kv_scales for key, runner in zip(keys, runners, strict=True) if runner.kv_scales}
 
 
 def _stored_scales(runner: ModelRunner) -> ModelScales | None:

@@ -125,7 +125,7 @@ def skeleton_of(
 def _parameters_on_meta() -> Iterator[None]:
     """Moves each parameter to `meta` as a module registers it, before any of its memory is touched."""
 
-    def on_meta(module: nn.Module, name: str, param: nn.Parameter) -> nn.Parameter | None:
+    def on_meta(module: nn.Module, name: str, param: nn.Parameter) -> Any:  # torch annotates hooks as returning None
         return None if param.is_meta else nn.Parameter(param.to("meta"), requires_grad=False)
 
     handle = register_module_parameter_registration_hook(on_meta)

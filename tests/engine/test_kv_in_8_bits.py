@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from support.engines import make_engine, make_requests, requests_of, run, slow
 
-from specpipe.core import LayerScales, Request
+from specpipe.core import EngineConfig, LayerScales, Request
+from specpipe.engine.build import EngineSpec
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.kv_scales import fix_kv_scales, kv_scale_table
 from specpipe.models.source import ModelSource
 
-TARGET = ModelSource(path="", name="big", revision="1" * 16)
-DRAFT = ModelSource(path="", name="small", revision="2" * 16)
+TARGET, DRAFT = "target big 1", "draft small 2"
 
 
 def runner_of(pair: Any, *, kv_dtype: str = "fp8", compiler: str | None = None) -> ModelRunner:
@@ -83,7 +84,7 @@ def test_scales_of_earlier_starts_come_before_those_of_the_checkpoint(small_pair
             key: tuple(LayerScales((2.0,) * heads, (4.0,) * heads) for _ in modules)
             for key in kv_scale_table([runner], [TARGET])
         }
-        assert list(table) == ["target big 1111111111111111"]
+        assert list(table) == [TARGET]
         fix_kv_scales([runner], [TARGET], table, [(1, 2)])
         assert kv_scale_table([runner], [TARGET]) == table
         fix_kv_scales([runner], [DRAFT], table, [(1, 2)])
@@ -112,3 +113,11 @@ def test_compiled_layers_store_8_bits_too(small_pair) -> None:
         runner.allocate_pages(3)
         logits.append(runner._feed_alone(tokens, 0, 20, keep=0))
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
+
+
+def test_models_that_are_rounded_at_load_have_scales_of_their_own() -> None:
+    big, small = (ModelSource(path="", name=name, revision=name[0] * 4) for name in ("big", "small"))
+    spec = EngineSpec(target=big, draft=small, device="cpu", dtype="float32", config=EngineConfig())
+    assert spec.kv_keys == ("target big bbbb", "draft small ssss")
+    assert replace(spec, quantize_draft="fp8").kv_keys == ("target big bbbb", "draft small ssss fp8")
+    assert replace(spec, quantize="fp8", draft=None).kv_keys == ("target big bbbb fp8",)

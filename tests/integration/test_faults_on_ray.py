@@ -1,4 +1,4 @@
-"""Real Ray workers are killed, hang and run out of memory; every row comes out once, and the same."""
+"""Real Ray workers are killed, hang and run out of memory; every row comes out once, and the same. Slow."""
 
 import logging
 from pathlib import Path
@@ -19,7 +19,7 @@ from specpipe.pipeline.worker.config import WorkerConfig
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.policies.off import Off
 
-pytestmark = pytest.mark.usefixtures("ray_session")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
 FAULTS = ("kill", "exit", "cuda", "oom", "hang", "stop")
 
 
@@ -62,19 +62,15 @@ FAULT_LOGS = {
 """Words of the driver's log by fault; the stack of a worker that hangs names the function."""
 
 
-@pytest.mark.parametrize("faults", [("kill", "hang"), pytest.param(tuple(FAULT_LOGS), marks=pytest.mark.slow)])
-def test_several_faults_in_one_run_lose_no_row(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, faults: tuple[str, ...]
-) -> None:
-    rows = 60 * len(faults)
+def test_several_faults_in_one_run_lose_no_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = 60 * len(FAULT_LOGS)
     with caplog.at_level(logging.WARNING):
-        run_with(tmp_path, faults, "workers.count=2", rows=rows)
+        run_with(tmp_path, tuple(FAULT_LOGS), "workers.count=2", rows=rows)
     check(tmp_path, rows)
-    for fault in faults:
-        assert all(words in caplog.text for words in FAULT_LOGS[fault])
+    for words in FAULT_LOGS.values():
+        assert all(word in caplog.text for word in words)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_fault_of_each_kind_loses_no_row(tmp_path: Path, fault: str, workers: int) -> None:
@@ -82,7 +78,6 @@ def test_one_fault_of_each_kind_loses_no_row(tmp_path: Path, fault: str, workers
     check(tmp_path, 160)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS[:4])
 def test_repeated_faults_of_one_kind_lose_no_row(tmp_path: Path, fault: str) -> None:
     run_with(tmp_path, (fault,) * (2 if fault == "oom" else 5), "workers.count=2", "workers.slots=8", rows=320)
@@ -99,7 +94,6 @@ class Zombies(FaultyBackend):
         return self.made
 
 
-@pytest.mark.slow
 def test_worker_of_an_earlier_start_publishes_nothing(tmp_path: Path) -> None:
     backend = Zombies(tmp_path)
     job = job_of(tmp_path)

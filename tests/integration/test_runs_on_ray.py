@@ -32,11 +32,12 @@ def tokens(folder: Path) -> list[list[int]]:
     return table["generated_token_ids"].to_pylist()
 
 
-def test_command_on_two_workers_writes_what_plain_decoding_writes(write_job: WriteJob, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_command_writes_what_plain_decoding_writes(write_job: WriteJob, tmp_path: Path, workers: int) -> None:
     """Through the command, Ray and real engines; one prompt exceeds the context: a row with an error, exit code 3."""
     prompts = [*(f"What is {i} plus {i % 7}?" for i in range(ROWS)), "word " * 2000]
     pq.write_table(pa.table({"prompt": prompts}), tmp_path / "rows.parquet")
-    path = write_job(workers={"count": 2})
+    path = write_job(workers={"count": workers})
 
     shown = CliRunner().invoke(main, ["run", str(path)])
     assert (shown.exit_code, shown.stderr) == (3, "")

@@ -65,22 +65,21 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
     encoder = make_encoder(job, target)
     dtype = resolve_dtype(model.dtype, config.device)
     sampling, choices = job.sampling_params(), _round_choices(job)
-    engine = build_engine(
-        EngineSpec(
-            target=target,
-            draft=draft,
-            device=config.device,
-            dtype=dtype,
-            quantize=model.quantize,
-            quantize_draft=model.quantize_draft,
-            config=job.engine_config(model.max_model_len or 0),
-            trust_remote_code=trust,
-            sampling=sampling,
-            kv_scales=config.kv_scales,
-            kv_prompts=_first_prompts(prepared, encoder, MEASURED_PROMPTS) if model.kv_dtype == "fp8" else (),
-            choices=choices,
-        )
+    spec = EngineSpec(
+        target=target,
+        draft=draft,
+        device=config.device,
+        dtype=dtype,
+        quantize=model.quantize,
+        quantize_draft=model.quantize_draft,
+        config=job.engine_config(model.max_model_len or 0),
+        trust_remote_code=trust,
+        sampling=sampling,
+        kv_scales=config.kv_scales,
+        kv_prompts=_first_prompts(prepared, encoder, MEASURED_PROMPTS) if model.kv_dtype == "fp8" else (),
+        choices=choices,
     )
+    engine = build_engine(spec)
     engine.prepare(sampling, choices, within_s=PREPARE_S)
     max_model_len = engine.config.max_model_len
     builder = make_builder(job, encoder, max_model_len=max_model_len, vocab_size=engine.target.vocab_size)
@@ -102,7 +101,7 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
         facts["memory_gib"] = torch.cuda.memory_allocated() / 2**30  # weights, KV pages, state and graphs' inputs
     profile = _profile(engine, job) if job.speculation.policy == "goodput" else Profile()
     loaded = [runner for runner in runners.values() if runner is not None]
-    kv_scales = kv_scale_table(loaded, [source for source in (target, draft) if source is not None])
+    kv_scales = kv_scale_table(loaded, spec.kv_keys)
     return WorkerParts(engine=engine, builder=builder, facts=facts, profile=profile, kv_scales=kv_scales)
 
 

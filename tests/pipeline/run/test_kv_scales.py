@@ -111,3 +111,7 @@ def test_real_models_keep_tokens_over_workers_and_starts(tmp_path: Path) -> None
         part.unlink()
     assert tokens(run("a", "speculation.num_speculative_tokens=3")) == expected
     assert require_manifest(RunFolder.at(str(drafted))).kv_scales == scales
+    next(iter(sorted(drafted.glob("**/part-*.parquet")))).unlink()
+    assert tokens(run("a", "model.quantize_draft=fp8")) == expected
+    again = require_manifest(RunFolder.at(str(drafted))).kv_scales
+    assert len(again) == 3 and again.items() >= scales.items(), "scales of the rounded draft are measured"
