@@ -22,9 +22,10 @@ SORT_BYTES = 64
 TOKEN_BYTES = 8 + SORT_BYTES // SEGMENTS
 """Bytes for each token: the token, its place in the order, and its share of the sort of one segment."""
 MIN_UNSORTED = 2048
-"""New places that a sort is worth at least; below, its launches (0.5 ms of the host) would exceed 0.1 % of a run."""
+"""New places that a sort is worth at least. On an H200 a sort takes 1.1 ms (its launches) up to 260,000 places."""
 UNSORTED_SHARE = 8
-"""A segment is sorted when an eighth of its places are new: each place is sorted about 9 times in all."""
+"""A segment is sorted when an eighth of its places are new: about 34 sorts of 350,000 places in all, 0.1 % of the time
+in which a GPU generates 20,000 tokens per second."""
 MAX_COLUMNS = 2**27
 """Tokens of a segment, at most: the kernel multiplies positions by numbers up to 16 in 32 bits."""
 SEPARATOR = -1
@@ -110,6 +111,8 @@ class Corpus:
 
     def _upload(self) -> None:
         """Copies staged tokens and places to the newest segment."""
+        if not self._new_tokens:
+            return
         tokens, places = self._index.tokens[self._newest], self._index.places[self._newest]
         _copy(self._new_tokens, tokens[self._end - len(self._new_tokens) : self._end])
         _copy(self._new_places, places[self._places : self._places + len(self._new_places)])
