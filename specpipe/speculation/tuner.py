@@ -15,7 +15,7 @@ PLANNING_SHARE = 0.02
 
 
 def rounds_to_plan(rounds: int) -> int:
-    """Returns the rounds from one plan to the next, after this many rounds."""
+    """Returns the rounds from one plan to the next, after this many rounds with one proposer."""
     return min(REPLAN_ROUNDS, max(1, rounds))
 
 
@@ -41,7 +41,9 @@ class Tuner:
             output_tokens=output_tokens,
         )
         self._recent, self._unsent = EvidenceLog(), EvidenceLog()
-        self._rounds = self._since = 0
+        self._rounds = self._since = self._settled = 0
+        """Rounds in all, since the last plan, and since the proposer changed."""
+        self._proposer: ProposerName | None = None
         self.queue_depth = 0.0
         """Queue depth of the last shard order, less the rows that ended since."""
         self.planning_s = 0.0
@@ -64,9 +66,11 @@ class Tuner:
         self._recent.add(step)
         self._unsent.add(step)
         self.queue_depth = max(0.0, self.queue_depth - len(step.completions))
-        self._rounds += step.running > 0
-        self._since += step.running > 0
-        if self._since < rounds_to_plan(self._rounds - self._since) or self._clock() < self._next:
+        if step.running:
+            self._rounds, self._since = self._rounds + 1, self._since + 1
+            self._settled = self._settled + 1 if step.proposer == self._proposer else 1
+            self._proposer = step.proposer
+        if self._since < rounds_to_plan(self._settled - self._since) or self._clock() < self._next:
             return None
         before = self.plan
         plan = self._replan()

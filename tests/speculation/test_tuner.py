@@ -1,5 +1,6 @@
 """Tuning between two shards: a new plan every few rounds, returned only if it changed."""
 
+import dataclasses
 from collections.abc import Callable
 
 from specpipe.core import AcceptanceCounts, Completion, Request, SamplingParams, ShardRound, SpeculationPlan, StepReport
@@ -115,3 +116,14 @@ def test_unchanged_plan_is_not_returned_again() -> None:
     tuned = tuner(Fixed(k=2, proposer="draft"))
     assert tuned.order(ordered(), Priors()).ks == (2,)
     assert rounds(tuned, 100) == []
+
+
+def test_plan_is_reviewed_soon_after_the_proposer_changed() -> None:
+    policy = Recording()
+    tuned = tuner(policy)
+    tuned.order(ordered(), Priors())
+    rounds(tuned, 20)
+    planned = len(policy.inputs)
+    tuned._next = -1.0
+    tuned.step(dataclasses.replace(step(), proposer="ngram"))
+    assert len(policy.inputs) == planned + 1, "four rounds after the last plan"
