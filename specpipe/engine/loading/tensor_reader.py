@@ -26,7 +26,7 @@ _CHUNK = 1 << 25  # bytes of a pinned buffer; two a thread, so that reading and 
 
 
 class TensorReader:
-    """Reads tensors to one device. On a GPU through pinned memory: mapped files copy at 1.5 GB/s only (H200)."""
+    """Reads tensors to one device. On a GPU through pinned memory: 15 GB/s together, a mapped file 7 (H200)."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
