@@ -144,11 +144,12 @@ class ReferenceTensors(NamedTuple):
     """Texts that S requests may follow, one for each slot: the last tokens of the prompt, then an earlier answer."""
 
     tokens: Tensor
-    """[S, T] int32; an id outside of the vocabulary is never proposed."""
+    """[S, T] int32 or int64; an id outside of the vocabulary is never proposed."""
     length: Tensor
     """[S] int64: tokens of the text; 0 without one."""
-    anchor: Tensor
-    """[S] int64: place in the text minus length of the row, as of the last round in which a place was found."""
+    anchor: Tensor | None
+    """[S] int64: place in the text minus length of the row, as of the last round in which a place was found. None: the
+    row's own text, in which the latest place is the nearest."""
 
 
 class Followed(NamedTuple):

@@ -76,15 +76,17 @@ class ReplayResult:
 
 
 def certain_model(bench: EngineBench) -> Any:
-    """Returns a model of the target's shape whose next token is a function of the last one, by a random permutation."""
+    """Returns a model of the target's shape whose next token follows the last one in a random cycle of all tokens."""
     model = random_model(bench.target, torch.device(bench.device), getattr(torch, bench.dtype))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.mul_(LAYER_SCALE)
         embedding = model.get_input_embeddings().weight
-        order = torch.randperm(len(embedding), generator=torch.Generator().manual_seed(1)).to(embedding.device)
-        model.get_output_embeddings().weight = nn.Parameter(embedding[order].clone(), requires_grad=False)
+        cycle = torch.randperm(len(embedding), generator=torch.Generator().manual_seed(1)).to(embedding.device)
+        head = torch.empty_like(embedding)
+        head[cycle.roll(-1)] = embedding[cycle]
+        model.get_output_embeddings().weight = nn.Parameter(head, requires_grad=False)
     return model
 
 

@@ -155,8 +155,8 @@ def between_forwards() -> None:
     for sources, draft_steps in ((2, 0), (1, 3), (ints, 2)):
         verdict = RejectionOutput(text[:, :4].contiguous(), ints, ints, ints)
         commit_rows(state, long, long, verdict, ints, sources=sources, draft_steps=draft_steps)
-    texts = ReferenceTensors(text.int(), long, long.clone())
-    follow(state, texts, long, long, ints, k=3, vocab_size=99, min_match=2)
+    for texts in (ReferenceTensors(text.int(), long, long.clone()), ReferenceTensors(text, long, None)):
+        follow(text, texts, long, long, ints, k=3, vocab_size=99, min_match=1, max_match=8)
     pool = torch.zeros(16, 99, dtype=torch.int32)
     lookup_suffix(state, SuffixIndex(pool, pool, ints, long[:1]), long, long, ints, k=15, min_match=2)
 

@@ -6,12 +6,12 @@ per row and forward pass. Padding rows of a batch share one slot that is never a
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
 from specpipe_kernels.types import (
     MAX_DRAFTS,
+    MAX_MATCH,
     Followed,
     ForwardTokens,
     OpenedRows,
@@ -77,7 +77,7 @@ def commit_rows(
 
 
 def follow(
-    state: SlotTensors,
+    tokens: Tensor,
     texts: ReferenceTensors,
     slots: Tensor,
     lengths: Tensor,
@@ -86,31 +86,43 @@ def follow(
     k: int,
     vocab_size: int,
     min_match: int,
+    max_match: int = MAX_MATCH,
 ) -> Followed:
     """Returns what follows in each row's text behind the place with the longest match, and moves the row's anchor.
 
-    A place matches as many tokens as precede it in the text and end the row alike, up to MAX_MATCH. Of equal matches
+    A place matches as many tokens as precede it in the text and end the row alike, up to max_match. Of equal matches
     the place nearest to the expected one counts, lengths + anchor. Places with fewer than `min_match` tokens are left
     out, except for the expected one.
 
     Args:
-        state: of all slots; their tokens are read.
+        tokens: [S, C] int64, prompt and output of all slots.
         texts: of all slots; `anchor` is changed in place.
         slots: [B] int64.
         lengths: [B] int64, tokens of each row.
         max_drafts: [B] int32.
         k: drafts of a row, at most.
         vocab_size: drafts end before an id that is negative, or not below it.
-        min_match: 1 to MAX_MATCH.
+        min_match: at least 1.
+        max_match: at least min_match; a kernel is compiled for each.
 
-    Raises ValueError for more drafts than the kernels have been compiled for, and for texts that are not [S, T] int32.
+    Raises ValueError for values and shapes other than these.
     """
     if not 1 <= k <= MAX_DRAFTS:
         raise ValueError(f"k={k}; expected 1 to {MAX_DRAFTS}")
-    if texts.tokens.dim() != 2 or texts.tokens.dtype != torch.int32 or texts.tokens.stride(1) != 1:
-        raise ValueError(f"texts.tokens {list(texts.tokens.shape)} {texts.tokens.dtype}; expected [S, T] torch.int32")
+    if not 1 <= min_match <= max_match:
+        raise ValueError(f"min_match={min_match}, max_match={max_match}; expected at least 1, in this order")
+    if texts.tokens.dim() != 2 or texts.tokens.stride(1) != 1:
+        raise ValueError(f"texts.tokens {list(texts.tokens.shape)}; expected [S, T], T contiguous")
     function = implementation("rounds.follow", slots)
     result: Followed = function(
-        state, texts, slots, lengths, max_drafts, k=k, vocab_size=vocab_size, min_match=min_match
+        tokens,
+        texts,
+        slots,
+        lengths,
+        max_drafts,
+        k=k,
+        vocab_size=vocab_size,
+        min_match=min_match,
+        max_match=max_match,
     )
     return result

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
-from specpipe_kernels.types import MAX_MATCH, Followed, ReferenceTensors, SlotTensors
+from specpipe_kernels.types import Followed, ReferenceTensors
 
-BLOCK = 256
+BLOCK = 1024
 """Places of a text that a program compares at once."""
 _MATCH_UNIT = tl.constexpr(1 << 40)
 """Weight of a matching token over twice any distance of two places."""
@@ -44,31 +44,33 @@ def _follow_kernel(
     slot = tl.load(slots + row)
     length = tl.load(lengths + row)
     fits = tl.load(max_drafts + row)
-    anchor = tl.load(texts.anchor + slot)
+    anchor = length * 0
+    if texts.anchor is not None:
+        anchor = tl.load(texts.anchor + slot)
     size = tl.load(texts.length + slot)
     size = tl.where(fits > 0, size, 0)
     text = texts.tokens + slot * stride_text
     own = tokens + slot * stride_tokens
     expected = length + anchor
     at = expected + tl.zeros([1], tl.int64)
-    # Lanes beyond the text read its first token, which is there where they are used.
     valid = (at > 0) & (at < size)
-    matched = _match_length(text, own, tl.where(valid, at, 0), length, MATCH)
-    best = tl.max(tl.where(valid & (matched > 0), (matched + 1) * _MATCH_UNIT, 0))
+    matched_there = _match_length(text, own, tl.where(valid, at, 0), length, MATCH)
+    best = tl.max(tl.where(valid & (matched_there > 0), (matched_there + 1) * _MATCH_UNIT, 0))
     searched = tl.where(best == (MATCH + 1) * _MATCH_UNIT, 0, size)
     for start in range(0, searched, BLOCK):
-        place = start + tl.arange(0, BLOCK).to(tl.int64)
-        matched = _match_length(text, own, tl.where(place < size, place, 0), length, MATCH)
-        away = tl.abs(place - expected)
-        key = (matched + 1) * _MATCH_UNIT - 2 * away - (place > expected).to(tl.int64)
-        usable = (place < size) & (matched > 0) & ((matched >= min_match) | (away == 0))
+        places = start + tl.arange(0, BLOCK).to(tl.int64)
+        matched = _match_length(text, own, tl.where(places < size, places, 0), length, MATCH)
+        distance = tl.abs(places - expected)
+        key = (matched + 1) * _MATCH_UNIT - 2 * distance - (places > expected).to(tl.int64)
+        usable = (places < size) & (matched > 0) & ((matched >= min_match) | (distance == 0))
         best = tl.maximum(best, tl.max(tl.where(usable, key, 0)))
     found = best > 0
     longest = (best + _MATCH_UNIT - 1) // _MATCH_UNIT - 1
     away = (longest + 1) * _MATCH_UNIT - best
     place = tl.where(away % 2 == 1, expected + away // 2, expected - away // 2)
-    tl.debug_barrier()  # all threads have read the anchor before any thread writes it
-    tl.store(texts.anchor + slot, tl.where(found, place - length, anchor))
+    if texts.anchor is not None:
+        tl.debug_barrier()  # all threads have read the anchor before any thread writes it
+        tl.store(texts.anchor + slot, tl.where(found, place - length, anchor))
 
     i = tl.arange(0, K_PAD)
     inside = found & (i < k) & (i < fits) & (place + i < size)
@@ -82,7 +84,7 @@ def _follow_kernel(
 
 
 def follow(
-    state: SlotTensors,
+    tokens: Tensor,
     texts: ReferenceTensors,
     slots: Tensor,
     lengths: Tensor,
@@ -91,6 +93,7 @@ def follow(
     k: int,
     vocab_size: int,
     min_match: int,
+    max_match: int,
 ) -> Followed:
     """See `specpipe_kernels.follow`."""
     count = slots.shape[0]
@@ -100,8 +103,8 @@ def follow(
         torch.empty(count, dtype=torch.int32, device=slots.device),
     )
     _follow_kernel[(count,)](
-        state.tokens, texts, slots, lengths, max_drafts, out, k, vocab_size, min_match,
-        state.tokens.stride(0), texts.tokens.stride(0),
-        MATCH=MAX_MATCH, K_PAD=power_of_2(k), BLOCK=BLOCK, num_warps=4, **launch_options(slots),
+        tokens, texts, slots, lengths, max_drafts, out, k, vocab_size, min_match,
+        tokens.stride(0), texts.tokens.stride(0),
+        MATCH=max_match, K_PAD=power_of_2(k), BLOCK=BLOCK, num_warps=4, **launch_options(slots),
     )  # fmt: skip
     return out

@@ -14,7 +14,7 @@ from specpipe.engine.proposers.corpus import Corpus
 from specpipe.engine.proposers.ngram import NGramProposer
 from specpipe.engine.proposers.proposer import Proposal, source_code
 from specpipe.engine.state.slot_state import SlotState
-from specpipe_kernels import Followed, follow
+from specpipe_kernels import MAX_MATCH, Followed, follow
 
 REFERENCE, CORPUS, NGRAM = source_code("reference"), source_code("corpus"), source_code("ngram")
 OWN_MATCH = 1
@@ -32,14 +32,16 @@ def follow_texts(
     own_match: int = OWN_MATCH,
     min_match: int = 1,
 ) -> tuple[Followed, Tensor]:
-    """Returns drafts from each row's earlier answer, else from the corpus, and their sources [B] int32.
+    """Returns drafts from each row's earlier answer or the corpus, whichever match is longer, and their sources.
+
+    Sources are [B] int32. Behind a match of MAX_MATCH tokens in a row's own answer the corpus is not searched.
 
     vocab_size: ids beyond it are never proposed; own_match, min_match: tokens that a place in the row's answer and in
     the corpus matches at least. The source of a row without such drafts is that of the corpus.
     """
     assert state.references is not None, "earlier answers without replay_k"
     own = follow(
-        rows.state,
+        state.tokens,
         state.references,
         rows.slots,
         rows.lengths,
@@ -49,22 +51,23 @@ def follow_texts(
         min_match=own_match,
     )
     follows = own.num_tokens > 0
-    sources = torch.where(follows, REFERENCE, CORPUS).to(torch.int32)
     if corpus is None:
-        return own, sources
-    others = corpus.lookup(rows, torch.where(follows, 0, rows.max_drafts), k, min_match=min_match)
+        return own, torch.where(follows, REFERENCE, CORPUS).to(torch.int32)
+    searched = torch.where(follows & (own.matched >= MAX_MATCH), 0, rows.max_drafts)
+    others = corpus.lookup(rows, searched, k, min_match=min_match)
+    follows &= (own.matched >= others.matched) | (others.num_tokens == 0)
     return (
         Followed(
             torch.where(follows[:, None], own.tokens, others.tokens),
             torch.where(follows, own.num_tokens, others.num_tokens),
             torch.where(follows, own.matched, others.matched),
         ),
-        sources,
+        torch.where(follows, REFERENCE, CORPUS).to(torch.int32),
     )
 
 
 class ReplayProposer:
-    """Follows the row's earlier answer (`Request.reference`); else the corpus or n-grams, whichever match is longer.
+    """Follows the row's earlier answer (`Request.reference`), the corpus or n-grams, whichever match is longest.
 
     After a departure the longest suffix of the row that the answer has too gives the place to go on from.
     """
@@ -77,7 +80,7 @@ class ReplayProposer:
         """Returns up to k draft tokens a row; none for a row without a match."""
         found, sources = follow_texts(state, rows, k, vocab_size=self._vocab_size, corpus=self._corpus)
         own = self._ngram.look_up(state, rows, k)
-        longer = (sources == REFERENCE) | (found.matched > own.matched) | (own.num_tokens == 0)
+        longer = (found.matched + (sources == REFERENCE) > own.matched) | (own.num_tokens == 0)
         follows = (found.num_tokens > 0) & longer
         return Proposal(
             torch.where(follows[:, None], found.tokens, own.tokens),

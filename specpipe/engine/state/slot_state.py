@@ -173,6 +173,7 @@ class SlotState:
         references.tokens[slots, : stored.shape[1]] = self.upload(stored, torch.int32)
         references.length[slots] = self.upload([len(text) for text in texts])
         anchors = [len(end) - len(a.request.prompt_token_ids) for end, a in zip(ends, admissions, strict=True)]
+        assert references.anchor is not None
         references.anchor[slots] = self.upload(anchors)
 
     def _write_sampling(self, slots: Tensor, requests: Sequence[Request]) -> None:

@@ -24,7 +24,8 @@ def propose(*texts: list[int], k: int, max_drafts: int = 9, longest: int = 3, sh
         block_tables=torch.zeros(len(texts), width // PAGE, dtype=torch.int32),
     )
     config = EngineConfig(ngram_max=longest, ngram_min=shortest, page_size=PAGE)
-    found = NGramProposer(config).propose(SimpleNamespace(tokens=tokens), rows, k)
+    state = SimpleNamespace(tokens=tokens, length=rows.lengths)
+    found = NGramProposer(config).propose(state, rows, k)
     assert found.logits is None
     return [row[:n].tolist() for row, n in zip(found.tokens, found.num_tokens.tolist(), strict=True)]
 

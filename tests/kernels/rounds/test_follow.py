@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from specpipe_kernels import MAX_MATCH, ReferenceTensors, SlotTensors, follow
+from specpipe_kernels import MAX_MATCH, ReferenceTensors, follow
 from specpipe_kernels.reference.rounds.follow import follow as reference_follow
 from specpipe_kernels.rounds.follow import follow as triton_follow
 
@@ -45,10 +45,12 @@ def run(
     anchor = torch.tensor([*expected, 0]) - lengths
     references = ReferenceTensors(*(t.to(device) for t in (stored, torch.tensor([*map(len, texts), 0]), anchor)))
     order = torch.tensor([slots, *range(slots - 1, -1, -1), slots], device=device)
-    state = SlotTensors(tokens.to(device), *[None] * 12)
     most = options.pop("max_drafts", options["k"])
+    options.setdefault("max_match", MAX_MATCH)
     max_drafts = torch.full((len(order),), most, dtype=torch.int32, device=device)
-    found = function(state, references, order, lengths.to(device)[order], max_drafts, vocab_size=VOCAB, **options)
+    found = function(
+        tokens.to(device), references, order, lengths.to(device)[order], max_drafts, vocab_size=VOCAB, **options
+    )
     assert found.num_tokens[0] == found.matched[-1] == 0, "padding follows nothing"
     drafts = [found.tokens[1 + slots - 1 - i].tolist() for i in range(slots)]
     counts = [int(found.num_tokens[slots - i]) for i in range(slots)]
@@ -105,3 +107,24 @@ def test_single_token_match_counts_at_the_expected_place_only(function: Any, dev
 def test_too_many_drafts_are_refused() -> None:
     with pytest.raises(ValueError, match="k=33; expected 1 to 32"):
         run(follow, "cpu", [[1]], [[1]], [1], k=33, min_match=1)
+
+
+@pytest.mark.parametrize(("function", "device"), FUNCTIONS)
+@pytest.mark.parametrize("longest", [1, 3, 11])
+def test_own_text_is_followed_behind_its_latest_longest_match(function: Any, device: str, longest: int) -> None:
+    g = torch.Generator().manual_seed(longest)
+    lengths = torch.tensor([1, 2, 3, 30, 255, 256, 257, 590, 1])
+    tokens = torch.randint(0, 4, (len(lengths), 600), generator=g)
+    slots = torch.arange(len(lengths))
+    fits = torch.where(slots == len(lengths) - 1, 0, 5).int()
+    own = ReferenceTensors(tokens.to(device), lengths.to(device), None)
+    found = function(
+        tokens.to(device), own, slots.to(device), lengths.to(device), fits.to(device), k=5, vocab_size=VOCAB,
+        min_match=1, max_match=longest,
+    )  # fmt: skip
+    for row, length in enumerate(lengths.tolist()):
+        text, places = tokens[row, :length].tolist(), []
+        for n in range(min(longest, length - 1), 0, -1):
+            places += [p for p in range(length - 1, n - 1, -1) if text[p - n : p] == text[length - n :]]
+        drafts = text[places[0] : places[0] + 5] if places and fits[row] else []
+        assert found.tokens[row, : int(found.num_tokens[row])].tolist() == drafts

@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specpipe_kernels.types import MAX_MATCH, Followed, ReferenceTensors, SlotTensors
+from specpipe_kernels.types import Followed, ReferenceTensors
 
 
 def follow(
-    state: SlotTensors,
+    tokens: Tensor,
     texts: ReferenceTensors,
     slots: Tensor,
     lengths: Tensor,
@@ -21,11 +21,12 @@ def follow(
     k: int,
     vocab_size: int,
     min_match: int,
+    max_match: int,
 ) -> Followed:
     """See `specpipe_kernels.follow`."""
     text, sizes = texts.tokens[slots], texts.length[slots]
-    expected = lengths + texts.anchor[slots]
-    matched = _match_lengths(state.tokens, slots, lengths, text)
+    expected = lengths if texts.anchor is None else lengths + texts.anchor[slots]
+    matched = _match_lengths(tokens, slots, lengths, text, max_match)
     places = torch.arange(text.shape[1], device=slots.device)
     away = (places - expected[:, None]).abs()
     matched = torch.where((places < sizes[:, None]) & ((away == 0) | (matched >= min_match)), matched, 0)
@@ -34,7 +35,8 @@ def follow(
     # The first of the nearest places: argmin of equal values is not defined.
     nearest = torch.where(matched == longest, 2 * away + (places > expected[:, None]), 2**40)
     place = nearest.argmin(dim=1)
-    texts.anchor[slots] = torch.where(found, place - lengths, texts.anchor[slots])
+    if texts.anchor is not None:
+        texts.anchor[slots] = torch.where(found, place - lengths, texts.anchor[slots])
 
     index = torch.arange(k, device=slots.device)
     at = place[:, None] + index
@@ -48,10 +50,10 @@ def follow(
     )
 
 
-def _match_lengths(tokens: Tensor, slots: Tensor, lengths: Tensor, text: Tensor) -> Tensor:
+def _match_lengths(tokens: Tensor, slots: Tensor, lengths: Tensor, text: Tensor, max_match: int) -> Tensor:
     """Returns [B, T] int64: tokens before each place of text [B, T] that equal the row's last ones."""
     matched, equal = torch.zeros_like(text, dtype=torch.int64), torch.ones_like(text, dtype=torch.bool)
-    for back in range(1, min(MAX_MATCH, text.shape[1]) + 1):
+    for back in range(1, min(max_match, text.shape[1]) + 1):
         last = tokens[slots, (lengths - back).clamp(min=0)]
         before = torch.zeros_like(equal)
         before[:, back:] = (text[:, : text.shape[1] - back] == last[:, None]) & (lengths >= back)[:, None]
