@@ -61,7 +61,7 @@ def build_answer_index(files: Sequence[AnswerFile], path: str) -> None:
             try:
                 rows += buckets.add(number, file)
             except (SpecpipeError, OSError, pa.ArrowException, ValueError, KeyError) as error:
-                unread.append(f"{file.file.path}: {str(error).splitlines()[0]}")
+                unread.append(f"{file.file.path}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
         sources = np.array([file.source for file in files], np.uint32)
         count = buckets.write_columns(sources)
         header = {

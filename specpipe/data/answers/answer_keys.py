@@ -20,7 +20,7 @@ class RowKeys(NamedTuple):
     """Hashes (64 bits) of one output row."""
 
     prompts: tuple[int, ...]
-    """Of the prompt as the model reads it and as the dataset holds it; empty for a prompt without text."""
+    """Hashes of the prompt as the model reads it and as the dataset holds it; empty for a prompt without text."""
     identifier: int
     sample: int
 
