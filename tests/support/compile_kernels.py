@@ -23,8 +23,14 @@ from triton.runtime import driver, jit
 from specpipe_kernels import (
     MAX_FP8_ROWS,
     UNSCALED,
+    Activation,
     Bounds,
+    Experts,
+    ExpertWeights,
+    Fp8ExpertWeight,
     KVScales,
+    Mxfp4Weight,
+    Normed,
     Penalties,
     PrefixArgs,
     Purpose,
@@ -47,6 +53,7 @@ from specpipe_kernels import (
     token_logprobs,
     write_index,
 )
+from specpipe_kernels.experts import mix_experts, route_tokens
 from specpipe_kernels.layers import linear, rms_norm, rope_store_kv, silu_mul
 from specpipe_kernels.reference.layers.quantize_rows import quantize_rows
 from specpipe_kernels.rounds.commit_rows import commit_rows
@@ -140,6 +147,8 @@ def launch_layers() -> None:
             multiply(dtype, rows)
         for head_dim, queries, rows in ((64, 1, 2), (64, 1, 40), (128, 4, 2), (128, 64, 2), (80, 3, 2)):
             attend(dtype, head_dim, queries, rows)
+        for rows in (1, 40, 600):
+            mix(dtype, rows)
 
 
 def between_forwards() -> None:
@@ -200,6 +209,37 @@ def int4_zeros(weight: torch.Tensor) -> QuantizedWeight:
     """Returns a weight of zeros [N, K] in 4 bits."""
     n, k = weight.shape
     return QuantizedWeight(torch.zeros(n, k // 2, dtype=torch.uint8), torch.ones(k // 128, n).t(), None, (1, 128))
+
+
+def mix(dtype: torch.dtype, rows: int) -> None:
+    """Launches the kernels of a mixture of experts in every number format."""
+    experts, hidden, inner = 8, 2048, 256
+    shapes = (experts, 2 * inner, hidden), (experts, hidden, inner)
+    x, by = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(hidden, dtype=dtype)
+    pending = Normed(x, torch.ones(3, rows), 1e-5)
+    for e, k in ((experts, 4), (128, 8)):
+        route_tokens.route_tokens(torch.zeros(rows, e, dtype=dtype), pending, k, normalize=True)
+    routing = route_tokens.route_tokens(
+        torch.zeros(rows, experts, dtype=dtype), Normed(x, None, 0.0), 4, normalize=False
+    )
+    for stored in (lambda *s: torch.zeros(s, dtype=dtype), mxfp4_zeros, fp8_zeros)[: 3 if x.element_size() == 2 else 1]:
+        gate_up, down = (stored(*shape) for shape in shapes)
+        clamped = isinstance(gate_up, Mxfp4Weight)
+        biases = [torch.zeros(shape[:2], dtype=dtype) if clamped else None for shape in shapes]
+        activation = Activation(clamped, 1.702, 7.0)
+        all_experts = Experts(gate_up, biases[0], down, biases[1], clamped, activation)
+        mix_experts.mix_experts(x, routing.ids, routing.weights, all_experts)
+        mix_experts.mix_experts_residual(x, routing.ids, routing.weights, all_experts, x, by, 1e-5)
+
+
+def mxfp4_zeros(experts: int, n: int, k: int) -> ExpertWeights:
+    words = torch.zeros(experts, k // 128, n, 32, dtype=torch.int16)
+    return Mxfp4Weight(words, torch.zeros(experts, k // 128, n, dtype=torch.int32))
+
+
+def fp8_zeros(experts: int, n: int, k: int) -> ExpertWeights:
+    values = torch.zeros(experts, n, k, dtype=torch.float8_e4m3fn)
+    return Fp8ExpertWeight(values, torch.ones(experts, n // 128, k // 128), (128, 128))
 
 
 def attend(dtype: torch.dtype, head_dim: int, queries: int, rows: int) -> None:
