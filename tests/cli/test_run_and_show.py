@@ -19,6 +19,9 @@ from specpipe.cli.main import main
 from specpipe.pipeline.run.run import execute
 from specpipe.pipeline.store.lock import RunLock
 
+TINY = [argument for role in ("target", "draft") for argument in ("--set", f"model.{role}=builtin:tiny")]
+"""Options of a dry run: it reads the models' configurations and tokenizers, which those of `make_job` lack."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -107,7 +110,8 @@ def test_dataset_without_prompt_column_is_rejected(job: Path, tmp_path: Path) ->
 
 def test_empty_dataset_is_rejected(job: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), tmp_path / "empty.parquet")
-    assert_rejected(specpipe("run", job, "--dry-run", "--set", f"data.path={tmp_path / 'empty.parquet'}"), "no rows")
+    empty = f"data.path={tmp_path / 'empty.parquet'}"
+    assert_rejected(specpipe("run", job, "--dry-run", *TINY, "--set", empty), "no rows")
 
 
 def test_output_folder_with_other_files_is_rejected(job: Path, tmp_path: Path) -> None:
@@ -124,13 +128,12 @@ def test_output_folder_of_a_live_run_is_rejected(job: Path, tmp_path: Path) -> N
 def test_output_folder_of_another_job_is_rejected(folder: Path) -> None:
     job = write_job(folder, folder / "out")
     assert_rejected(specpipe("run", job), "sampling.max_new_tokens was 10 and is 256")
-    assert_rejected(specpipe("run", job, "--dry-run"), "sampling.max_new_tokens was 10 and is 256")
+    assert_rejected(specpipe("run", job, "--dry-run", *TINY), "sampling.max_new_tokens was 10 and is 256")
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(job: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    tiny = [argument for role in ("target", "draft") for argument in ("--set", f"model.{role}=builtin:tiny")]
-    shown = specpipe("run", job, "--dry-run", "--limit", 10, *tiny)
+    shown = specpipe("run", job, "--dry-run", "--limit", 10, *TINY)
     assert shown.exit_code == 0, shown.output
     assert "10 in 1 file(s)" in shown.stdout
     assert all(len(line) <= 80 for line in shown.stdout.splitlines() if str(tmp_path)[:20] not in line)

@@ -91,7 +91,7 @@ def test_telemetry_holds_reasons_and_measured_round_costs(tuned: Path) -> None:
     assert all(record["plan_reason"].startswith("goodput: ") for record in records)
     assert not any("timed" in record["plan_reason"] for record in records), "the profile came before the first shard"
     (costs,) = json.loads((out / "telemetry/costs.json").read_text()).values()
-    assert costs["rounds"] > 10 and all(term["seconds"] > 0 for term in costs["terms"].values())
+    assert costs["rounds"] > 10 and min(costs["seconds"].values()) > 0
     (timeline,) = out.glob("telemetry/timeline-*.parquet")
     samples = pq.read_table(timeline).to_pylist()
     assert any(sample["expected_tokens_per_s"] > 0 for sample in samples)
@@ -117,10 +117,10 @@ def test_cost_cache_is_kept_and_rewritten_when_damaged(
     monkeypatch.setenv("SPECPIPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cost_cache, "MIN_ROUNDS", 10)
     (kept,) = (tmp_path / "cache/costs").glob("*.json")
-    assert json.loads(kept.read_text())["terms"]
+    assert json.loads(kept.read_text())["seconds"]
     kept.write_text("{")
     assert run_tiny(tmp_path / "out", *TUNED, rows=3).state == "complete"
-    assert json.loads(kept.read_text())["terms"]
+    assert json.loads(kept.read_text())["seconds"]
 
 
 @pytest.fixture
