@@ -42,8 +42,14 @@ def pack_mxfp4(blocks: Tensor, scales: Tensor) -> Mxfp4Weight:
 def unpack_mxfp4(weight: Mxfp4Weight, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Returns the values [E, N, columns] of mxfp4 weights."""
     words = weight.words.transpose(1, 2).to(torch.int32)  # [E, N, blocks, 32]
-    codes = [sum((words >> place & 1) << (3 - bit) for bit, place in enumerate(places)) for places in BITS]
+    codes = torch.stack([_code(words, places) for places in BITS], dim=-2)  # [E, N, blocks, 4, 32]
     table = torch.tensor([*E2M1, *(-x for x in E2M1)], device=words.device)
-    values = table[torch.stack(codes, dim=-2).long()]  # [E, N, blocks, 4, 32]
+    values = table[codes.long()]
     exponents = weight.exponents.contiguous().view(torch.uint8).unflatten(-1, (-1, 4)).transpose(1, 2).int()
     return torch.ldexp(values, exponents[..., None] - (127 + _BIAS)).flatten(2)[..., :columns].to(dtype)
+
+
+def _code(words: Tensor, places: tuple[int, int, int, int]) -> Tensor:
+    """Returns the codes whose bits are at these places of the words, int32."""
+    sign, upper, middle, lower = places
+    return words >> sign << 3 & 8 | words >> upper << 2 & 4 | words >> middle << 1 & 2 | words >> lower & 1
