@@ -57,6 +57,7 @@ def small_shared_works(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(SHARED_WORKS, name, work)
 
 
+@pytest.mark.slow
 def test_prefixes_reports_how_much_of_the_prompts_is_reused(small_shared_works: None) -> None:
     options = f"prefixes {SMALL} --slots 4 --work few-shot"
     few_shot, samples = json_lines(f"{options} --work samples --k 2")
@@ -129,6 +130,7 @@ def policy_lines() -> list[dict[str, Any]]:
     return json_lines(f"policy {JOBS} --policy goodput --k 4 --acceptance high --acceptance low")
 
 
+@pytest.mark.slow
 def test_policy_and_fixed_k_jobs_generate_the_same_tokens(policy_lines: list[dict[str, Any]]) -> None:
     jobs = [line for line in policy_lines if "output_tokens" in line]
     assert len({line["output_tokens"] for line in jobs}) == 1
@@ -168,6 +170,7 @@ def test_transformers_generates_the_same_tokens() -> None:
     assert result["ratio"] == pytest.approx(specpipe["tokens_per_s"] / max(way["tokens_per_s"] for way in others))
 
 
+@pytest.mark.slow
 def test_replay_follows_the_answers_of_a_plain_run() -> None:
     options = "replay --device cpu --target small --batch 4 --replay-tokens 7 --prompt-tokens 9 --new-tokens 40"
     plain, unchanged, *_, all_depart = json_lines(options)

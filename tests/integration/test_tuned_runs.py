@@ -65,6 +65,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_goodput_generates_the_tokens_of_plain_decoding(tuned: Path, tmp_path: Path) -> None:
     run_tiny(tmp_path, "speculation.policy=off", rows=6)
     assert tokens(tuned / "out") == tokens(tmp_path)
@@ -110,6 +111,7 @@ def test_profiled_rounds_are_in_no_output_or_telemetry(tuned: Path) -> None:
     assert summary["total_output_tokens"] <= emitted
 
 
+@pytest.mark.slow
 def test_cost_cache_is_kept_and_rewritten_when_damaged(
     tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def test_empty_log_has_the_columns() -> None:
     assert log.table().equals(shard_table([]))
 
 
+@pytest.mark.slow
 def test_packed_records_take_a_kilobyte_each() -> None:
     import pyarrow as pa
 

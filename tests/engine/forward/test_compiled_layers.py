@@ -73,6 +73,7 @@ def check_output(pair: Any, backend: str | None, k: int, monkeypatch: pytest.Mon
     return engine
 
 
+@pytest.mark.slow
 def test_all_layers_share_code_and_merge_projections(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = check_output(small_pair("gemma2"), "recorded", 3, monkeypatch)  # layers with and without a window
     assert len(GRAPHS) == 4  # target and draft, each for one token and for any other number

@@ -59,8 +59,8 @@ def test_greedy_tokens_equal_generate(small_pair, k: int, proposer: str, rounds_
         slow("invariant", 3, "draft", 1),
         slow("standard", 0, "none", 1),
         slow("standard", 3, "draft", 0),
-        ("standard", 3, "draft", 1),
-        slow("standard", 3, "ngram", 1),
+        slow("standard", 3, "draft", 1),
+        ("standard", 3, "ngram", 1),
         slow("block", 3, "draft", 1),
     ],
 )

@@ -80,6 +80,7 @@ def test_a_speculative_run_is_identical_to_the_plain_one(tiny_run: TinyRun, plai
     assert "identical: all 8" in page and "://" not in page
 
 
+@pytest.mark.slow
 def test_broken_verification_is_a_significant_difference(
     tiny_run: TinyRun, plain: Path, tmp_path: Path, accept_everything: Callable[[], None]
 ) -> None:
@@ -143,6 +144,7 @@ def test_greedy_outputs_with_another_sampling_key_differ(tiny_run: TinyRun, tmp_
     assert re.search(r"sampling.repetition_\w+ +1.0 +9.0", shown.stdout)
 
 
+@pytest.mark.slow
 def test_synthetic_incomplete_and_unrelated_runs_are_refused(
     tiny_run: TinyRun, synthetic_run: str, tmp_path: Path
 ) -> None:
@@ -184,6 +186,7 @@ def test_first_difference_is_the_common_beginnings_length(a: list[int], b: list[
     assert first_difference(a, b) == at
 
 
+@pytest.mark.slow
 def test_logits_of_a_run_in_8_bits_are_those_of_its_rounded_weights(tiny_run: TinyRun, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     path = tmp_path / "noise.parquet"  # prompts without meaning, whose answers hang on near-ties

@@ -61,6 +61,7 @@ def test_the_configuration_is_one_that_the_tokenizer_fits(folder: Path) -> None:
     assert (config.eos_token_id, config.pad_token_id) == (END_OF_TURN_ID, END_OF_TEXT_ID)
 
 
+@pytest.mark.slow
 def test_only_the_target_solves_heldout_problems(target: Any, draft: Any) -> None:
     found = problems("heldout", 16, seed=7)
     solved = accuracy(target, TOKENIZER, found)

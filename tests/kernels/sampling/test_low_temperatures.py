@@ -45,7 +45,7 @@ def check(tokens: Tensor, vocab: int, draws: int) -> None:
         assert p_value(drawn // ((vocab - 1) // 3), p) > 1e-4, (largest, temperature)
 
 
-@on_backends(quick=2, vocab=[16, 50], purpose=[Purpose.BONUS, Purpose.INVARIANT])
+@on_backends(vocab=[16, 50], purpose=[Purpose.BONUS, Purpose.INVARIANT])
 def test_draws_of_ties(backend: Backend, vocab: int, purpose: Purpose, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one chunk, and of the four chunks of a program or two."""
     use_small_tiles(monkeypatch, 16, programs=2)

@@ -13,7 +13,7 @@ from specpipe_kernels import Bounds, Purpose, rejection_sample, sample
 ROWS, K, DRAFT_K = 12, 4, 2
 
 
-@on_backends(4, method=["standard", "block", "synthetic", "invariant"], given=[True, False], truncated=[True, False])
+@on_backends(1, method=["standard", "block", "synthetic", "invariant"], given=[False, True], truncated=[False, True])
 def test_every_request_equals_the_oracle(backend: Backend, method: str, given: bool, truncated: bool) -> None:
     r = random_round(vocab=40, draft_vocab=36, k=K, rows=ROWS, method=method, truncated=truncated, seed=3)
     assert r.draft_logits is not None and r.draft_rows is not None

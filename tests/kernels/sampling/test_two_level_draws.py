@@ -60,7 +60,7 @@ def test_chunks_of_real_size(backend: Backend, programs: int, monkeypatch: pytes
     check(backend, torch.randn(3, 4801, generator=g).mul(2).bfloat16(), rows)
 
 
-@on_backends(2, programs=CUTS, method=["standard", "block"], one_hot=[False, True])
+@on_backends(programs=CUTS, method=["standard", "block"], one_hot=[False, True])
 def test_recovered_and_bonus_tokens(
     backend: Backend, programs: int, method: str, one_hot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
