@@ -9,6 +9,7 @@ from support.fake_workers import InProcessBackend
 
 from specpipe import generate
 from specpipe.data import output_schema
+from specpipe.data.columns import ADDED_COLUMNS
 from specpipe.errors import JobError, OutputError
 from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.run import run
@@ -20,7 +21,7 @@ SHORT: dict[str, Any] = {"sampling": {"max_new_tokens": 8}, "workers": {"shard_t
 
 def identity(table: pa.Table) -> pa.Table:
     """The columns that do not depend on tuning."""
-    return table.drop_columns(["cached_tokens", "draft_tokens", "accepted_tokens"])
+    return table.drop_columns(["cached_tokens", "draft_tokens", "accepted_tokens", *ADDED_COLUMNS])
 
 
 @pytest.fixture
