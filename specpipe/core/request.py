@@ -23,6 +23,8 @@ class Request:
     seed: int
     """Key of every random draw of this row (63 bits), derived from the job's seed and the row's position in the
     dataset, never from its shard."""
+    warm_up: bool = False
+    """The row leaves nothing to later rows: no shared KV, no answer to follow. Its outputs are discarded."""
     continuations: tuple[tuple[int, ...], ...] = ()
     """Token ids of texts that may follow the prompt, each with at least one. A row with continuations is scored: it
     gets their log-probabilities and generates nothing. Of `sampling` it uses `logprobs` alone."""

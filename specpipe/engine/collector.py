@@ -134,5 +134,5 @@ def _new_answers(finished: Sequence[tuple[RowState, Completion]]) -> list[Answer
     return [
         (row.request.prompt_token_ids, row.generated)
         for row, completion in finished
-        if completion.finish_reason != "error" and tuple(row.generated) != row.reference
+        if completion.finish_reason != "error" and tuple(row.generated) != row.reference and not row.request.warm_up
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from specpipe.core import EngineConfig
 from specpipe.engine.state.page_allocator import PageAllocator
@@ -17,9 +17,11 @@ class PrefixSharing:
     def __init__(self, config: EngineConfig, pages: PageAllocator) -> None:
         self._config, self._pages, self._tree = config, pages, PrefixTree()
 
-    def keys(self, tokens: Sequence[int]) -> PrefixKeys:
-        """Returns what a row with these tokens can share; reads no state, so any thread may call it."""
-        return prefix_keys(tokens, self._config.page_size) if self._config.prefix_sharing else PrefixKeys()
+    def keys(self, row: RowState) -> PrefixKeys:
+        """Returns what a row can share of its tokens; reads no state of the tree, so any thread may call it."""
+        if row.request.warm_up or not self._config.prefix_sharing:
+            return PrefixKeys()
+        return prefix_keys([*row.request.prompt_token_ids, *row.generated], self._config.page_size)
 
     def wait(self, row: RowState, keys: PrefixKeys) -> None:
         """Gives a new row its prefix and tail, and records that it will need them."""
@@ -49,7 +51,7 @@ class PrefixSharing:
         Pages of generated tokens become those of the nodes that it will need. Rounds in flight do not write them: nodes
         end two tokens before the row's known length.
         """
-        waiting.prefix = self._tree.chain(self.keys([*row.request.prompt_token_ids, *row.generated]).pages)
+        waiting.prefix = self._tree.chain(self.keys(row).pages)
         if row.prefilled:
             self._hand_over(row, waiting)
         self._wait(waiting)

@@ -82,7 +82,7 @@ class Scheduler:
             else:
                 accepted.append(request)
         states = [row for request in accepted for row in self._rows_of(request, now)]
-        keys = [self._prefixes.keys(row.request.prompt_token_ids) for row in states]
+        keys = [self._prefixes.keys(row) for row in states]
         rows = [(states[i], keys[i]) for i in submission_order([row.request for row in states], keys)]
         with self._lock:
             self.plan = plan

@@ -89,7 +89,7 @@ class Worker:
         shard = order.shard
         stop = min(shard.stop, shard.start + self._config.job.data.warmup_rows)
         rows = self._reader.rows(dataclasses.replace(shard, index=WARM_UP_SHARD, stop=stop, samples=1))
-        requests = rows.requests
+        requests = [dataclasses.replace(request, warm_up=True) for request in rows.requests]
         if self._config.device == "cpu":
             requests = [_shortened(request) for request in requests]
         self._host.run(WARM_UP_SHARD, requests, order.plan, order.priors)

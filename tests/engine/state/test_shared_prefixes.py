@@ -95,6 +95,21 @@ def test_each_page_is_prefilled_once(
     assert engine.kv_pages_used == 0
 
 
+def test_warm_up_rows_leave_no_pages_to_later_rows(small_pair) -> None:
+    pair = small_pair("llama")
+    requests = requests_of(PROMPTS)
+    engine = make_engine(pair.target, pair.draft, max_k=1, page_size=PAGE, pages=200)
+
+    warm_up = run(engine, [replace(request, warm_up=True) for request in requests], 1)
+    measured = run(engine, requests, 1)
+
+    assert sum(row.cached_tokens for row in warm_up) == 0
+    alone = run(make_engine(pair.target, pair.draft, max_k=1, page_size=PAGE, pages=200), requests, 1)
+    assert [(row.token_ids, row.cached_tokens) for row in measured] == [
+        (row.token_ids, row.cached_tokens) for row in alone
+    ]
+
+
 def samples_of(prompts: Sequence[Sequence[int]], n: int, **sampling: object) -> list[Request]:
     return requests_of([prompt for prompt in prompts for _ in range(n)], temperature=0.9, **sampling)
 

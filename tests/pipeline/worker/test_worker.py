@@ -161,4 +161,4 @@ def test_warm_up_rows_are_short_where_nothing_is_compiled(tmp_path: Path, device
     worker = Worker("worker-0", worker_config(job, device=device, build_parts=build_parts))
     worker.start(order(tmp_path, 0, 0, 4))
     worker.close()
-    assert [request.sampling.max_new_tokens for request in submitted] == [tokens] * 2
+    assert [(request.sampling.max_new_tokens, request.warm_up) for request in submitted] == [(tokens, True)] * 2
