@@ -162,6 +162,7 @@ def test_policy_reports_profiled_rounds_first(policy_lines: list[dict[str, Any]]
     assert all(p["seconds"] > 0 for p in profile["rounds"])
 
 
+@pytest.mark.slow
 def test_transformers_generates_the_same_tokens() -> None:
     (result,) = json_lines("transformers --prompts 2 --new-tokens 5 --k 2")
     specpipe, *others = result["ways"]

@@ -191,6 +191,7 @@ def test_a_high_token_limit_keeps_no_slot_empty(small_pair) -> None:
 
 
 @pytest.mark.parametrize("rounds_behind", [slow(0), 1])
+@pytest.mark.slow
 def test_penalties_and_logprobs_survive_preemption(small_pair, rounds_behind: int) -> None:
     pair = small_pair("llama")
     requests = make_requests(

@@ -164,6 +164,7 @@ def test_tokens_survive_preemption_beside_shared_pages(
 
 
 @pytest.mark.parametrize("rounds_behind", [1, slow(0)])
+@pytest.mark.slow
 def test_an_equal_draft_is_never_rejected_over_shared_pages_while_k_changes(small_pair, rounds_behind: int) -> None:
     """KV of the draft model that was not computed, or of other tokens, would cause a rejection."""
     pair = small_pair("llama")
