@@ -73,6 +73,7 @@ class FakeEngine:
     def __init__(self, config: EngineConfig, *, step_s: float = 0.0, fail_at_step: int | None = None) -> None:
         self.config = config
         self.steps = 0
+        self.requests: list[Request] = []  # all that were submitted
         self.seen_ks: list[tuple[int, int]] = []  # (running, k) of every round
         self.starts: dict[str, int] = {}  # request -> rows that ran, itself included, when it got a slot last
         self._step_s, self._fail_at_step = step_s, fail_at_step
@@ -100,6 +101,7 @@ class FakeEngine:
     def submit(self, requests: Sequence[Request], plan: SpeculationPlan) -> None:
         with self._lock:
             self._plan = plan
+            self.requests.extend(requests)
             self._queue.extend(_Row(request, time.perf_counter()) for request in requests)
 
     def step(self) -> StepReport | None:

@@ -26,7 +26,7 @@ from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
-from specpipe_kernels.types import Activation, ExpertWeights, Fp8ExpertWeight, Fp8Rows, Mxfp4Weight
+from specpipe_kernels.weights import Activation, ExpertWeights, Fp8ExpertWeight, Fp8Rows, Mxfp4Weight
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from specpipe_kernels.experts.combine_pairs import combine_pairs, combine_residu
 from specpipe_kernels.experts.group_pairs import find_tiles
 from specpipe_kernels.experts.grouped_gemm import grouped_gemm, grouped_tiling
 from specpipe_kernels.layers.quantized.quantize_rows import quantize_rows
-from specpipe_kernels.types import Experts, Fp8ExpertWeight, Normed
+from specpipe_kernels.weights import Experts, Fp8ExpertWeight, Normed
 
 
 def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specpipe_kernels.types import Mxfp4Weight
+from specpipe_kernels.weights import Mxfp4Weight
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Absolute values of the codes; the highest of the four bits is the sign."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
-from specpipe_kernels.types import Normed, Routing
+from specpipe_kernels.weights import Normed, Routing
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -17,18 +17,8 @@ from specpipe_kernels.layers.rope_store_kv import rope_store_kv
 from specpipe_kernels.layers.silu_mul import silu_mul
 from specpipe_kernels.layers.skinny_gemm import skinny_gemm
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
-from specpipe_kernels.types import (
-    MAX_FP8_ROWS,
-    UNSCALED,
-    Fp8Rows,
-    KVScales,
-    Normed,
-    QuantizedWeight,
-    Rows,
-    Weight,
-    dtype_of,
-    is_fp8,
-)
+from specpipe_kernels.types import UNSCALED, KVScales
+from specpipe_kernels.weights import MAX_FP8_ROWS, Fp8Rows, Normed, QuantizedWeight, Rows, Weight, dtype_of, is_fp8
 
 
 def _operand(x: Rows, weight: Weight) -> Normed | Fp8Rows:

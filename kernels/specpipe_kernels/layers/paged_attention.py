@@ -48,7 +48,8 @@ from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
-from specpipe_kernels.types import MAX_FP8_ROWS, UNSCALED, Fp8Rows, KVScales, PrefixArgs
+from specpipe_kernels.types import UNSCALED, KVScales, PrefixArgs
+from specpipe_kernels.weights import MAX_FP8_ROWS, Fp8Rows
 
 _SHORT_QUERIES = 512
 """Tokens of a row up to which prefills load half a page at a time. Measured on an H200: 85 rows of 96 tokens behind

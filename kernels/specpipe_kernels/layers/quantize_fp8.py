@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.reference.layers.quantize_rows import quantize_rows
-from specpipe_kernels.types import QuantizedWeight
+from specpipe_kernels.weights import QuantizedWeight
 
 
 @triton.jit

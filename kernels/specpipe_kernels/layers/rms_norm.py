@@ -10,7 +10,7 @@ from torch import Tensor
 from specpipe_kernels.layers.quantized.quantize_rows import empty_fp8_rows, store_fp8_row
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
-from specpipe_kernels.types import Fp8Rows
+from specpipe_kernels.weights import Fp8Rows
 
 
 @triton.jit

@@ -25,7 +25,7 @@ from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import processors
 from specpipe_kernels.runtime.dependent_launch import launch_options
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
-from specpipe_kernels.types import Fp8Rows, Normed, QuantizedWeight
+from specpipe_kernels.weights import Fp8Rows, Normed, QuantizedWeight
 
 _PREFETCH_VALUES = 48  # values per thread that registers can hold for the epilogue during the products
 

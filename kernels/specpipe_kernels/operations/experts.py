@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import Experts, Normed, Routing
+from specpipe_kernels.weights import Experts, Normed, Routing
 
 
 def route_tokens(logits: Tensor, x: Normed, top_k: int, *, normalize: bool) -> Routing:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, Normed, Rows, Weight, dtype_of, values_of
+from specpipe_kernels.types import UNSCALED, KVScales
+from specpipe_kernels.weights import Fp8Rows, Normed, Rows, Weight, dtype_of, values_of
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

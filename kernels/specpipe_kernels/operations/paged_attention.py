@@ -13,7 +13,8 @@ from typing import Literal, overload
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, PrefixArgs
+from specpipe_kernels.types import UNSCALED, KVScales, PrefixArgs
+from specpipe_kernels.weights import Fp8Rows
 
 
 def write_index(block_tables: Tensor, cu_queries: Tensor, starts: Tensor, num_tokens: int, page_size: int) -> Tensor:

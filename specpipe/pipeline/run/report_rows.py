@@ -99,7 +99,7 @@ def _tokenizer(manifest: Manifest) -> Any | None:
     try:
         path = cached_file(str(identity["model.target"]), "tokenizer.json", str(identity.get("model.target_revision")))
         return None if path is None else Tokenizer.from_file(str(path))
-    except Exception as error:  # of the library's own types
+    except Exception as error:  # tokenizers raises no other type for files that it cannot read
         log.warning("the report marks no accepted tokens: the tokenizer cannot be read: %s", error)
         return None
 

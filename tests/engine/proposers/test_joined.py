@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.chi_squared import p_value
-from support.engines import completions_of, generate, make_engine, make_requests, plan, slow, steps_of
+from support.engines import completions_of, generate, make_engine, make_requests, plan, run, slow, steps_of
 from support.pairs_of_tokens import joint
 
 from specpipe.core import AcceptanceCounts, Completion, Request, StepReport
@@ -91,6 +91,28 @@ def test_two_tokens_follow_the_targets_distribution(small_pair, method: str) -> 
         assert p_value(half[:, 0] * 16 + half[:, 1], expected) > 1e-4
     for source in ("draft", "reference"):
         assert 0 < counts(steps, source).accepted_tokens < counts(steps, source).draft_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_any_text_leaves_the_targets_distribution(small_pair, method: str) -> None:
+    """Every row follows a text: right, empty, longer than the row, or of foreign tokens."""
+    pair, prompt = small_pair("llama", vocab_size=16), (3, 1, 4)
+    texts = [(5, 2, 7, 1), (-1,), (8,) * 40, (99, -3, 2**40), (2, 99, 5)]
+    engine = make_engine(
+        pair.target, slots=500, proposer="replay", max_k=0, replay_k=3, method=method, max_model_len=16,
+        prefill_budget=4096,
+    )  # fmt: skip
+    made = make_requests(5000, vocab_size=16, max_new_tokens=4, temperature=0.7)
+    requests = [replace(r, prompt_token_ids=prompt, reference=texts[r.row % 5]) for r in made]
+
+    completions = run(engine, requests, 3)
+
+    expected = joint(pair.reference, prompt, temperature=0.7)
+    tokens = torch.tensor([c.token_ids[:2] for c in completions])
+    for kind in range(5):
+        assert p_value(tokens[kind::5, 0] * 16 + tokens[kind::5, 1], expected) > 1e-4, texts[kind]
+    assert sum(c.followed_tokens for c in completions) > 0
 
 
 def test_samples_of_a_prompt_follow_those_that_have_ended(small_pair) -> None:

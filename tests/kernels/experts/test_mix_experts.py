@@ -16,7 +16,7 @@ from specpipe_kernels.experts.pack_mxfp4 import pack_mxfp4, unpack_mxfp4
 from specpipe_kernels.reference.experts import mix_experts as reference_mix
 from specpipe_kernels.reference.experts import route_tokens as reference_route
 from specpipe_kernels.reference.layers.quantize_rows import dequantize_rows, quantize_rows
-from specpipe_kernels.types import ExpertWeights, Fp8ExpertWeight
+from specpipe_kernels.weights import ExpertWeights, Fp8ExpertWeight
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # The interpreter multiplies bf16 tiles wrongly; fp16 takes the same path.

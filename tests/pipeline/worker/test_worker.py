@@ -11,7 +11,7 @@ import pytest
 from support.fake_engine import token_at
 from support.fake_workers import fake_parts, make_job, worker_config, write_rows
 
-from specpipe.core import Request, Shard, SpeculationPlan
+from specpipe.core import Shard, SpeculationPlan
 from specpipe.data import read_part_footer
 from specpipe.errors import OutputError
 from specpipe.pipeline.failures import EngineError, ShardError, StaleRunError
@@ -149,16 +149,17 @@ def test_warm_up_is_limited_to_the_shard_and_not_counted(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("device", "tokens"), [("cpu", CPU_WARM_UP_TOKENS), ("cuda", 10)])
 def test_warm_up_rows_are_short_where_nothing_is_compiled(tmp_path: Path, device: str, tokens: int) -> None:
-    submitted: list[Request] = []
+    engines = []
 
     def build_parts(config: WorkerConfig) -> WorkerParts:
         parts = fake_parts(config)
-        submit = parts.engine.submit
-        parts.engine.submit = lambda requests, plan: (submitted.extend(requests), submit(requests, plan))  # type: ignore
+        engines.append(parts.engine)
         return parts
 
     job = make_job(tmp_path, "data.warmup_rows=2", rows=4)
     worker = Worker("worker-0", worker_config(job, device=device, build_parts=build_parts))
     worker.start(order(tmp_path, 0, 0, 4))
     worker.close()
-    assert [(request.sampling.max_new_tokens, request.warm_up) for request in submitted] == [(tokens, True)] * 2
+    assert [(request.sampling.max_new_tokens, request.warm_up) for request in engines[0].requests] == [
+        (tokens, True)
+    ] * 2

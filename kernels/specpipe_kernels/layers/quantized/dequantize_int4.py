@@ -11,7 +11,7 @@ from specpipe_kernels.layers.quantized.int4_layout import INT4_BLOCK, INT4_SHORT
 from specpipe_kernels.reference.layers.dequantize import dequantize
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv
-from specpipe_kernels.types import QuantizedWeight
+from specpipe_kernels.weights import QuantizedWeight
 
 BLOCK_N = 32  # rows of a program, which takes a block of columns
 

@@ -22,7 +22,7 @@ from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv
-from specpipe_kernels.types import Fp8Rows, QuantizedWeight
+from specpipe_kernels.weights import Fp8Rows, QuantizedWeight
 
 
 class Fp8Tiling(NamedTuple):

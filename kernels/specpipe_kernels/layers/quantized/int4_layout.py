@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specpipe_kernels.types import QuantizedWeight
+from specpipe_kernels.weights import QuantizedWeight
 
 INT4_BLOCK = 512
 """Adjacent entries of a row in one run of words."""

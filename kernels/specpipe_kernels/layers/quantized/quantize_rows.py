@@ -10,7 +10,7 @@ from torch import Tensor
 from specpipe_kernels.layers.quantize_fp8 import fp8_scale, to_fp8
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
-from specpipe_kernels.types import MAX_FP8_ROWS, Fp8Rows
+from specpipe_kernels.weights import MAX_FP8_ROWS, Fp8Rows
 
 ROW_TILE = 128
 """Rows of a tile of the vendor's products: with others they take up to 1.6 times as long (H200, cuBLAS 13.0)."""

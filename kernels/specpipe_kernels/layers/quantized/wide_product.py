@@ -10,7 +10,7 @@ from specpipe_kernels.layers.quantized.dequantize_int4 import dequantize_int4
 from specpipe_kernels.layers.quantized.fp8_gemm import beats_library, fp8_gemm
 from specpipe_kernels.layers.quantized.quantize_rows import in_whole_tiles
 from specpipe_kernels.runtime.backend import gpu_of, processors
-from specpipe_kernels.types import Fp8Rows, QuantizedWeight
+from specpipe_kernels.weights import Fp8Rows, QuantizedWeight
 
 
 def wide_product(

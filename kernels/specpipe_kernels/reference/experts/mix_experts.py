@@ -9,7 +9,7 @@ from torch.nn import functional
 from specpipe_kernels.experts.pack_mxfp4 import unpack_mxfp4
 from specpipe_kernels.reference.layers.dequantize import dequantize
 from specpipe_kernels.reference.layers.rms_norm import rms_norm
-from specpipe_kernels.types import (
+from specpipe_kernels.weights import (
     Activation,
     Experts,
     ExpertWeights,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specpipe_kernels.types import Normed, Routing
+from specpipe_kernels.weights import Normed, Routing
 
 
 def route_tokens(logits: Tensor, x: Normed, top_k: int, *, normalize: bool) -> Routing:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specpipe_kernels.layers.quantized.int4_layout import unpack_int4
-from specpipe_kernels.types import QuantizedWeight
+from specpipe_kernels.weights import QuantizedWeight
 
 
 def _expand(by_block: Tensor, weight: QuantizedWeight) -> Tensor:

@@ -9,7 +9,8 @@ from specpipe_kernels.reference.layers.dequantize import dense_weight
 from specpipe_kernels.reference.layers.quantize_rows import dequantize_rows, quantize_rows
 from specpipe_kernels.reference.layers.rms_norm import rms_norm, rms_norm_fp8
 from specpipe_kernels.reference.layers.rope_store_kv import rope_store_kv
-from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, Normed, Rows, Weight
+from specpipe_kernels.types import UNSCALED, KVScales
+from specpipe_kernels.weights import Fp8Rows, Normed, Rows, Weight
 
 
 def _rows(x: Rows) -> Tensor:

@@ -22,7 +22,8 @@ from specpipe_kernels.reference.layers.attention_tiles import (
 from specpipe_kernels.reference.layers.prefix_groups import attend_groups, groups_of_tiles, own_keys
 from specpipe_kernels.reference.layers.quantize_rows import quantize_rows
 from specpipe_kernels.reference.layers.softmax_parts import SoftmaxPart, attend_part, finish_softmax, merge_parts
-from specpipe_kernels.types import UNSCALED, Fp8Rows, KVScales, PrefixArgs
+from specpipe_kernels.types import UNSCALED, KVScales, PrefixArgs
+from specpipe_kernels.weights import Fp8Rows
 
 # Elements that a group of tiles gathers at most: 2 MB in fp32 stay in cache, 8 MB took 1.4 times as long.
 GROUP_ELEMENTS = 1 << 19

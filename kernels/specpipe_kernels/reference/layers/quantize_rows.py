@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specpipe_kernels.types import Fp8Rows
+from specpipe_kernels.weights import Fp8Rows
 
 LARGEST = 448.0  # of float8_e4m3fn
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specpipe_kernels.reference.layers.quantize_rows import quantize_rows
-from specpipe_kernels.types import Fp8Rows
+from specpipe_kernels.weights import Fp8Rows
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -14,7 +14,7 @@ from specpipe_kernels.layers.quantized.wide_product import wide_product
 from specpipe_kernels.reference.layers import rms_norm as reference_norm
 from specpipe_kernels.reference.layers.quantize_rows import dequantize_rows
 from specpipe_kernels.reference.layers.quantize_rows import quantize_rows as reference_rows
-from specpipe_kernels.types import Fp8Rows
+from specpipe_kernels.weights import Fp8Rows
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPE = {"cpu": torch.float16, "cuda": torch.bfloat16}
