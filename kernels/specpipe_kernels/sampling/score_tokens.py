@@ -14,7 +14,14 @@ from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.sampling.device.kernel_args import NO_BOUNDS, SpanStatistics
 from specpipe_kernels.sampling.device.logit_rows import floats, int32s, is_last, load_tile, row_tiling
-from specpipe_kernels.sampling.device.row_spans import best_tokens, largest_of_span, mass_of_span, row_lse, span_of
+from specpipe_kernels.sampling.device.row_spans import (
+    best_tokens,
+    largest_of_span,
+    mass_of_span,
+    row_lse,
+    span_of,
+    status_of_score,
+)
 from specpipe_kernels.types import TokenScores
 
 
@@ -43,7 +50,8 @@ def _score_tokens_kernel(
     items = item + tl.arange(0, 1)
     here = items == item
     _, reference, log_mass = row_lse(spans.scores, spans.references, items, inverse, parts, here, PARTS)
-    status, greedy = best_tokens(largest.scores, None, largest.tokens, items, inverse, parts, here, PARTS)
+    score, greedy = best_tokens(largest.scores, largest.tokens, items, parts, here, PARTS)
+    status = status_of_score(score)
     own = tl.load(tokens + items).to(tl.int32)
     x = load_tile(row, own, vocab)
     tl.store(out.logprobs + items, tl.where(status == 0, x - reference - log_mass, float("nan")))

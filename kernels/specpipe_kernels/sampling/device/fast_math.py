@@ -57,6 +57,16 @@ def _compiled_at_least(x, y):
     )
 
 
+@triton.jit
+def _interpreted_multiply_subtract(x, y, z):
+    return (x.to(tl.float64) * y.to(tl.float64) - z.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def _compiled_multiply_subtract(x, y, z):
+    return tl.fma(x, y, -z)
+
+
 _COMPILED = isinstance(_compiled_log2, JITFunction)
 # Absolute error below 2^-22 from 1/2 to 2, elsewhere of the result's last bits.
 fast_log2 = _compiled_log2 if _COMPILED else _interpreted_log2
@@ -66,6 +76,9 @@ fast_log2_of_minus = _compiled_log2_of_minus if _COMPILED else _interpreted_log2
 fast_exp2 = _compiled_exp2 if _COMPILED else _interpreted_exp2
 # 1 where x >= y, else 0, as a factor: one fused multiply-add, where tl.where takes two more instructions.
 at_least = _compiled_at_least if _COMPILED else _interpreted_at_least
+
+# x * y - z, rounded once; the interpreter's tl.fma rounds twice.
+multiply_subtract = _compiled_multiply_subtract if _COMPILED else _interpreted_multiply_subtract
 
 
 @triton.jit

@@ -5,10 +5,12 @@ A span's tiles are accumulated lane by lane and reduced once. The next tile is l
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from specpipe_kernels.sampling.device.fast_math import LOG2_E, fast_exp2
+from specpipe_kernels.sampling.device.fast_math import LOG2_E, fast_exp2, multiply_subtract
 from specpipe_kernels.sampling.device.logit_rows import NOWHERE, best_of, is_kept, load_part, load_tile
 from specpipe_kernels.sampling.device.philox import lag_tile
 from specpipe_kernels.sampling.device.ranked_keys import rank, unrank
@@ -16,6 +18,31 @@ from specpipe_kernels.sampling.device.ranked_keys import rank, unrank
 MAX_MASS = tl.constexpr(1e30)  # larger masses overflow in sums
 # Scores of this size have a resolution of 5e-4. Larger ones would tie, so that low temperatures drew the wrong token.
 MAX_SCORE = tl.constexpr(4096.0)
+# Larger logits over temperature are all the same to fp32: two that differ at all differ by a factor above 2^127.
+MAX_SHIFT = tl.constexpr(2.0**31)
+
+
+class ExponentScale(NamedTuple):
+    """Constants on the device: (logit - reference) over temperature, in base 2, is logit * scale - shift - rest.
+
+    The product is exact in a fused multiply-add, so nothing is lost where fp32 has no fraction left for it. Differences
+    from the reference would take one instruction more.
+    """
+
+    scale: Any
+    """1 / (temperature ln 2)."""
+    shift: Any
+    """reference * scale, rounded."""
+    rest: Any
+    """What rounding took from it, from -64 to 64."""
+
+
+@triton.jit
+def exponent_scale(reference, inverse):
+    """Returns the `ExponentScale` of a finite logit and 1 / temperature."""
+    scale = tl.minimum(inverse * LOG2_E, 1.0 / tl.maximum(tl.abs(reference), 1e-30) * MAX_SHIFT)
+    shift = reference * scale
+    return ExponentScale(scale, shift, multiply_subtract(reference, scale, shift))
 
 
 @triton.jit
@@ -67,9 +94,9 @@ def finite_or_zero(x):
 
 
 @triton.jit
-def mass_of_tile(x, offsets, reference, inverse, bounds, item, TRUNCATED: tl.constexpr):
-    """Returns exp of logits minus `reference`, over temperature; 0 where truncated, NaN where x is."""
-    mass = fast_exp2((x - reference) * (inverse * LOG2_E))
+def mass_of_tile(x, offsets, exponent, bounds, item, TRUNCATED: tl.constexpr):
+    """Returns 2^(x * scale - shift) of an `ExponentScale`; 0 where truncated, NaN where x is."""
+    mass = fast_exp2(multiply_subtract(x, exponent.scale, exponent.shift))
     if TRUNCATED:
         kept = is_kept(x, offsets, bounds, item, TRUNCATED)
         mass = tl.where(kept | (x != x), mass, 0.0)
@@ -94,21 +121,23 @@ def mass_of_span(
     lane = tl.arange(0, BLOCK)
     first = tl.max(x)
     reference = finite_or_zero(first)
+    exponent = exponent_scale(reference, inverse)
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(begin, end, BLOCK):
         following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
-        total += mass_of_tile(x, start + lane, reference, inverse, bounds, item, TRUNCATED)
+        total += mass_of_tile(x, start + lane, exponent, bounds, item, TRUNCATED)
         x = following
     mass = tl.sum(total)
     if needs_reference(mass, first):
         reference, _ = largest_of_span(row, load_tile(row, begin + lane, vocab), begin, end, vocab, BLOCK)
+        exponent = exponent_scale(reference, inverse)
         total = tl.zeros([BLOCK], tl.float32)
         for start in range(begin, end, BLOCK):
             x = load_tile(row, start + lane, vocab)
-            total += mass_of_tile(x, start + lane, reference, inverse, bounds, item, TRUNCATED)
-        # Infinite references are handled apart: inf - inf would give NaN for valid rows.
-        mass = tl.where(reference == float("-inf"), 0.0, tl.where(reference == reference, tl.sum(total), float("nan")))
-    return mass, reference
+            total += mass_of_tile(x, start + lane, exponent, bounds, item, TRUNCATED)
+        mass = tl.where(reference == reference, tl.sum(total), float("nan"))
+    # Infinite references are handled apart: inf - inf would give NaN for valid rows.
+    return tl.where(reference == float("-inf"), 0.0, mass * fast_exp2(-exponent.rest)), reference
 
 
 @triton.jit
@@ -217,16 +246,34 @@ def row_lse(part_mass, part_reference, item, inverse, parts, mask, PARTS: tl.con
 
 
 @triton.jit
-def best_tokens(part_score, part_reference, part_token, item, inverse, parts, mask, PARTS: tl.constexpr):
-    """Returns the status and, where valid, the lowest token id of the largest score of each of the rows `item` [N].
+def status_of_score(score):
+    """Returns the `Status` of rows from their largest logits or scores."""
+    return tl.where(score != score, 1, tl.where(score == float("-inf"), 2, 0))
 
-    part_reference: None where the scores of all spans refer to the same logit.
-    """
-    scores = load_parts(part_score, item, parts, mask, float("-inf"), PARTS)
-    if part_reference is not None:
-        references = load_parts(part_reference, item, parts, mask, 0.0, PARTS)
-        scores = common_scores(scores, references, inverse, 1)
+
+@triton.jit
+def _best_of_parts(scores, part_token, item, parts, mask, PARTS: tl.constexpr):
     tokens = load_parts(part_token, item, parts, mask, NOWHERE, PARTS)
     # One reduction. NaN of `nan_if_invalid` is positive, so its key is the largest.
-    score, best = unrank(tl.max(rank(scores, tokens), 1))
-    return tl.where(score != score, 1, tl.where(score == float("-inf"), 2, 0)), best
+    return unrank(tl.max(rank(scores, tokens), 1))
+
+
+@triton.jit
+def best_tokens(part_score, part_token, item, parts, mask, PARTS: tl.constexpr):
+    """Returns the largest score of each of the rows `item` [N], NaN if one is, and the lowest token id that has it."""
+    return _best_of_parts(
+        load_parts(part_score, item, parts, mask, float("-inf"), PARTS), part_token, item, parts, mask, PARTS
+    )
+
+
+@triton.jit
+def best_referred_tokens(part_score, part_token, referred, item, inverse, parts, mask, PARTS: tl.constexpr):
+    """Returns what `best_tokens` does where scores of +inf stand for those in `referred`, which have references."""
+    scores = load_parts(part_score, item, parts, mask, float("-inf"), PARTS)
+    elsewhere = scores == float("inf")
+    part = tl.arange(0, PARTS)[None, :]
+    at = item.to(tl.int64)[:, None] * parts + part
+    scores = tl.where(elsewhere, load_part(referred.scores + at, elsewhere, 0.0), scores)
+    references = load_part(referred.references + at, elsewhere, 0.0)
+    scores = common_scores(scores, references, inverse, 1)
+    return _best_of_parts(scores, part_token, item, parts, mask, PARTS)

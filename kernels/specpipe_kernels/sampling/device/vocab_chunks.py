@@ -15,11 +15,12 @@ import triton.language as tl
 from specpipe_kernels import types
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
 from specpipe_kernels.sampling.device import logit_rows
-from specpipe_kernels.sampling.device.fast_math import LOG2_E
+from specpipe_kernels.sampling.device.fast_math import fast_exp2, multiply_subtract
 from specpipe_kernels.sampling.device.logit_rows import is_kept, load_part, load_tile
 from specpipe_kernels.sampling.device.philox import lag_tile
 from specpipe_kernels.sampling.device.ranked_keys import rank, unrank
 from specpipe_kernels.sampling.device.row_spans import (
+    exponent_scale,
     finite_or_zero,
     larger,
     largest_of_span,
@@ -71,11 +72,12 @@ def draw_from_chunk(
     # Does not depend on x: computed while x is loaded.
     lag = lag_tile(seed, position, index, purpose, begin, BLOCK)
     reference = finite_or_zero(tl.max(x))
-    mass = tl.sum(mass_of_tile(x, offsets, reference, inverse, bounds, item, TRUNCATED))
+    exponent = exponent_scale(reference, inverse)
+    mass = tl.sum(mass_of_tile(x, offsets, exponent, bounds, item, TRUNCATED)) * fast_exp2(-exponent.rest)
     kept = is_kept(x, offsets, bounds, item, TRUNCATED)
-    scaled = (x - reference) * (inverse * LOG2_E)
+    scaled = multiply_subtract(x, exponent.scale, exponent.shift)
     score, at = tl.max(tl.where(kept, scaled - lag, float("-inf")), 0, return_indices=True)
-    return mass, reference, score, begin + at
+    return mass, reference, score - exponent.rest, begin + at
 
 
 @triton.jit
@@ -91,19 +93,23 @@ def store_masses(
     x = load_tile(row, begin + lane, vocab)
     first = tl.max(x)
     reference = finite_or_zero(first)
+    exponent = exponent_scale(reference, inverse)
+    factor = fast_exp2(-exponent.rest)
     largest_mass = 0.0
     for start in range(begin, end, BLOCK):
         following = next_tile(row, start + BLOCK, end, vocab, BLOCK)
-        mass = tl.sum(mass_of_tile(x, start + lane, reference, inverse, bounds, item, TRUNCATED))
+        mass = tl.sum(mass_of_tile(x, start + lane, exponent, bounds, item, TRUNCATED)) * factor
         tl.store(masses + start // BLOCK, mass)
         largest_mass = larger(mass, largest_mass)
         x = following
     if needs_reference(largest_mass, first):
         largest, _ = largest_of_span(row, load_tile(row, begin + lane, vocab), begin, end, vocab, BLOCK)
         reference = finite_or_zero(largest)
+        exponent = exponent_scale(reference, inverse)
+        factor = fast_exp2(-exponent.rest)
         for start in range(begin, end, BLOCK):
             x = load_tile(row, start + lane, vocab)
-            mass = tl.sum(mass_of_tile(x, start + lane, reference, inverse, bounds, item, TRUNCATED))
+            mass = tl.sum(mass_of_tile(x, start + lane, exponent, bounds, item, TRUNCATED)) * factor
             tl.store(masses + start // BLOCK, mass)
     return reference
 

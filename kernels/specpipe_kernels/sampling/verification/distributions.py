@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -10,6 +10,7 @@ import triton.language as tl
 from specpipe_kernels.sampling.device.fast_math import LN_2, LOG2_E, fast_exp2, fast_log2
 from specpipe_kernels.sampling.device.kernel_args import LogitsArgs
 from specpipe_kernels.sampling.device.logit_rows import MAX_INVERSE, LogitRows, inverse_temperature, row_pointer
+from specpipe_kernels.sampling.device.row_spans import ExponentScale, exponent_scale
 from specpipe_kernels.types import Bounds
 
 _SERIES_ABOVE = tl.constexpr(-0.25)
@@ -47,19 +48,6 @@ def draft_log_probs(x, token, bounds, item, reference, log_mass, inverse, TRUNCA
     return tl.where(inside, (x - reference) * inverse - log_mass, float("-inf"))
 
 
-class LogProbScale(NamedTuple):
-    """Constants of one row on the device: log2 of a token's weighted probability is (x - reference) * scale - shift.
-
-    Exact to fp32 also where logits over temperature are so large that fp32 has no fraction left.
-    """
-
-    reference: Any
-    """A logit near the largest one."""
-    scale: Any
-    """1 / (temperature ln 2)."""
-    shift: Any
-
-
 @triton.jit
 def split_lse(lse, temperature):
     """Returns a logit near the largest one, and the rest of fp64 log-sum-exps [K_PAD], both fp32."""
@@ -70,9 +58,10 @@ def split_lse(lse, temperature):
 
 @triton.jit
 def log_prob_scale(references, log_masses, chosen, inverse):
-    """Returns the `LogProbScale` of the chosen row among [K_PAD]."""
-    reference = tl.sum(tl.where(chosen, references, 0.0))
-    return LogProbScale(reference, inverse * LOG2_E, tl.sum(tl.where(chosen, log_masses, 0.0)) * LOG2_E)
+    """Returns the `ExponentScale` with which log2 p of the chosen row among [K_PAD] is x * scale - shift - rest."""
+    exponent = exponent_scale(tl.sum(tl.where(chosen, references, 0.0)), inverse)
+    log_mass = tl.sum(tl.where(chosen, log_masses, 0.0)) * LOG2_E
+    return ExponentScale(exponent.scale, exponent.shift, exponent.rest + log_mass)
 
 
 @triton.jit

@@ -36,7 +36,14 @@ from specpipe_kernels.sampling.device.logit_rows import (
     row_pointer,
     row_tiling,
 )
-from specpipe_kernels.sampling.device.row_spans import best_tokens, largest_of_span, mass_of_span, row_lse, span_of
+from specpipe_kernels.sampling.device.row_spans import (
+    best_tokens,
+    largest_of_span,
+    mass_of_span,
+    row_lse,
+    span_of,
+    status_of_score,
+)
 from specpipe_kernels.sampling.verification.distributions import (
     Distribution,
     draft_log_probs,
@@ -251,9 +258,8 @@ def compare_drafts(
             memory.p.scores, memory.p.references, items, inverse, p_parts, here, PARTS
         )
     else:
-        status, best = best_tokens(
-            memory.p.scores, None, memory.p.tokens, items, inverse, p_parts, here, PARTS
-        )  # fmt: skip
+        score, best = best_tokens(memory.p.scores, memory.p.tokens, items, p_parts, here, PARTS)
+        status = status_of_score(score)
     status = tl.where(here, status, 0)
     tl.store(results.p_reference + items, reference, mask=verified)
     tl.store(results.p_log_mass + items, log_mass, mask=verified)

@@ -32,7 +32,14 @@ from specpipe_kernels.sampling.device.logit_rows import (
     row_pointer,
     row_tiling,
 )
-from specpipe_kernels.sampling.device.row_spans import best_tokens, draw_from_span, largest_of_span, span_of
+from specpipe_kernels.sampling.device.row_spans import (
+    best_referred_tokens,
+    best_tokens,
+    draw_from_span,
+    largest_of_span,
+    span_of,
+    status_of_score,
+)
 from specpipe_kernels.sampling.verification.distributions import Distribution
 from specpipe_kernels.sampling.verification.draft_scan import FEW_REGISTERS, MAX_REGISTERS, has_row, load_stream
 from specpipe_kernels.sampling.verification.emit import emit_verified
@@ -44,13 +51,15 @@ _INVARIANT = tl.constexpr(int(Purpose.INVARIANT))
 
 @triton.jit
 def _store_best(
-    p, row, x, vocab, part, steps, item, partial, temp, seed, at, spans,
+    p, row, x, vocab, part, steps, item, partial, temp, seed, at, memory,
     ALL_GREEDY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Stores the largest logit or score of a span whose first tile is x, its token and, of scores, the reference."""
+    """Stores the largest logit or score of a span whose first tile is x, and its token.
+
+    A score that has a reference is stored with it in `memory.q`, and +inf in its place.
+    """
     TRUNCATED: tl.constexpr = p.bounds.logit is not None
     begin, end = span_of(part, steps, vocab, BLOCK)
-    reference = 0.0
     if ALL_GREEDY | ~(temp > 0.0):
         value, token = largest_of_span(row, x, begin, end, vocab, BLOCK)
     else:
@@ -58,10 +67,12 @@ def _store_best(
             row, x, begin, end, vocab, inverse_temperature(temp), p.bounds, item, seed, at, 0, _INVARIANT,
             TRUNCATED, BLOCK,
         )  # fmt: skip
-    tl.store(spans.tokens + partial, token)
-    tl.store(spans.scores + partial, value)
-    if not ALL_GREEDY:
-        tl.store(spans.references + partial, reference)
+        if reference != 0.0:
+            tl.store(memory.q.scores + partial, value)
+            tl.store(memory.q.references + partial, reference)
+            value = float("inf")
+    tl.store(memory.p.tokens + partial, token)
+    tl.store(memory.p.scores + partial, value)
 
 
 @triton.jit(do_not_specialize=["stride_draft", "parts", "steps", "k", "first", "width"])
@@ -102,18 +113,22 @@ def _match_kernel(
     if in_use:
         _store_best(
             p, row, x, tl.where(rows > 0, p.vocab, 0), part, steps, item, item.to(tl.int64) * parts + part,
-            temp, seed, at + position, memory.p, ALL_GREEDY, BLOCK,
+            temp, seed, at + position, memory, ALL_GREEDY, BLOCK,
         )  # fmt: skip
     if ~is_last(memory.arrivals, request, tl.maximum(rows * parts, 1)):
         return
 
     i = tl.arange(0, K_PAD)
     here = (i >= first) & (i < first + rows)
-    status, best = best_tokens(
-        memory.p.scores, memory.p.references, memory.p.tokens, request * (k + 1) + i, inverse_temperature(temp),
-        parts, here, PARTS,
-    )  # fmt: skip
-    status = tl.where(here, status, 0)
+    items = request * (k + 1) + i
+    score, best = best_tokens(memory.p.scores, memory.p.tokens, items, parts, here, PARTS)
+    if not ALL_GREEDY:
+        referred = tl.max(tl.where(score == float("inf"), 1, 0)) == 1
+        if referred:
+            score, best = best_referred_tokens(
+                memory.p.scores, memory.p.tokens, memory.q, items, inverse_temperature(temp), parts, here, PARTS
+            )
+    status = tl.where(here, status_of_score(score), 0)
     failed = (i >= first) & (i < end) & ((drafts != best) | (status != 0))
     accepted = tl.minimum(tl.min(tl.where(failed, i, K_PAD)), end)
     final_status = tl.sum(tl.where(i == accepted, status, 0))
@@ -136,11 +151,12 @@ def match_drafts(
     lanes = 32 // like.element_size() if all_greedy else LANES  # 32 bytes per thread
     cut = row_tiling(like.device, rows.vocab, requests * stages[0][1], lanes=lanes)
     shape = requests, k + 1, cut.parts
-    spans = SpanStatistics(floats(like, *shape), None if all_greedy else floats(like, *shape), int32s(like, *shape))
+    spans = SpanStatistics(floats(like, *shape), None, int32s(like, *shape))
+    referred = NO_SPANS if all_greedy else SpanStatistics(floats(like, *shape), floats(like, *shape), None)
     few = requests * cut.parts * rows.width <= max_programs(like.device) // 2
     for first, width in stages:
         _match_kernel[(requests * cut.parts * width,)](
-            p.args, proposals, streams, ScanMemory(spans, NO_SPANS, arrivals(like, requests)), verdict,
+            p.args, proposals, streams, ScanMemory(spans, referred, arrivals(like, requests)), verdict,
             rows.stride_draft, cut.parts, cut.steps, k, first, width,
             ALL_GREEDY=all_greedy, STAGED=len(stages) > 1, K_PAD=rows.k_pad, BLOCK=cut.tile, PARTS=cut.parts_pad,
             num_warps=cut.warps, maxnreg=FEW_REGISTERS if few else MAX_REGISTERS, **launch_options(like),
