@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.engines import drain, generate, make_engine, make_requests, plan, slow
+from support.engines import completions_of, drain, generate, make_engine, make_requests, plan, slow, steps_of
 
-from specpipe.core import Completion, Request, SamplingParams, StepReport
-from specpipe.engine.engine import Engine
+from specpipe.core import Completion, Request, SamplingParams
 from specpipe.engine.state.scored_rows import score_windows
 
 PAGE = 4
@@ -74,14 +73,6 @@ def check(completions: Sequence[Completion], model: torch.nn.Module, max_model_l
             assert (score.num_tokens, score.is_greedy) == (len(continuation), greedy)
 
 
-def drain_reports(engine: Engine) -> tuple[list[Completion], list[StepReport]]:
-    steps: list[StepReport] = []
-    step = engine.step
-    engine.step = lambda: steps.append(step()) or steps[-1]  # type: ignore[method-assign]
-    completions = drain(engine)
-    return completions, [report for report in steps if report is not None]
-
-
 def distinct_tokens(requests: Sequence[Request]) -> int:
     """Returns the tokens that one submission computes: pages and rests of prompts once, and all scored tokens."""
     pages, rests = set(), {}
@@ -114,7 +105,8 @@ def test_scores_equal_the_models_and_prompts_are_computed_once(
     )  # fmt: skip
     engine.submit(requests, plan(0, proposer="none"))
 
-    completions, steps = drain_reports(engine)
+    steps = steps_of(engine)
+    completions = completions_of(steps)
 
     check(completions, pair.reference, 96)
     parts = [part for step in steps for part in step.shards.values()]
@@ -142,7 +134,8 @@ def test_questions_that_depart_within_a_page_compute_each_token_once(small_pair,
     )
     engine.submit(rows, plan(0, proposer="none"))
 
-    completions, steps = drain_reports(engine)
+    steps = steps_of(engine)
+    completions = completions_of(steps)
 
     check(completions, pair.reference, 96)
     prompts = {request.prompt_token_ids[:end] for request in rows for end in range(1, len(request.prompt_token_ids))}
@@ -179,7 +172,8 @@ def test_preempted_score_rows_are_computed_again(small_pair) -> None:
     engine.submit(texts, plan(0, proposer="none"))
     engine.submit(scored, plan(0, proposer="none"))
 
-    completions, steps = drain_reports(engine)
+    steps = steps_of(engine)
+    completions = completions_of(steps)
 
     assert sum(part.preemptions for step in steps for part in step.shards.values()) > 0
     assert [list(c.token_ids) for c in completions[:2]] == generate(pair.reference, texts)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from specpipe.pipeline.run.run import RunResult, execute
 from specpipe.pipeline.store.verify import verify
 from specpipe.pipeline.worker.build import build_parts
 from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
+from specpipe.pipeline.worker.engine_protocol import EngineProtocol
 
 pytestmark = pytest.mark.usefixtures("among_the_tasks", "only_our_tasks")
 TASKS = ["--tasks", "tiny_all", "--include_path", "jobs/tasks"]
@@ -192,24 +193,31 @@ def test_slots_shards_and_workers_change_nothing(tmp_path: Path, overrides: list
 
 
 @pytest.mark.slow
+class EngineThatDies:
+    """An engine that fails at one of its steps."""
+
+    def __init__(self, engine: EngineProtocol, at_step: int | None) -> None:
+        self._engine, self._at_step, self._steps = engine, at_step, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self) -> StepReport | None:
+        self._steps += 1
+        if self._steps == self._at_step:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return self._engine.step()
+
+
 def test_a_worker_that_dies_in_the_middle_changes_no_score(tmp_path: Path) -> None:
     path = str(tmp_path / "requests.parquet")
     record([*TASKS, "--limit", "12"], path, target="builtin:tiny")
-    engines: list[Any] = []
+    engines: list[EngineThatDies] = []
 
     def parts_of_which_the_first_die(config: WorkerConfig) -> WorkerParts:
         parts = build_parts(config)
-        engines.append(parts.engine)
-        step, steps = parts.engine.step, itertools.count()
-
-        def fails() -> StepReport | None:
-            if next(steps) == 9:
-                raise RuntimeError("CUDA error: an illegal memory access was encountered")
-            return step()
-
-        if len(engines) == 1:
-            parts.engine.step = fails  # type: ignore[method-assign]
-        return parts
+        engines.append(EngineThatDies(parts.engine, at_step=None if engines else 9))
+        return replace(parts, engine=engines[-1])
 
     job = {
         "model": {"target": "builtin:tiny", "draft": "builtin:tiny", "device": "cpu"}, "data": {"path": path},
