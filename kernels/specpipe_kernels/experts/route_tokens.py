@@ -1,6 +1,7 @@
 """Chooses the experts of each token from the router's logits, and completes the norm of its input.
 
-One program per token.
+One program per token. An expert's place among the chosen is the number of logits before its own, counted for all
+experts at once: choosing one after the other takes as many steps as there are choices.
 """
 
 from __future__ import annotations
@@ -14,42 +15,48 @@ from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_s
 from specpipe_kernels.runtime.sizes import power_of_2
 from specpipe_kernels.weights import Normed, Routing
 
+_CHUNK = 16  # logits that are compared with all of a token at a time
+
+
+@triton.jit
+def _load_logits(row, expert, E: tl.constexpr):
+    """Returns a token's logits of these experts in fp32: the lowest number for NaN, -inf beyond E."""
+    logit = tl.load(row + expert, mask=expert < E, other=float("-inf")).to(tl.float32)
+    return tl.where(logit == logit, logit, -3.0e38)
+
 
 @triton.jit(do_not_specialize=["rows"])
 def _route_tokens_kernel(
     logits, x, squares, ids, weights, x_out, rows, stride, stride_x, eps,
-    E: tl.constexpr, E_PAD: tl.constexpr, TOP_K: tl.constexpr, K_PAD: tl.constexpr, NORMALIZE: tl.constexpr,
+    E: tl.constexpr, E_PAD: tl.constexpr, CHUNK: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr,
     H: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, E_PAD)
-    choice = tl.arange(0, K_PAD)
     wait_for_inputs(PDL)
     let_next_start(PDL)
     if squares is not None:
         part = tl.arange(0, PARTS_PAD)
         sums = tl.load(squares + part * rows + token, mask=part < PARTS, other=0.0)
         lane = tl.arange(0, BLOCK)
-        row = tl.load(x + token * stride_x + lane, mask=lane < H, other=0.0).to(tl.float32)
-        row *= tl.rsqrt(tl.sum(sums, 0) / H + eps)
-        tl.store(x_out + token * H + lane, row.to(x_out.dtype.element_ty), mask=lane < H)
-    left = tl.load(logits + token * stride + expert, mask=expert < E, other=float("-inf")).to(tl.float32)
-    top = tl.max(left, 0)
-    total = tl.sum(tl.exp(left - top), 0)
-    chosen = tl.zeros([K_PAD], tl.int32)
-    chosen_logit = tl.full([K_PAD], float("-inf"), tl.float32)
-    for i in tl.static_range(TOP_K):
-        best = tl.max(left, 0)
-        best_id = tl.min(tl.where((left == best) & (expert < E), expert, E_PAD), 0)
-        best_id = tl.minimum(best_id, E - 1)  # NaN logits equal nothing
-        chosen = tl.where(choice == i, best_id, chosen)
-        chosen_logit = tl.where(choice == i, best, chosen_logit)
-        left = tl.where(expert == best_id, float("-inf"), left)
-    weight = tl.where(choice < TOP_K, tl.exp(chosen_logit - top), 0.0)
-    weight /= tl.sum(weight, 0) if NORMALIZE else total
-    at = token * TOP_K + choice
-    tl.store(ids + at, chosen, mask=choice < TOP_K)
-    tl.store(weights + at, weight, mask=choice < TOP_K)
+        values = tl.load(x + token * stride_x + lane, mask=lane < H, other=0.0).to(tl.float32)
+        values *= tl.rsqrt(tl.sum(sums, 0) / H + eps)
+        tl.store(x_out + token * H + lane, values.to(x_out.dtype.element_ty), mask=lane < H)
+    row = logits + token * stride
+    logit = _load_logits(row, expert, E)
+    larger = tl.zeros([E_PAD, CHUNK], tl.int32)  # or as large with a lower number
+    for begin in range(0, E_PAD, CHUNK):
+        other = begin + tl.arange(0, CHUNK)
+        other_logit = _load_logits(row, other, E)[None, :]
+        ties = (other_logit == logit[:, None]) & (other[None, :] < expert[:, None])
+        larger += ((other_logit > logit[:, None]) | ties).to(tl.int32)
+    rank = tl.sum(larger, 1)
+    chosen = (rank < TOP_K) & (expert < E)
+    weight = tl.exp(logit - tl.max(logit, 0))
+    weight /= tl.sum(tl.where(chosen, weight, 0.0) if NORMALIZE else weight, 0)
+    at = token * TOP_K + rank
+    tl.store(ids + at, expert, mask=chosen)
+    tl.store(weights + at, weight, mask=chosen)
 
 
 def route_tokens(logits: Tensor, x: Normed, top_k: int, *, normalize: bool) -> Routing:
@@ -63,8 +70,8 @@ def route_tokens(logits: Tensor, x: Normed, top_k: int, *, normalize: bool) -> R
     if tokens:
         _route_tokens_kernel[(tokens,)](
             logits, x.values, x.squares, ids, weights, normed, tokens, logits.stride(0), x.values.stride(0), x.eps,
-            E=experts, E_PAD=power_of_2(experts), TOP_K=top_k, K_PAD=power_of_2(top_k), NORMALIZE=normalize, H=hidden,
-            BLOCK=power_of_2(hidden), PARTS=parts, PARTS_PAD=power_of_2(max(1, parts)), num_warps=4 if parts else 1,
-            **launch_options(logits),
+            E=experts, E_PAD=power_of_2(experts), CHUNK=min(_CHUNK, power_of_2(experts)), TOP_K=top_k,
+            NORMALIZE=normalize, H=hidden, BLOCK=power_of_2(hidden), PARTS=parts,
+            PARTS_PAD=power_of_2(max(1, parts)), num_warps=8, **launch_options(logits),
         )  # fmt: skip
     return Routing(ids, weights, normed)

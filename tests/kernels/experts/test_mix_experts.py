@@ -229,9 +229,9 @@ def test_pairs_are_grouped_by_expert_in_order(device: str, tokens: int, experts:
 
 
 @on_each_device
-@pytest.mark.parametrize("normalize", [False, True])
-def test_routing_chooses_the_largest_logits(device: str, normalize: bool) -> None:
-    logits = torch.randn(9, 37, generator=torch.Generator().manual_seed(5)).to(device)
+@pytest.mark.parametrize(("normalize", "experts"), [(False, 37), (True, 37), (True, 130)])
+def test_routing_chooses_the_largest_logits(device: str, normalize: bool, experts: int) -> None:
+    logits = torch.randn(9, experts, generator=torch.Generator().manual_seed(5)).to(device)
     logits[3] = 1.0  # ties: the lowest experts
     x = torch.randn(9, 40, generator=torch.Generator().manual_seed(8)).to(device)
     squares = torch.rand(3, 9, generator=torch.Generator().manual_seed(9)).to(device)
@@ -244,6 +244,14 @@ def test_routing_chooses_the_largest_logits(device: str, normalize: bool) -> Non
     torch.testing.assert_close(weights.double(), factors, rtol=1e-5, atol=0)
     again = reference_route.route_tokens(logits, Normed(x, None, 0.0), 5, normalize=normalize)
     assert torch.equal(again[0], ids)
+
+
+@on_each_device
+def test_routing_of_nan_stays_within_the_experts(device: str) -> None:
+    logits = torch.full((2, 9), float("nan"), device=device)
+    logits[1, 4] = 1.0
+    ids, weights, _ = triton_route.route_tokens(logits, Normed(logits, None, 0.0), 3, normalize=True)
+    assert ids.tolist() == [[0, 1, 2], [4, 0, 1]] and weights[1].tolist() == [1.0, 0.0, 0.0]
 
 
 def test_ids_of_another_shape_are_refused() -> None:
