@@ -62,6 +62,9 @@ class HeadNorms(NamedTuple):
     """[D]."""
 
 
+NO_NORMS = HeadNorms(None, None)
+
+
 class GemmInputs(NamedTuple):
     """Inputs of a product besides x [M, K] and the weight [N, K]; None where there is none."""
 

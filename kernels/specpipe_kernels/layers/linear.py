@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specpipe_kernels.layers.gemm_tiling import LARGE, MAX_GLU_ROWS, MAX_INT4_ROWS, MAX_ROWS
-from specpipe_kernels.layers.layer_args import RopeArgs
+from specpipe_kernels.layers.layer_args import HeadNorms, RopeArgs
 from specpipe_kernels.layers.quantized.int4_layout import has_int4_tiles
 from specpipe_kernels.layers.quantized.quantize_rows import quantize_rows
 from specpipe_kernels.layers.quantized.wide_product import wide_product
@@ -120,9 +120,12 @@ def linear_rope_store_kv(
 ) -> Tensor:
     """See `specpipe_kernels.linear_rope_store_kv`."""
     rows = _operand(x, weight)
-    if _is_skinny(rows, weight) and q_norm is None:
-        rope = RopeArgs(cos, sin, positions, k_pages, v_pages, write_index, *scales)
-        q = skinny_gemm(rows, weight, ROPE, bias=bias, rope=rope, q_heads=q_heads).out
+    # A program of a product in 4 bits has no registers for a whole head.
+    if _is_skinny(rows, weight) and (q_norm is None or not isinstance(weight, QuantizedWeight) or is_fp8(weight)):
+        rope, norms = RopeArgs(cos, sin, positions, k_pages, v_pages, write_index, *scales), HeadNorms(q_norm, k_norm)
+        q = skinny_gemm(
+            rows, weight, ROPE, bias=bias, rope=rope, q_heads=q_heads, norms=norms, head_eps=eps
+        ).out  # fmt: skip
         return q.view(rows.values.shape[0], q_heads, -1)
     return rope_store_kv(
         linear(rows, weight, bias), cos, sin, positions, k_pages, v_pages, write_index, q_heads=q_heads, q_norm=q_norm,

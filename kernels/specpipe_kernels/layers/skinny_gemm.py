@@ -11,10 +11,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specpipe_kernels.layers.gemm_tiling import MAX_GLU_ROWS, GemmTiling, gemm_tiling
 from specpipe_kernels.layers.layer_args import (
+    NO_NORMS,
     NO_ROPE,
     GemmInputs,
     GemmOutputs,
     GemmSizes,
+    HeadNorms,
     HeadSizes,
     RopeArgs,
     SplitSums,
@@ -113,6 +115,8 @@ def skinny_gemm(
     norm_weight: Tensor | None = None,
     rope: RopeArgs | None = None,
     q_heads: int = 0,
+    norms: HeadNorms = NO_NORMS,
+    head_eps: float = 0.0,
     tiles: GemmTiling | None = None,
     out: Tensor | None = None,
     fp8: bool = False,
@@ -120,8 +124,9 @@ def skinny_gemm(
     """Multiplies x [M, K] by the weight [N, K] transposed and applies an epilogue of `skinny_gemm_kernel`.
 
     Where norm_weight [N] is given, `scaled` and `squares` of the results are those of a pending norm (`Normed`).
-    rope and q_heads: arguments of ROPE. tiles: tile sizes; None: those of `gemm_tiling`. out: [M, N] contiguous,
-    receives the result. fp8: the result of GLU, or `scaled`, is in 8 bits, with `scale` for each tile of columns.
+    rope, q_heads, norms, head_eps: arguments of ROPE; norms need tiles of whole heads. tiles: tile sizes; None: those
+    of `gemm_tiling`. out: [M, N] contiguous, receives the result. fp8: the result of GLU, or `scaled`, is in 8 bits,
+    with `scale` for each tile of columns.
     """
     given = _operands(x, weight)
     values, matrix = given.x, given.weight
@@ -134,7 +139,8 @@ def skinny_gemm(
         out_shape, halves = (rows, q_heads * dim), n // 2
     tile_sizes = tiles or gemm_tiling(
         rows, halves, k, epilogue=epilogue, itemsize=values.element_size(), processors=processors(values.device),
-        head_dim=dim, int4_group=given.scale_columns if given.scale_strides != (0, 0) else 0,
+        head_dim=dim, whole_heads=norms.q is not None,
+        int4_group=given.scale_columns if given.scale_strides != (0, 0) else 0,
     )  # fmt: skip
     groups = (given.x_group, given.scale_columns if given.x_scale is not None else 0)
     step, block_k = _step(tile_sizes.block_k, groups)
@@ -142,6 +148,7 @@ def skinny_gemm(
     tile_sizes = tile_sizes._replace(block_k=block_k, stages=tile_sizes.stages * max(1, tile_sizes.block_k // block_k))
     count = n // dim * cdiv(dim // 2, tile_sizes.block_n) if rope is not None else cdiv(n, tile_sizes.block_n)
     block_m = max(16, power_of_2(rows))
+    assert norms.q is None or tile_sizes.block_n >= dim // 2, "a norm needs whole heads"
     outputs = _allocate(values, given.dtype, out, out_shape, count, epilogue == GLU, norm_weight is not None, fp8)
     splits = SplitSums(None, None)
     if tile_sizes.splits > 1:
@@ -161,8 +168,8 @@ def skinny_gemm(
         given.x_group, given.scale_rows, given.scale_columns, given.scale_strides,
     )  # fmt: skip
     _skinny_gemm_kernel[(count, tile_sizes.splits)](
-        x_in, w_in, inputs, outputs, splits, rope or NO_ROPE,
-        rows, 0 if rope is None else rope.cos.shape[0] - 1, given.eps, values.stride(0),
+        x_in, w_in, inputs, outputs, splits, rope or NO_ROPE, norms,
+        rows, 0 if rope is None else rope.cos.shape[0] - 1, given.eps, head_eps, values.stride(0),
         0 if residual is None else residual.stride(0), SIZES=sizes,
         TILES=tile_sizes._replace(by_descriptor=by_descriptor), HEADS=HeadSizes(q_heads, kv_heads, dim, page_size),
         EPILOGUE=epilogue, PREFETCH=_prefetches(epilogue, tile_sizes, block_m, parts), num_warps=tile_sizes.warps,

@@ -14,7 +14,7 @@ Epilogues fuse the element-wise work of a decoder layer:
 - RESIDUAL: the residual is added, and an RMS norm is left pending: the kernel writes h, h * norm_weight (also in
   8 bits), and the sum of h² over each program's columns. The next product scales its sums by rsqrt(mean h² + eps);
 - ROPE: a program owns both halves of a rotation, one tile of the matrix unit; queries are rotated, keys and values are
-  stored in their pages.
+  stored in their pages. With norms of queries and keys it owns a whole head.
 
 With PREFETCH, the epilogue's inputs are loaded before the products, which hides their latency; registers must suffice.
 """
@@ -76,8 +76,14 @@ def _store_in_8_bits(low, high, lane, mask, head, m, q_out, rope, index, HEADS: 
 
 
 @triton.jit
-def _store_rotated(low, high, rotations, lane, mask, head, m, q_out, rope, index, HEADS: tl.constexpr):
-    """Rotates q and k, and stores the halves low and high [lanes, M] of a head of every token in q_out or the pages."""
+def _store_rotated(
+    low, high, rotations, norm_low, norm_high, head_eps, lane, mask, head, m, q_out, rope, index,
+    HEADS: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Rotates q and k, and stores the halves low and high [lanes, M] of a head of every token in q_out or the pages.
+
+    NORM: the head is complete, and divided by its root mean square, times norm_low and norm_high [lanes], before.
+    """
     Q_HEADS: tl.constexpr = HEADS.q_heads
     KV_HEADS: tl.constexpr = HEADS.kv_heads
     PAGE_SIZE: tl.constexpr = HEADS.page_size
@@ -88,6 +94,10 @@ def _store_rotated(low, high, rotations, lane, mask, head, m, q_out, rope, index
         # Rounded before the rotation, as if the projection had been stored.
         low = low.to(q_out.dtype.element_ty).to(tl.float32)
         high = high.to(q_out.dtype.element_ty).to(tl.float32)
+        if NORM:
+            scale = tl.rsqrt((tl.sum(low * low, 0) + tl.sum(high * high, 0)) / D + head_eps)[None, :]
+            low *= scale * norm_low.to(tl.float32)[:, None]
+            high *= scale * norm_high.to(tl.float32)[:, None]
         rotated = low * c_low.to(tl.float32) - high * s_low.to(tl.float32)
         high = high * c_high.to(tl.float32) + low * s_high.to(tl.float32)
         low = rotated
@@ -304,7 +314,7 @@ def _store_result(acc, outputs, norm_scale, tile, m, rows, n, mask, in_m, N: tl.
 
 @triton.jit(do_not_specialize=["rows", "last_position"])
 def _skinny_gemm_kernel(
-    x, weight, inputs, outputs, parts, rope, rows, last_position, eps, stride_x, stride_residual,
+    x, weight, inputs, outputs, parts, rope, norms, rows, last_position, eps, head_eps, stride_x, stride_residual,
     SIZES: tl.constexpr, TILES: tl.constexpr, HEADS: tl.constexpr, EPILOGUE: tl.constexpr, PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -316,6 +326,7 @@ def _skinny_gemm_kernel(
     GLU: tl.constexpr = EPILOGUE == 1
     ROPE: tl.constexpr = EPILOGUE == 3
     TILE_N: tl.constexpr = 2 * BLOCK_N if ROPE else BLOCK_N
+    HEAD_NORM: tl.constexpr = norms.q is not None
     PAIR: tl.constexpr = D // 2 if ROPE else (SIZES.n if GLU else 0)  # distance of the second output of a program
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -341,6 +352,9 @@ def _skinny_gemm_kernel(
         position = tl.load(rope.positions + m, mask=in_m, other=0)
         index = tl.load(rope.write_index + m, mask=in_m, other=0)
         rotated_mask = mask & (head < HEADS.q_heads + HEADS.kv_heads)
+        norm_low, norm_high = 1.0, 1.0
+        if HEAD_NORM:
+            norm_low, norm_high = _load_outputs(norms.q if head < HEADS.q_heads else norms.k, lane, in_n, PAIR)
         if PREFETCH:
             rotations = _load_rotations(rope, position, last_position, lane, rotated_mask, D)
     wait_for_inputs(PDL)
@@ -393,7 +407,10 @@ def _skinny_gemm_kernel(
     if ROPE:
         if not PREFETCH:
             rotations = _load_rotations(rope, position, last_position, lane, rotated_mask, D)
-        _store_rotated(acc, acc_high, rotations, lane, mask, head, m, outputs.out, rope, index, HEADS)
+        _store_rotated(
+            acc, acc_high, rotations, norm_low, norm_high, head_eps, lane, mask, head, m, outputs.out, rope, index,
+            HEADS, HEAD_NORM,
+        )  # fmt: skip
         return
     if GLU:
         if outputs.scale is not None:  # rounded first, as if the projections had been stored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from specpipe_kernels.layers import gemm_tiling as gemm_tiling_module
 from specpipe_kernels.layers import linear as triton_linear
 from specpipe_kernels.layers import skinny_gemm as skinny_gemm_module
 from specpipe_kernels.layers.gemm_tiling import LARGE, MAX_GLU_ROWS, MAX_ROWS, GemmTiling, gemm_tiling
-from specpipe_kernels.layers.layer_args import RopeArgs
+from specpipe_kernels.layers.layer_args import NO_NORMS, HeadNorms, RopeArgs
 from specpipe_kernels.layers.rms_norm import add_rms_norm, rms_norm
 from specpipe_kernels.layers.rope_store_kv import rope_store_kv
 from specpipe_kernels.layers.silu_mul import silu_mul
@@ -157,10 +158,12 @@ def test_tiles_in_flight_fit_into_shared_memory(shape: tuple[int, ...], rows: in
         (PLAIN, 128256, hidden),
         (PLAIN, hidden, hidden),
     ]
-    for epilogue, n, k in products:
+    for (epilogue, n, k), whole in itertools.product(products, (False, True)):
         if rows > MAX_ROWS and epilogue != GLU and n < LARGE:
             continue
-        cut = gemm_tiling(rows, n, k, epilogue=epilogue, itemsize=1 if fp8 else 2, processors=132, head_dim=dim)
+        cut = gemm_tiling(
+            rows, n, k, epilogue=epilogue, itemsize=1 if fp8 else 2, processors=132, head_dim=dim, whole_heads=whole
+        )
         weight_rows = cut.block_n * (2 if epilogue in (GLU, ROPE) else 1)
         x_rows = max(16, triton.next_power_of_2(rows))
         bytes_a_step = cut.block_k * (weight_rows + x_rows) * (1 if fp8 else 2)
@@ -249,14 +252,21 @@ def test_rope_store_kv_equals_the_reference(device: str, normed: bool, q_heads: 
 @pytest.mark.parametrize("splits", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(("biased", "early"), [(False, True), (True, False)])
 @pytest.mark.parametrize(
-    ("q_heads", "kv_heads", "dim"),
-    [(4, 2, 32), pytest.param(3, 1, 24, marks=pytest.mark.slow), pytest.param(4, 4, 64, marks=pytest.mark.slow)],
+    ("q_heads", "kv_heads", "dim", "head_norm"),
+    [
+        (4, 2, 32, False),
+        (3, 1, 24, True),
+        pytest.param(4, 2, 32, True, marks=pytest.mark.slow),
+        pytest.param(3, 1, 24, False, marks=pytest.mark.slow),
+        pytest.param(4, 4, 64, False, marks=pytest.mark.slow),
+    ],
 )
 def test_rope_epilogue_of_the_skinny_gemm(
     device: str,
     splits: int,
     biased: bool,
     early: bool,
+    head_norm: bool,
     q_heads: int,
     kv_heads: int,
     dim: int,
@@ -264,8 +274,8 @@ def test_rope_epilogue_of_the_skinny_gemm(
 ) -> None:
     tokens, hidden, page_size, pages = 9, 128, 16, 5
     outputs = (q_heads + 2 * kv_heads) * dim
-    h, by, weight, bias, cos, sin = tensors(
-        device, (tokens, hidden), (hidden,), (outputs, hidden), (outputs,), (40, dim), (40, dim)
+    h, by, weight, bias, cos, sin, q_norm, k_norm = tensors(
+        device, (tokens, hidden), (hidden,), (outputs, hidden), (outputs,), (40, dim), (40, dim), (dim,), (dim,)
     )
     positions = torch.tensor([-1, 0, 3, 39, 40, 77, 12, 5, 6], device=device)
     index = torch.tensor([0, 16, 17, 79, 33, 64, 50, 40, 41], device=device)
@@ -280,12 +290,15 @@ def test_rope_epilogue_of_the_skinny_gemm(
     tiles = GemmTiling(16, 32, splits, 3, 4, False)
     monkeypatch.setattr(skinny_gemm_module, "_PREFETCH_VALUES", 48 if early else 0)
     normed = open_norm(h, by, parts=4)
-    q = skinny_gemm(normed, weight, ROPE, bias=given, rope=rope, q_heads=q_heads, tiles=tiles).out
+    norms = HeadNorms(q_norm, k_norm) if head_norm else NO_NORMS
+    options: dict[str, Any] = {"rope": rope, "q_heads": q_heads, "norms": norms, "head_eps": EPS}
+    q = skinny_gemm(normed, weight, ROPE, bias=given, tiles=tiles, **options).out
     want_k, want_v = memory()
     complete = Normed(norm64(h, by).to(h.dtype), None, EPS)
     want_q = reference.linear_rope_store_kv(
-        complete, weight, given, cos, sin, positions, want_k, want_v, index, q_heads=q_heads
-    )
+        complete, weight, given, cos, sin, positions, want_k, want_v, index, q_heads=q_heads, q_norm=norms.q,
+        k_norm=norms.k, eps=EPS,
+    )  # fmt: skip
     for got, want in ((q.view_as(want_q), want_q), (k, want_k), (v, want_v)):
         assert error(got, want.double()) < 2 * TOLERANCE[device]
 
