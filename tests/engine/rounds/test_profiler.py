@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from support.engines import drain, make_engine, make_requests, plan, run
 
 from specpipe.core import Profile, SamplingParams
+from specpipe.engine.rounds.profiler import CPU_TURNS
 from specpipe.speculation.estimates.profiled_rounds import rounds_to_profile
 
 
@@ -53,3 +55,18 @@ def test_without_time_the_profile_is_empty(small_pair) -> None:
     )
     engine.submit(make_requests(2, vocab_size=pair.vocab_size), plan(2))
     drain(engine)
+
+
+def test_rounds_on_a_cpu_are_timed_in_turns(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst of load slows all points down, not those that it meets."""
+    pair = small_pair("llama")
+    engine = make_engine(pair.target, pair.draft, slots=3)
+    ran: list[tuple[int, int]] = []
+    rounds = engine._launcher.rounds
+    monkeypatch.setattr(
+        rounds, "run", lambda rows, key, run=rounds.run: ran.append((len(rows), key.k)) or run(rows, key)
+    )
+    shapes = rounds_to_profile(3, 2, engine.proposers)
+    found = engine.profile(SamplingParams(), shapes, context=40, within_s=60)
+    assert ran == [(rows, k) for rows, _, k in shapes] * (CPU_TURNS + 1)
+    assert {point.rounds for point in found.rounds} == {CPU_TURNS}
