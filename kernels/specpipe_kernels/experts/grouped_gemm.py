@@ -140,10 +140,15 @@ def _activate(gate, up, ACTIVATION: tl.constexpr):
 def _load_tile(tiles, tile, pairs, lane, P_PAD: tl.constexpr):
     """Returns the expert of a tile, -1 if there is none, its number of pairs, and their places and numbers [BLOCK_M].
 
-    P_PAD: pairs, at most, if each tile has all pairs of an expert and the number of the first of them; 0 if pairs are
-    grouped.
+    P_PAD: pairs, at most, if each tile has all pairs of an expert and the number of the first of them; 1 if these are
+    the pairs of one token, no two of one expert; 0 if pairs are grouped.
     """
-    if P_PAD > 0:
+    if P_PAD == 1:
+        expert = tl.load(tiles.pairs + tile)
+        rows = 1
+        pair = tile + 0 * lane
+        place = pair
+    elif P_PAD > 1:
         number = tl.arange(0, P_PAD)
         ids = tl.load(tiles.pairs + number, mask=number < pairs, other=-1)
         expert = tl.load(tiles.pairs + tile)
@@ -320,7 +325,8 @@ def grouped_gemm(
         SIZES=GroupedSizes(n, k, top_k, 2 if interleaved and activation else 1, up_offset), TILES=tiling,
         ACTIVATION=activation or Activation(False), FP8=fp8, MXFP4=exponents is not None,
         ASM=dtype == torch.bfloat16 and _multiplies_bf16_pairs(rows.device),
-        P_PAD=power_of_2(pairs) if tiles.expert is None else 0, num_warps=tiling.warps, num_stages=tiling.stages,
+        P_PAD=0 if tiles.expert is not None else 1 if pairs == top_k else power_of_2(pairs), num_warps=tiling.warps,
+        num_stages=tiling.stages,
         **launch_options(rows),
     )  # fmt: skip
     return out if out_scale is None else Fp8Rows(out, out_scale, tiling.block_n, dtype)
