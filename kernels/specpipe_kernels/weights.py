@@ -67,7 +67,7 @@ class Routing(NamedTuple):
     """[M, k] int32: numbers of experts, that of the largest logit first."""
     weights: Tensor
     """[M, k] fp32."""
-    x: Tensor
+    x: Tensor | Fp8Rows
     """[M, H]: input of the experts, normed."""
 
 

@@ -187,9 +187,11 @@ def multiply(dtype: torch.dtype, rows: int) -> None:
             )  # fmt: skip
         if x.element_size() == 2:
             qkv = torch.zeros(24 * dim, hidden, dtype=dtype)
-            linear.linear_rope_store_kv(
-                x, qkv, None, table, table, positions, memory, memory, positions, q_heads=16, scales=scales
-            )
+            for norm in (None, torch.zeros(dim, dtype=dtype)):
+                linear.linear_rope_store_kv(
+                    x, qkv, None, table, table, positions, memory, memory, positions, q_heads=16, q_norm=norm,
+                    k_norm=norm, scales=scales,
+                )  # fmt: skip
     if x.element_size() == 2:
         qkv = torch.zeros(24 * dim, hidden, dtype=dtype)
         for stored in (lambda w: w, quantize_fp8, int4_zeros):
@@ -218,7 +220,7 @@ def mix(dtype: torch.dtype, rows: int) -> None:
     x, by = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(hidden, dtype=dtype)
     pending = Normed(x, torch.ones(3, rows), 1e-5)
     for e, k in ((experts, 4), (128, 8)):
-        route_tokens.route_tokens(torch.zeros(rows, e, dtype=dtype), pending, k, normalize=True)
+        route_tokens.route_tokens(torch.zeros(rows, e, dtype=dtype), pending, k, normalize=True, fp8=e == experts)
     routing = route_tokens.route_tokens(
         torch.zeros(rows, experts, dtype=dtype), Normed(x, None, 0.0), 4, normalize=False
     )
@@ -229,7 +231,8 @@ def mix(dtype: torch.dtype, rows: int) -> None:
         activation = Activation(clamped, 1.702, 7.0)
         all_experts = Experts(gate_up, biases[0], down, biases[1], clamped, activation)
         mix_experts.mix_experts(x, routing.ids, routing.weights, all_experts)
-        mix_experts.mix_experts_residual(x, routing.ids, routing.weights, all_experts, x, by, 1e-5)
+        fp8 = isinstance(gate_up, Fp8ExpertWeight)
+        mix_experts.mix_experts_residual(x, routing.ids, routing.weights, all_experts, x, by, 1e-5, fp8=fp8)
 
 
 def mxfp4_zeros(experts: int, n: int, k: int) -> ExpertWeights:

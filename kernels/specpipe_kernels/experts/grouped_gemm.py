@@ -182,8 +182,11 @@ def _grouped_gemm_kernel(
     lane = tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = n < N
-    wait_for_inputs(PDL)
+    if GATED:
+        wait_for_inputs(PDL)
     expert, rows, place, pair = _load_tile(tiles, tile, pairs, lane, P_PAD)
+    if not GATED:
+        wait_for_inputs(PDL)  # for the product with the gate, which follows the launch that made the tiles
     if expert < 0:
         return
     expert = expert.to(tl.int64)

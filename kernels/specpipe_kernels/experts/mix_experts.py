@@ -8,40 +8,44 @@ from specpipe_kernels.experts.combine_pairs import combine_pairs, combine_residu
 from specpipe_kernels.experts.group_pairs import find_tiles
 from specpipe_kernels.experts.grouped_gemm import grouped_gemm, grouped_tiling
 from specpipe_kernels.layers.quantized.quantize_rows import quantize_rows
-from specpipe_kernels.weights import Experts, Fp8ExpertWeight, Normed
+from specpipe_kernels.weights import Experts, Fp8ExpertWeight, Fp8Rows, Normed, dtype_of, values_of
 
 
-def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+def mix_experts(x: Tensor | Fp8Rows, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
     """See `specpipe_kernels.mix_experts`."""
-    if not x.shape[0]:
-        return x.new_empty(x.shape)
+    rows = values_of(x)
+    if not rows.shape[0]:
+        return rows.new_empty(rows.shape, dtype=dtype_of(x))
     return combine_pairs(_weighted_parts(x, expert_ids, weights, experts), expert_ids.shape[1])
 
 
 def mix_experts_residual(
-    x: Tensor,
+    x: Tensor | Fp8Rows,
     expert_ids: Tensor,
     weights: Tensor,
     experts: Experts,
     residual: Tensor,
     norm_weight: Tensor | None,
     eps: float,
-) -> tuple[Tensor, Normed]:
+    *,
+    fp8: bool = False,
+) -> tuple[Tensor, Normed | Fp8Rows]:
     """See `specpipe_kernels.mix_experts_residual`."""
-    if not x.shape[0]:
+    if not residual.shape[0]:
         return residual, Normed(residual, None, eps)
     parts = _weighted_parts(x, expert_ids, weights, experts)
-    h, normed = combine_residual(parts, expert_ids.shape[1], residual, norm_weight, eps)
-    return h, Normed(normed, None, eps)
+    h, normed = combine_residual(parts, expert_ids.shape[1], residual, norm_weight, eps, fp8=fp8)
+    return h, normed if isinstance(normed, Fp8Rows) else Normed(normed, None, eps)
 
 
-def _weighted_parts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+def _weighted_parts(x: Tensor | Fp8Rows, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
     """Returns the weighted outputs of each token's experts, [M * k, H]."""
     tokens, top_k = expert_ids.shape
-    rows = quantize_rows(x) if isinstance(experts.gate_up, Fp8ExpertWeight) else x
+    rows = quantize_rows(x) if isinstance(experts.gate_up, Fp8ExpertWeight) and isinstance(x, Tensor) else x
+    values = values_of(x)
     pairs, count = tokens * top_k, experts.num_experts
-    first = grouped_tiling(pairs, count, x, experts.gate_up, gated=True)
-    second = grouped_tiling(pairs, count, x, experts.down, gated=False)
+    first = grouped_tiling(pairs, count, values, experts.gate_up, gated=True)
+    second = grouped_tiling(pairs, count, values, experts.down, gated=False)
     tiles = find_tiles(expert_ids, count, first.block_m)
     gated = grouped_gemm(
         rows, experts.gate_up, experts.gate_up_bias, tiles, top_k=top_k, tiling=first,

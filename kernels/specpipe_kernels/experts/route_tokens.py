@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specpipe_kernels.layers.quantized.quantize_rows import empty_fp8_rows, quantize_rows, store_fp8_row
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import power_of_2
-from specpipe_kernels.weights import Normed, Routing
+from specpipe_kernels.weights import Fp8Rows, Normed, Routing
 
 _CHUNK = 16  # logits that are compared with all of a token at a time
 
@@ -27,7 +28,7 @@ def _load_logits(row, expert, E: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def _route_tokens_kernel(
-    logits, x, squares, ids, weights, x_out, rows, stride, stride_x, eps,
+    logits, x, squares, ids, weights, x_out, x_scale, rows, stride, stride_x, eps,
     E: tl.constexpr, E_PAD: tl.constexpr, CHUNK: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr,
     H: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -41,7 +42,11 @@ def _route_tokens_kernel(
         lane = tl.arange(0, BLOCK)
         values = tl.load(x + token * stride_x + lane, mask=lane < H, other=0.0).to(tl.float32)
         values *= tl.rsqrt(tl.sum(sums, 0) / H + eps)
-        tl.store(x_out + token * H + lane, values.to(x_out.dtype.element_ty), mask=lane < H)
+        if x_scale is not None:
+            rounded = values.to(x.dtype.element_ty).to(tl.float32)  # as rows whose norm was complete
+            store_fp8_row(rounded, 1.0, x_out, x_scale, token, lane, lane < H, H)
+        else:
+            tl.store(x_out + token * H + lane, values.to(x_out.dtype.element_ty), mask=lane < H)
     row = logits + token * stride
     logit = _load_logits(row, expert, E)
     larger = tl.zeros([E_PAD, CHUNK], tl.int32)  # or as large with a lower number
@@ -59,17 +64,22 @@ def _route_tokens_kernel(
     tl.store(weights + at, weight, mask=chosen)
 
 
-def route_tokens(logits: Tensor, x: Normed, top_k: int, *, normalize: bool) -> Routing:
+def route_tokens(logits: Tensor, x: Normed, top_k: int, *, normalize: bool, fp8: bool = False) -> Routing:
     """See `specpipe_kernels.route_tokens`."""
     (tokens, experts), hidden = logits.shape, x.values.shape[1]
     ids = torch.empty(tokens, top_k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
-    normed = x.values if x.squares is None else torch.empty_like(x.values)
+    normed: Tensor | Fp8Rows = x.values
+    if x.squares is not None:
+        normed = empty_fp8_rows(tokens, hidden, x.values) if fp8 else torch.empty_like(x.values)
+    elif fp8:
+        normed = quantize_rows(x.values)
+    out, scale = (normed.values, normed.scale) if isinstance(normed, Fp8Rows) else (normed, None)
     parts = 0 if x.squares is None else x.squares.shape[0]
     assert logits.stride(1) == 1 and top_k <= experts
     if tokens:
         _route_tokens_kernel[(tokens,)](
-            logits, x.values, x.squares, ids, weights, normed, tokens, logits.stride(0), x.values.stride(0), x.eps,
+            logits, x.values, x.squares, ids, weights, out, scale, tokens, logits.stride(0), x.values.stride(0), x.eps,
             E=experts, E_PAD=power_of_2(experts), CHUNK=min(_CHUNK, power_of_2(experts)), TOP_K=top_k,
             NORMALIZE=normalize, H=hidden, BLOCK=power_of_2(hidden), PARTS=parts,
             PARTS_PAD=power_of_2(max(1, parts)), num_warps=8, **launch_options(logits),

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
-from specpipe_kernels.weights import Experts, Normed, Routing
+from specpipe_kernels.weights import Experts, Fp8Rows, Normed, Routing, values_of
 
 
-def route_tokens(logits: Tensor, x: Normed, top_k: int, *, normalize: bool) -> Routing:
+def route_tokens(logits: Tensor, x: Normed, top_k: int, *, normalize: bool, fp8: bool = False) -> Routing:
     """Chooses the k experts with the largest logits; of equal ones those with the lower numbers.
 
     Args:
@@ -21,18 +21,19 @@ def route_tokens(logits: Tensor, x: Normed, top_k: int, *, normalize: bool) -> R
         top_k: k.
         normalize: divide the weights by their sum, as a softmax over the chosen logits does; else they are the softmax
             over all experts.
+        fp8: the rows for the experts are in 8 bits, one scale a row.
     """
-    result: Routing = implementation("experts.route_tokens", logits)(logits, x, top_k, normalize=normalize)
+    result: Routing = implementation("experts.route_tokens", logits)(logits, x, top_k, normalize=normalize, fp8=fp8)
     return result
 
 
-def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+def mix_experts(x: Tensor | Fp8Rows, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
     """Returns the weighted sum [M, H] of the outputs of each token's experts; sums in fp32.
 
     Neither the host nor the shapes of launches depend on the routing: it can be captured in a CUDA graph.
 
     Args:
-        x: [M, H].
+        x: [M, H]; in 8 bits for experts in 8 bits alone.
         expert_ids: [M, k] int32, each in 0 … E - 1, distinct within a row.
         weights: [M, k] fp32.
         experts: weights of all experts. mxfp4 needs x in 16 bits.
@@ -40,35 +41,40 @@ def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts
     Raises ValueError for ids of another shape or dtype.
     """
     _check(x, expert_ids, weights)
-    result: Tensor = implementation("experts.mix_experts", x)(x, expert_ids.contiguous(), weights.contiguous(), experts)
+    result: Tensor = implementation("experts.mix_experts", weights)(
+        x, expert_ids.contiguous(), weights.contiguous(), experts
+    )
     return result
 
 
 def mix_experts_residual(
-    x: Tensor,
+    x: Tensor | Fp8Rows,
     expert_ids: Tensor,
     weights: Tensor,
     experts: Experts,
     residual: Tensor,
     norm_weight: Tensor | None,
     eps: float,
-) -> tuple[Tensor, Normed]:
+    *,
+    fp8: bool = False,
+) -> tuple[Tensor, Normed | Fp8Rows]:
     """Returns h = residual [M, H] + `mix_experts` of the other arguments, and the RMS norm of h.
 
-    norm_weight [H]: weight of that norm; without it the second result is undefined.
+    norm_weight [H]: weight of that norm; without it the second result is undefined. fp8: the norm is in 8 bits.
     """
     _check(x, expert_ids, weights)
-    function = implementation("experts.mix_experts", x, "mix_experts_residual")
-    result: tuple[Tensor, Normed] = function(
-        x, expert_ids.contiguous(), weights.contiguous(), experts, residual, norm_weight, eps
+    function = implementation("experts.mix_experts", residual, "mix_experts_residual")
+    result: tuple[Tensor, Normed | Fp8Rows] = function(
+        x, expert_ids.contiguous(), weights.contiguous(), experts, residual, norm_weight, eps, fp8=fp8
     )
     return result
 
 
-def _check(x: Tensor, expert_ids: Tensor, weights: Tensor) -> None:
+def _check(x: Tensor | Fp8Rows, expert_ids: Tensor, weights: Tensor) -> None:
     """Raises ValueError for ids of another shape or dtype than [M, k] int32, or weights of another shape."""
-    if expert_ids.dtype != torch.int32 or expert_ids.shape[0] != x.shape[0] or weights.shape != expert_ids.shape:
+    rows = values_of(x).shape[0]
+    if expert_ids.dtype != torch.int32 or expert_ids.shape[0] != rows or weights.shape != expert_ids.shape:
         raise ValueError(
             f"expert_ids {list(expert_ids.shape)} {expert_ids.dtype}, weights {list(weights.shape)}; expected "
-            f"[{x.shape[0]}, k] torch.int32 and the same shape"
+            f"[{rows}, k] torch.int32 and the same shape"
         )

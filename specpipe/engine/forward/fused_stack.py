@@ -181,7 +181,7 @@ class FusedStack:
         if isinstance(layer.feed_forward, Mixture):
             h, x = linear_residual(attended, layer.out, h, layer.post_norm, self._eps, bias=layer.out_bias)
             assert isinstance(x, Normed)
-            return layer.feed_forward.forward(x, h, next_norm, self._eps)
+            return layer.feed_forward.forward(x, h, next_norm, self._eps, fp8=fp8)
         gate_up, down = layer.feed_forward
         h, normed = linear_residual(attended, layer.out, h, layer.post_norm, self._eps, fp8=is_fp8(gate_up))
         return linear_residual(linear_glu(normed, gate_up, fp8=is_fp8(down)), down, h, next_norm, self._eps, fp8=fp8)

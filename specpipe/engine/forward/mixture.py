@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from specpipe_kernels import Experts, Normed, linear, mix_experts_residual, route_tokens
+from specpipe_kernels import Experts, Fp8ExpertWeight, Fp8Rows, Normed, linear, mix_experts_residual, route_tokens
 
 _ALWAYS_NORMALIZED = ("MixtralTopKRouter", "GptOssTopKRouter")
 _NORMALIZED_BY_CONFIG = ("Qwen3MoeTopKRouter", "OlmoeTopKRouter")
@@ -28,14 +28,17 @@ class Mixture(NamedTuple):
     """True: the weights of a token's experts sum to 1."""
     experts: Experts
 
-    def forward(self, x: Normed, h: Tensor, norm_weight: Tensor | None, eps: float) -> tuple[Tensor, Normed]:
+    def forward(
+        self, x: Normed, h: Tensor, norm_weight: Tensor | None, eps: float, *, fp8: bool
+    ) -> tuple[Tensor, Normed | Fp8Rows]:
         """x [N, H] normed, h [N, H] residual stream → h plus the experts' outputs, and its RMS norm.
 
-        norm_weight [H]: weight of that norm; without it the second result is undefined.
+        norm_weight [H]: weight of that norm; without it the second result is undefined. fp8: the norm is in 8 bits.
         """
         logits = linear(x, self.router, self.router_bias)
-        ids, weights, rows = route_tokens(logits, x, self.top_k, normalize=self.normalize)
-        return mix_experts_residual(rows, ids, weights, self.experts, h, norm_weight, eps)
+        eight_bits = isinstance(self.experts.gate_up, Fp8ExpertWeight)
+        ids, weights, rows = route_tokens(logits, x, self.top_k, normalize=self.normalize, fp8=eight_bits)
+        return mix_experts_residual(rows, ids, weights, self.experts, h, norm_weight, eps, fp8=fp8)
 
 
 def mixture_of(mlp: Any) -> Mixture | None:

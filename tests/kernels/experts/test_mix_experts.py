@@ -190,16 +190,20 @@ def test_experts_equal_the_fp64_oracle(device: str, case: Case) -> None:
 
 
 @on_each_device
-@pytest.mark.parametrize("norm", [True, False])
-def test_residual_and_next_norm_join_the_weighted_sum(device: str, norm: bool) -> None:
+@pytest.mark.parametrize(("norm", "fp8"), [(True, False), (False, False), (True, True)])
+def test_residual_and_next_norm_join_the_weighted_sum(device: str, norm: bool, fp8: bool) -> None:
     made = inputs(Case(5, 4, 2, 72, 40), device)
     residual = torch.randn(5, 80, generator=torch.Generator().manual_seed(6)).to(made.x)[:, :72]
     weight = torch.rand(72, generator=torch.Generator().manual_seed(7)).to(made.x) if norm else None
     want = oracle(*made) + residual.double().cpu()
     for module in (triton_mix, reference_mix):
-        h, normed = module.mix_experts_residual(*made[:4], residual, weight, 1e-5)
+        h, normed = module.mix_experts_residual(*made[:4], residual, weight, 1e-5, fp8=fp8)
         assert error(h, want) < TOLERANCE[device]
-        if weight is not None:
+        if weight is not None and fp8:
+            root = torch.rsqrt(want.square().mean(-1, keepdim=True) + 1e-5)
+            got = dequantize_rows(normed, torch.float64)
+            assert error(got, rounded((h.double().cpu() * weight.double().cpu()).float()) * root) < 0.01
+        elif weight is not None:
             root = torch.rsqrt(want.square().mean(-1, keepdim=True) + 1e-5)
             assert normed.squares is None and error(normed.values, want * root * weight.double().cpu()) < 0.01
 
@@ -244,6 +248,11 @@ def test_routing_chooses_the_largest_logits(device: str, normalize: bool, expert
     torch.testing.assert_close(weights.double(), factors, rtol=1e-5, atol=0)
     again = reference_route.route_tokens(logits, Normed(x, None, 0.0), 5, normalize=normalize)
     assert torch.equal(again[0], ids)
+    for given in (Normed(x, squares, 1e-5), Normed(normed, None, 0.0)):
+        eight = triton_route.route_tokens(logits, given, 5, normalize=normalize, fp8=True)
+        assert (
+            torch.equal(eight.ids, ids) and error(dequantize_rows(eight.x, torch.float64), rounded(normed).cpu()) < 0.01
+        )
 
 
 @on_each_device

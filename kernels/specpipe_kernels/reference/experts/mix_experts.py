@@ -8,12 +8,14 @@ from torch.nn import functional
 
 from specpipe_kernels.experts.pack_mxfp4 import unpack_mxfp4
 from specpipe_kernels.reference.layers.dequantize import dequantize
-from specpipe_kernels.reference.layers.rms_norm import rms_norm
+from specpipe_kernels.reference.layers.quantize_rows import dequantize_rows
+from specpipe_kernels.reference.layers.rms_norm import rms_norm, rms_norm_fp8
 from specpipe_kernels.weights import (
     Activation,
     Experts,
     ExpertWeights,
     Fp8ExpertWeight,
+    Fp8Rows,
     Mxfp4Weight,
     Normed,
     QuantizedWeight,
@@ -28,8 +30,9 @@ def activate(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     return gate * torch.sigmoid(activation.alpha * gate) * up
 
 
-def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+def mix_experts(rows: Tensor | Fp8Rows, expert_ids: Tensor, weights: Tensor, experts: Experts) -> Tensor:
     """See `specpipe_kernels.mix_experts`."""
+    x = dequantize_rows(rows, rows.dtype) if isinstance(rows, Fp8Rows) else rows
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(experts.num_experts):
         token, choice = torch.where(expert_ids == expert)
@@ -43,16 +46,20 @@ def mix_experts(x: Tensor, expert_ids: Tensor, weights: Tensor, experts: Experts
 
 
 def mix_experts_residual(
-    x: Tensor,
+    x: Tensor | Fp8Rows,
     expert_ids: Tensor,
     weights: Tensor,
     experts: Experts,
     residual: Tensor,
     norm_weight: Tensor | None,
     eps: float,
-) -> tuple[Tensor, Normed]:
+    *,
+    fp8: bool = False,
+) -> tuple[Tensor, Normed | Fp8Rows]:
     """See `specpipe_kernels.mix_experts_residual`."""
     h = residual + mix_experts(x, expert_ids, weights, experts)
+    if fp8 and norm_weight is not None:
+        return h, rms_norm_fp8(h, norm_weight, eps)
     return h, Normed(h if norm_weight is None else rms_norm(h, norm_weight, eps), None, eps)
 
 
