@@ -45,10 +45,13 @@ def check(tokens: Tensor, vocab: int, draws: int) -> None:
         assert p_value(drawn // ((vocab - 1) // 3), p) > 1e-4, (largest, temperature)
 
 
-@on_backends(vocab=[16, 50], purpose=[Purpose.BONUS, Purpose.INVARIANT])
-def test_draws_of_ties(backend: Backend, vocab: int, purpose: Purpose, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one chunk, and of the four chunks of a program or two."""
-    use_small_tiles(monkeypatch, 16, programs=2)
+@on_backends(cut=[(16, 2), (50, 2), (50, 100)], purpose=[Purpose.BONUS, Purpose.INVARIANT])
+def test_draws_of_ties(
+    backend: Backend, cut: tuple[int, int], purpose: Purpose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one chunk, of the four chunks of a program or two, and of four programs."""
+    vocab, programs = cut
+    use_small_tiles(monkeypatch, 16, programs=programs)
     logits, s, draws = rows_of(backend, vocab)
     call = logits, s, torch.full((len(logits),), 5)
     drawn = run(backend, sample, *call, purpose=purpose)
@@ -56,13 +59,15 @@ def test_draws_of_ties(backend: Backend, vocab: int, purpose: Purpose, monkeypat
     check(drawn.tokens, vocab, draws)
 
 
-@on_backends(quick=1, method=["standard", "block", "invariant"], given=[True, False])
-def test_verified_ties(backend: Backend, method: str, given: bool) -> None:
+@on_backends(quick=2, method=["standard", "block", "invariant"], given=[True, False], vocab=[16, 50])
+def test_verified_ties(backend: Backend, method: str, given: bool, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """p prefers other ties than q, which the drafts are drawn from: one draft and one token behind it."""
-    p, s, draws = rows_of(backend, 16)
+    use_small_tiles(monkeypatch, 16, programs=100)
+    p, s, draws = rows_of(backend, vocab)
     q = p.clone()
-    q[:, 5] = -1000.0  # one of the four
-    q = q.roll(10, 1) if method == "block" else q
+    q[:, (vocab - 1) // 3] = -1000.0  # one of the four
+    q = q.roll(2 * ((vocab - 1) // 3), 1) if method == "block" else q
+    q = q + 3.0  # another fraction is lost than that of p
     at = torch.full((len(p),), 5)
     purpose = Purpose.INVARIANT if method == "invariant" else Purpose.DRAFT
     drafts = run(backend, sample, q, s, at, purpose=purpose)
@@ -73,7 +78,7 @@ def test_verified_ties(backend: Backend, method: str, given: bool) -> None:
         out.tokens, rejection_sample(*call, method=method, draft_logits=q[:, None], draft_lse=lse).tokens
     )
     for i in range(2):
-        check(out.tokens[:, i], 16, draws)
+        check(out.tokens[:, i], vocab, draws)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
