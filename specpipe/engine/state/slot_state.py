@@ -187,19 +187,23 @@ class SlotState:
         self.presence[slots] = self.upload([r.sampling.presence_penalty for r in requests], torch.float32)
         self.frequency[slots] = self.upload([r.sampling.frequency_penalty for r in requests], torch.float32)
 
-    def set_dummy_rows(self, length: int, *, pages: int) -> None:
+    def set_dummy_rows(self, length: int, *, pages: int, vocab_size: int) -> None:
         """Gives every slot the state of a row of `length` tokens, for measurements before the first row.
 
-        Slots share pages where there are fewer than `length` tokens for each would need. None is active, so rounds
-        commit nothing. `clear_dummy_rows` ends it.
+        Rows have random tokens of their own: equal ones would hit the same few experts of a mixture. They repeat every
+        32 tokens, so n-grams match. Slots share pages where there are fewer than `length` tokens for each would need.
+        None is active, so rounds commit nothing. `clear_dummy_rows` ends it.
         """
         slots, width = self.dummy, length // self.page_size + 1
+        drawn = torch.randint(vocab_size, (slots, 32), generator=torch.Generator().manual_seed(0), device="cpu")
+        self.tokens[:slots, :length] = drawn.to(self.device)[:, torch.arange(length, device=self.device) % 32]
         numbers = torch.arange(slots * width, device=self.device).view(slots, width) % pages
         self.length[:slots] = length
         self.block_table[:slots, :width] = (TRASH_PAGE + 1 + numbers).to(torch.int32)
 
     def clear_dummy_rows(self) -> None:
         """Restores the state before `set_dummy_rows`."""
+        self.tokens[: self.dummy] = 0
         self.length[: self.dummy] = 1
         self.block_table[: self.dummy] = TRASH_PAGE
 

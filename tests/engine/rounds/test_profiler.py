@@ -70,3 +70,18 @@ def test_rounds_on_a_cpu_are_timed_in_turns(small_pair, monkeypatch: pytest.Monk
     found = engine.profile(SamplingParams(), shapes, context=40, within_s=60)
     assert ran == [(rows, k) for rows, _, k in shapes] * (CPU_TURNS + 1)
     assert {point.rounds for point in found.rounds} == {CPU_TURNS}
+
+
+def test_profiled_rows_have_tokens_of_their_own(small_pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal ones would hit the same experts, so that rounds of a mixture seemed several times as fast."""
+    pair = small_pair("llama")
+    engine = make_engine(pair.target, pair.draft, slots=8)
+    texts: set[tuple[int, ...]] = set()
+    rounds, state = engine._launcher.rounds, engine._state
+    monkeypatch.setattr(
+        rounds,
+        "run",
+        lambda rows, key, run=rounds.run: texts.update(map(tuple, state.tokens[:8, :40].tolist())) or run(rows, key),
+    )
+    engine.profile(SamplingParams(), [(8, "none", 0)], context=40, within_s=60)
+    assert len(texts) == 8 == len({text[-1] for text in texts})

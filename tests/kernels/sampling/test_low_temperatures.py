@@ -24,9 +24,12 @@ ROWS = [
 ]
 
 
-def rows_of(backend: Backend, vocab: int) -> tuple[Tensor, SamplingTensors, int]:
-    """Returns logits [R, V], whose largest entries are spread over the vocabulary, and the draws of each of ROWS."""
-    draws = 2 if backend == INTERPRETER else 4000
+def rows_of(backend: Backend, vocab: int, few: int = 2) -> tuple[Tensor, SamplingTensors, int]:
+    """Returns logits [R, V], whose largest entries are spread over the vocabulary, and the draws of each of ROWS.
+
+    few: draws in the interpreter.
+    """
+    draws = few if backend == INTERPRETER else 4000
     logits = torch.full((len(ROWS), vocab), -1000.0)
     for row, (largest, _) in zip(logits, ROWS, strict=True):
         row[torch.arange(4) * ((vocab - 1) // 3)] = torch.tensor(largest)
@@ -52,7 +55,7 @@ def test_draws_of_ties(
     """Of one chunk, of the four chunks of a program or two, and of four programs."""
     vocab, programs = cut
     use_small_tiles(monkeypatch, 16, programs=programs)
-    logits, s, draws = rows_of(backend, vocab)
+    logits, s, draws = rows_of(backend, vocab, few=2 if programs == 2 else 16)
     call = logits, s, torch.full((len(logits),), 5)
     drawn = run(backend, sample, *call, purpose=purpose)
     assert torch.equal(drawn.tokens, sample(*call, purpose=purpose).tokens)
@@ -61,13 +64,14 @@ def test_draws_of_ties(
 
 @on_backends(quick=2, method=["standard", "block", "invariant"], given=[True, False], vocab=[16, 50])
 def test_verified_ties(backend: Backend, method: str, given: bool, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """p prefers other ties than q, which the drafts are drawn from: one draft and one token behind it."""
+    """q, which the drafts are drawn from, prefers two of the four less than p: one draft and one token behind it."""
     use_small_tiles(monkeypatch, 16, programs=100)
-    p, s, draws = rows_of(backend, vocab)
-    q = p.clone()
-    q[:, (vocab - 1) // 3] = -1000.0  # one of the four
-    q = q.roll(2 * ((vocab - 1) // 3), 1) if method == "block" else q
-    q = q + 3.0  # another fraction is lost than that of p
+    p, s, draws = rows_of(backend, vocab, few=2 if vocab == 16 else 8)
+    q = p - 16.0  # exact; another fraction is lost than that of p
+    for place, steps in ((0, 1), (3, 2)):
+        token = place * ((vocab - 1) // 3)
+        for _ in range(steps):
+            q[:, token] = q[:, token].nextafter(torch.tensor(-torch.inf))
     at = torch.full((len(p),), 5)
     purpose = Purpose.INVARIANT if method == "invariant" else Purpose.DRAFT
     drafts = run(backend, sample, q, s, at, purpose=purpose)
