@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from specpipe.core import DeviceName, Profile, ProposerName, Request, Shard, followed_ks, resolve_dtype
-from specpipe.core.host_memory import free_memory
+from specpipe.core.host_memory import free_memory, keep_freed_memory
 from specpipe.data import read_rows
 from specpipe.data.requests.request_builder import EncoderProtocol, RequestBuilder
 from specpipe.errors import MachineError, ModelError
@@ -50,6 +50,8 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
 
     began = time.perf_counter()
     torch.set_num_threads(config.threads)
+    if config.device == "cpu":
+        keep_freed_memory()
     if config.device == "cuda" and not torch.cuda.is_available():
         raise MachineError(
             f"Ray gave a GPU to the worker on {socket.gethostname()}, but torch {torch.__version__} cannot use it. "
