@@ -38,17 +38,18 @@ def prefix_weights(log_p, log_q, count, K_PAD: tl.constexpr):
 
 @triton.jit
 def _accept_prefix(
-    found, results, request, one_hot, u, count, status, k, K_PAD: tl.constexpr, ONE_HOT: tl.constexpr
+    found, results, request, one_hot, u, count, status, k, K_PAD: tl.constexpr, ONE_HOT: tl.constexpr,
+    MIXED: tl.constexpr,
 ):  # fmt: skip
     """Returns the length of the accepted prefix as far as the weights decide it; stores what `decide_blocks` needs."""
     i = tl.arange(0, K_PAD)
     weights = prefix_weights(found.log_p, found.log_q, count, K_PAD)
     tl.store(results.weight + request * (k + 1), 1.0)
     tl.store(results.weight + request * (k + 1) + i + 1, weights, mask=i < count)
-    after = tl.sum(tl.where(i[None, :] == i[:, None] + 1, tl.exp(found.log_p)[None, :], 0.0), 1)
-    mass = weights * (1.0 - after)  # where q is one-hot
-    if not ONE_HOT:
-        mass = tl.where(one_hot, mass, 0.0)
+    mass = tl.zeros([K_PAD], tl.float32)
+    if ONE_HOT | MIXED:
+        after = tl.sum(tl.where(i[None, :] == i[:, None] + 1, tl.exp(found.log_p)[None, :], 0.0), 1)
+        mass = tl.where(ONE_HOT | one_hot, weights * (1.0 - after), 0.0)
     accepted = block_length(weights, mass, u, count, K_PAD)
     if not ONE_HOT:
         # h_i <= p_i, so S_i matters only where eta_i <= p_i and no longer prefix is accepted for certain.
@@ -86,7 +87,7 @@ def _accept_block_kernel(
     if random:
         status = tl.max(tl.where(drafted, found.status, 0))
         accepted = _accept_prefix(
-            found, results, span.request, drafts.one_hot, u, count, status, k, K_PAD, ONE_HOT
+            found, results, span.request, drafts.one_hot, u, count, status, k, K_PAD, ONE_HOT, q.row_map is not None
         )  # fmt: skip
     else:
         failed = drafted & ((drafts.tokens != found.best) | (found.status != 0))
