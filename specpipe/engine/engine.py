@@ -213,7 +213,8 @@ class Engine:
         if self._device.type == "cpu":  # there a round reads as much KV as its block table covers
             width = (context + config.max_k) // config.page_size + 1
         points = [ProfilePoint(n, RoundKey.of([sampling], proposer, k, width=width)) for n, proposer, k in shapes]
-        self._state.set_dummy_rows(context, pages=self.kv_pages, vocab_size=self.target.vocab_size)
+        vocab_size = min(model.vocab_size for model in (self.target, self.draft) if model is not None)
+        self._state.set_dummy_rows(context, pages=self.kv_pages, vocab_size=vocab_size)
         try:
             profiler = Profiler(self._launcher.rounds, self._clock, within_s=within_s)
             return replace(profiler.profile(points, context=context), expert_share=self.target.expert_share)

@@ -40,8 +40,12 @@ class GroupedInputs(NamedTuple):
     """[E, N]."""
     pair_weight: Tensor | None
     """[P] fp32: factor of each pair's result."""
-    out_scale: Tensor | None
-    """[N / BLOCK_N, P] fp32: receives the scales of activations in 8 bits."""
+    residual: Tensor | None = None
+    """[M, N]: the results of each token's pairs are added to it."""
+    residual_stride: int = 0
+    """Elements from one token to the next."""
+    norm_weight: Tensor | None = None
+    """[N]: weight of the pending norm of the sum."""
 
 
 class Fp8Blocks(NamedTuple):

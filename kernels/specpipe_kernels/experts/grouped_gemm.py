@@ -5,12 +5,14 @@ expert's weight. Weights are in 16 or 32 bits, in mxfp4, which is converted in r
 multiplied with activations in 8 bits. Where there are few programs, several share K.
 
 The gated product reads the rows of its tokens from x and writes activations in the order of the sorted pairs; the
-second product reads them in that order and writes weighted results in the order of the pairs.
+second product reads them in that order and writes weighted results in the order of the pairs. Of few tokens, the last
+program to arrive at a block of outputs adds the residual and the results of each token's pairs.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -19,14 +21,14 @@ from torch import Tensor
 
 from specpipe_kernels.experts.expert_args import Fp8Blocks, GroupedInputs, GroupedSizes, GroupedTiling, PairTiles
 from specpipe_kernels.experts.mxfp4_tile import SUM_FACTOR, mxfp4_quarter
-from specpipe_kernels.layers.layer_args import SplitSums
+from specpipe_kernels.layers.layer_args import GemmOutputs, SplitSums
 from specpipe_kernels.layers.quantize_fp8 import fp8_scale, to_fp8
-from specpipe_kernels.layers.skinny_gemm_kernel import add_splits, store_sums
+from specpipe_kernels.layers.skinny_gemm_kernel import add_splits, store_result, store_sums
 from specpipe_kernels.runtime.arrival_counters import arrivals
 from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
-from specpipe_kernels.weights import Activation, ExpertWeights, Fp8ExpertWeight, Fp8Rows, Mxfp4Weight
+from specpipe_kernels.weights import Activation, ExpertWeights, Fp8ExpertWeight, Fp8Rows, Mxfp4Weight, Normed
 
 
 @triton.jit
@@ -166,9 +168,43 @@ def _load_tile(tiles, tile, pairs, lane, P_PAD: tl.constexpr):
     return expert, rows, place, pair
 
 
+@triton.jit
+def _add_pairs(
+    acc, inputs, outputs, parts, expert, split, pairs, pair, row, n, in_n, in_m, norm_scale,
+    SIZES: tl.constexpr, TILES: tl.constexpr, P_PAD: tl.constexpr,
+):  # fmt: skip
+    """Stores a program's results; the last one of a block of outputs adds those of each token to the residual."""
+    TOP_K: tl.constexpr = SIZES.top_k
+    BLOCK_N: tl.constexpr = TILES.block_n
+    SPLITS: tl.constexpr = TILES.splits
+    PART: tl.constexpr = BLOCK_N * (TOP_K if P_PAD == 1 else P_PAD)
+    block = tl.program_id(1)
+    lane_n = tl.arange(0, BLOCK_N)[:, None]
+    if inputs.bias is not None:
+        bias = tl.load(inputs.bias + row, mask=in_n, other=0.0).to(tl.float32)
+        acc += tl.where(split == 0, bias, 0.0)[:, None]
+    acc *= tl.load(inputs.pair_weight + pair, mask=in_m, other=0.0)[None, :]
+    entry = pair[None, :] * BLOCK_N + lane_n
+    last = tl.num_programs(0) * SPLITS - 1
+    if store_sums(acc, acc, parts, block, split, entry, 0, PART, SPLITS, in_n[:, None] & in_m[None, :]) < last:
+        return
+    tl.store(parts.arrivals + block, 0)
+    token = tl.arange(0, TILES.block_m)
+    tokens = pairs // TOP_K
+    in_tokens = token < tokens
+    mask = in_n[:, None] & in_tokens[None, :]
+    at = inputs.residual + token[None, :].to(tl.int64) * inputs.residual_stride + n[:, None]
+    h = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    for i in tl.static_range(TOP_K):
+        for other in tl.static_range(SPLITS):
+            place = (block * SPLITS + other) * PART + (token[None, :] * TOP_K + i) * BLOCK_N + lane_n
+            h += tl.load(parts.sums + place, mask=mask, cache_modifier=".cg")
+    store_result(h, outputs, norm_scale, block, token, tokens, n, mask, in_tokens, SIZES.n)
+
+
 @triton.jit(do_not_specialize=["pairs"])
 def _grouped_gemm_kernel(
-    x, weight, inputs, tiles, out, parts, pairs, stride_x,
+    x, weight, inputs, tiles, outputs, parts, pairs, stride_x,
     SIZES: tl.constexpr, TILES: tl.constexpr, ACTIVATION: tl.constexpr, FP8: tl.constexpr, MXFP4: tl.constexpr,
     ASM: tl.constexpr, P_PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -177,17 +213,25 @@ def _grouped_gemm_kernel(
     BLOCK_N: tl.constexpr = TILES.block_n
     SPLITS: tl.constexpr = TILES.splits
     GATED: tl.constexpr = SIZES.up_offset > 0
+    ADD: tl.constexpr = inputs.residual is not None
     tile = tl.program_id(0)
     split = tl.program_id(2)
     lane = tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = n < N
+    norm_scale = 1.0
+    if inputs.norm_weight is not None:
+        norm_scale = tl.load(inputs.norm_weight + n, mask=in_n, other=0.0)
     if GATED:
         wait_for_inputs(PDL)
     expert, rows, place, pair = _load_tile(tiles, tile, pairs, lane, P_PAD)
     if not GATED:
         wait_for_inputs(PDL)  # for the product with the gate, which follows the launch that made the tiles
-    if expert < 0:
+    if ADD:  # a program without pairs arrives all the same
+        split = tl.where(expert < 0, SPLITS, split)
+        rows = tl.where(expert < 0, 0, rows)
+        expert = tl.maximum(expert, 0)
+    elif expert < 0:
         return
     expert = expert.to(tl.int64)
     in_m = lane < rows
@@ -210,6 +254,11 @@ def _grouped_gemm_kernel(
         acc, acc_up = _multiply(x_rows, weight, row, in_n, in_m, split, acc, acc_up, SIZES, TILES)
     let_next_start(PDL)
     mask = in_n[:, None] & in_m[None, :]
+    if ADD:
+        _add_pairs(
+            acc, inputs, outputs, parts, expert, split, pairs, pair, row, n, in_n, in_m, norm_scale, SIZES, TILES, P_PAD
+        )
+        return
     if SPLITS > 1:
         OTHER: tl.constexpr = BLOCK_N * BLOCK_M if GATED else 0
         PART: tl.constexpr = BLOCK_N * BLOCK_M + OTHER
@@ -232,11 +281,11 @@ def _grouped_gemm_kernel(
     if FP8.rows > 0 and GATED:
         acc = tl.where(mask, acc, 0.0)
         scale = fp8_scale(tl.max(tl.abs(acc), 0))
-        tl.store(inputs.out_scale + tl.program_id(1) * pairs + place, scale, mask=in_m)
+        tl.store(outputs.scale + tl.program_id(1) * pairs + place, scale, mask=in_m)
         result = to_fp8(acc, scale[None, :])
     else:
-        result = acc.to(out.dtype.element_ty)
-    tl.store(out + target.to(tl.int64)[None, :] * N + n[:, None], result, mask=mask)
+        result = acc.to(outputs.out.dtype.element_ty)
+    tl.store(outputs.out + target.to(tl.int64)[None, :] * N + n[:, None], result, mask=mask)
 
 
 @cache
@@ -254,13 +303,15 @@ def grouped_tiling(pairs: int, experts: int, x: Tensor, weight: ExpertWeights, *
     rows = cdiv(pairs, experts)
     if isinstance(weight, Fp8ExpertWeight):
         block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    elif isinstance(weight, Mxfp4Weight) and pairs <= 64:  # without the waits of the asynchronous matrix unit
+        block_m = 8
     else:  # loads are uneven: a tile of many rows costs less than the weight of a busy expert once more
         block_m = 16 if rows <= 4 else 32 if rows <= 16 else 64 if rows <= 64 else 128
     if isinstance(weight, Fp8ExpertWeight):
         # The gated product's block_n is the group of the other one's x, which bounds its block_k.
         tiling = GroupedTiling(block_m, 128, 128, 3 if gated and rows <= 32 else 4, 8 if gated else 4)
     elif isinstance(weight, Mxfp4Weight) and rows <= 32:
-        tiling = GroupedTiling(block_m, 64 if gated or pairs <= 16 else 128, 128, 3, 4)
+        tiling = GroupedTiling(block_m, 64 if gated or block_m == 8 else 128, 128, 3, 4)
     elif rows <= 32:
         tiling = GroupedTiling(block_m, 64, max(64, 256 // x.element_size()), 4, 4)
     else:
@@ -269,18 +320,45 @@ def grouped_tiling(pairs: int, experts: int, x: Tensor, weight: ExpertWeights, *
         return tiling
     _, outputs, columns = weight.shape
     programs = min(pairs, experts) * cdiv(outputs // (2 if gated else 1), tiling.block_n)
-    return tiling._replace(splits=_splits(programs, columns // tiling.block_k, processors(x.device)))
+    least = 2 if isinstance(weight, Mxfp4Weight) else 4
+    return tiling._replace(splits=_splits(programs, columns // tiling.block_k, least, processors(x.device)))
 
 
-def _splits(programs: int, steps: int, processors: int) -> int:
-    """Returns the programs that share K: enough for four on each multiprocessor, of at least four steps each.
+def _splits(programs: int, steps: int, least: int, processors: int) -> int:
+    """Returns the programs that share K: enough for four on each multiprocessor, of at least `least` steps each.
 
     In 16 bits none share: joining the sums takes longer than it gains (one row: 31 instead of 25 µs a layer).
     """
     splits = 1
-    while programs * splits < 4 * processors and steps // (2 * splits) >= 4:
+    while programs * splits < 4 * processors and steps // (2 * splits) >= least:
         splits *= 2
     return splits
+
+
+class _Operands(NamedTuple):
+    """x and weight of a product, and what belongs to them; None where there is none."""
+
+    x: Tensor
+    x_scale: Tensor | None
+    dtype: torch.dtype
+    """Of results in 16 or 32 bits."""
+    weight: Tensor
+    exponents: Tensor | None
+    weight_scale: Tensor | None
+    fp8: Fp8Blocks
+    block_k: int
+
+
+def _operands(x: Tensor | Fp8Rows, weight: ExpertWeights, tiling: GroupedTiling) -> _Operands:
+    """Returns the operands of a product in its number formats."""
+    if isinstance(x, Fp8Rows):
+        assert isinstance(weight, Fp8ExpertWeight) and weight.values.is_contiguous()
+        block_k = min(tiling.block_k, *(power_of_2(n) for n in (x.group, weight.block[1])))
+        blocks = Fp8Blocks(*weight.block, x.group)
+        return _Operands(x.values, x.scale, x.dtype, weight.values, None, weight.scale, blocks, block_k)
+    values, exponents = weight if isinstance(weight, Mxfp4Weight) else (weight, None)
+    assert isinstance(values, Tensor) and values.is_contiguous()
+    return _Operands(x, None, x.dtype, values, exponents, None, Fp8Blocks(0, 0, 0), tiling.block_k)
 
 
 def grouped_gemm(
@@ -302,37 +380,77 @@ def grouped_gemm(
     of the weight; else all gates come first.
     Without: x [P, K] in that order; returns results [P, N] times pair_weight [P], in the order of the pairs.
     """
-    values, exponents, scale = weight, None, None
-    if isinstance(weight, Mxfp4Weight):
-        values, exponents = weight
-    elif isinstance(weight, Fp8ExpertWeight):
-        values, scale = weight.values, weight.scale
-    assert isinstance(values, Tensor) and values.is_contiguous() and isinstance(x, Fp8Rows) == (scale is not None)
-    rows, x_scale, dtype = (x.values, x.scale, x.dtype) if isinstance(x, Fp8Rows) else (x, None, x.dtype)
-    fp8 = Fp8Blocks(0, 0, 0)
-    if isinstance(x, Fp8Rows) and isinstance(weight, Fp8ExpertWeight):
-        fp8 = Fp8Blocks(*weight.block, x.group)
-        tiling = tiling._replace(block_k=min(tiling.block_k, *(power_of_2(n) for n in (x.group, weight.block[1]))))
-    pairs, k = tiles.pairs.shape[0], rows.shape[1]
+    given = _operands(x, weight, tiling)
+    pairs = tiles.pairs.shape[0]
     n = weight.shape[1] // 2 if activation else weight.shape[1]
-    assert rows.stride(1) == 1 and (values.shape[2] == k if exponents is None else values.shape[1] == cdiv(k, 128))
-    eight_bits = fp8.rows > 0 and activation is not None
-    out = torch.empty(pairs, n, dtype=torch.float8_e4m3fn if eight_bits else dtype, device=rows.device)
-    blocks = cdiv(n, tiling.block_n)
-    out_scale = torch.empty(blocks, pairs, dtype=torch.float32, device=rows.device) if eight_bits else None
+    eight_bits = given.x_scale is not None and activation is not None
+    out = given.x.new_empty(pairs, n, dtype=torch.float8_e4m3fn if eight_bits else given.dtype)
+    scale = given.x.new_empty(cdiv(n, tiling.block_n), pairs, dtype=torch.float32) if eight_bits else None
     up_offset = 0 if activation is None else 1 if interleaved else n
+    sizes = GroupedSizes(n, given.x.shape[1], top_k, 2 if interleaved and activation else 1, up_offset)
     count = pairs if tiles.expert is None else tiles.expert.shape[0]
-    _grouped_gemm_kernel[(count, blocks, tiling.splits)](
-        rows, values, GroupedInputs(exponents, scale, x_scale, bias, pair_weight, out_scale), tiles, out,
-        _split_sums(rows, tiling, count * blocks, gated=activation is not None), pairs, rows.stride(0),
-        SIZES=GroupedSizes(n, k, top_k, 2 if interleaved and activation else 1, up_offset), TILES=tiling,
-        ACTIVATION=activation or Activation(False), FP8=fp8, MXFP4=exponents is not None,
-        ASM=dtype == torch.bfloat16 and _multiplies_bf16_pairs(rows.device),
-        P_PAD=0 if tiles.expert is not None else 1 if pairs == top_k else power_of_2(pairs), num_warps=tiling.warps,
-        num_stages=tiling.stages,
-        **launch_options(rows),
+    parts = _split_sums(out, tiling, count * cdiv(n, tiling.block_n), gated=activation is not None)
+    inputs = GroupedInputs(given.exponents, given.weight_scale, given.x_scale, bias, pair_weight)
+    _launch(given, inputs, tiles, GemmOutputs(out, None, scale, None), parts, sizes, tiling, activation)
+    return out if scale is None else Fp8Rows(out, scale, tiling.block_n, given.dtype)
+
+
+def grouped_gemm_residual(
+    x: Tensor | Fp8Rows,
+    weight: ExpertWeights,
+    bias: Tensor | None,
+    tiles: PairTiles,
+    *,
+    top_k: int,
+    tiling: GroupedTiling,
+    pair_weight: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+    fp8: bool = False,
+) -> tuple[Tensor, Normed | Fp8Rows]:
+    """Returns h = residual [M, N] + the results of `grouped_gemm` of each token's pairs, and the pending RMS norm of h.
+
+    tiles: of ungrouped pairs. norm_weight [N]; without it the second result is h. fp8: the norm is in 8 bits.
+    """
+    assert tiles.expert is None and residual.stride(1) == 1
+    given = _operands(x, weight, tiling)
+    pairs, (tokens, n) = tiles.pairs.shape[0], residual.shape
+    blocks, fp8 = cdiv(n, tiling.block_n), fp8 and norm_weight is not None
+    h, scaled, scale, squares = given.x.new_empty(tokens, n, dtype=given.dtype), None, None, None
+    if norm_weight is not None:
+        scaled = torch.empty_like(h, dtype=torch.float8_e4m3fn if fp8 else h.dtype)
+        squares = h.new_empty(blocks, tokens, dtype=torch.float32)
+        scale = torch.empty_like(squares) if fp8 else None
+    part = tiling.block_n * (top_k if pairs == top_k else power_of_2(pairs))
+    sums = h.new_empty(blocks * tiling.splits * part, dtype=torch.float32)
+    inputs = GroupedInputs(
+        given.exponents, given.weight_scale, given.x_scale, bias, pair_weight, residual, residual.stride(0), norm_weight
+    )
+    sizes = GroupedSizes(n, given.x.shape[1], top_k, 1, 0)
+    outputs = GemmOutputs(h, scaled, scale, squares)
+    _launch(given, inputs, tiles, outputs, SplitSums(sums, arrivals(h, blocks)), sizes, tiling, None)
+    if scaled is not None and scale is not None:
+        return h, Fp8Rows(scaled, scale, tiling.block_n, given.dtype, squares, eps)
+    return h, Normed(h if scaled is None else scaled, squares, eps)
+
+
+def _launch(
+    given: _Operands, inputs: GroupedInputs, tiles: PairTiles, outputs: GemmOutputs, parts: SplitSums,
+    sizes: GroupedSizes, tiling: GroupedTiling, activation: Activation | None,
+) -> None:  # fmt: skip
+    """Launches a product."""
+    pairs, rows = tiles.pairs.shape[0], given.x
+    columns = given.weight.shape[2] if given.exponents is None else sizes.k
+    assert rows.stride(1) == 1 and columns == sizes.k
+    count = pairs if tiles.expert is None else tiles.expert.shape[0]
+    _grouped_gemm_kernel[(count, cdiv(sizes.n, tiling.block_n), tiling.splits)](
+        rows, given.weight, inputs, tiles, outputs, parts, pairs, rows.stride(0), SIZES=sizes,
+        TILES=tiling._replace(block_k=given.block_k), ACTIVATION=activation or Activation(False), FP8=given.fp8,
+        MXFP4=given.exponents is not None, ASM=given.dtype == torch.bfloat16 and _multiplies_bf16_pairs(rows.device),
+        P_PAD=0 if tiles.expert is not None else 1 if pairs == sizes.top_k else power_of_2(pairs),
+        num_warps=tiling.warps, num_stages=tiling.stages, **launch_options(rows),
     )  # fmt: skip
-    return out if out_scale is None else Fp8Rows(out, out_scale, tiling.block_n, dtype)
 
 
 def _split_sums(like: Tensor, tiling: GroupedTiling, results: int, *, gated: bool) -> SplitSums:

@@ -297,7 +297,7 @@ def _store_fp8(value, out, scales, tile, m, rows, n, mask, in_m, N: tl.constexpr
 
 
 @triton.jit
-def _store_result(acc, outputs, norm_scale, tile, m, rows, n, mask, in_m, N: tl.constexpr):
+def store_result(acc, outputs, norm_scale, tile, m, rows, n, mask, in_m, N: tl.constexpr):
     """Stores results [BLOCK_N, BLOCK_M] of the outputs n; with a pending norm also scaled values and squares."""
     value = acc.to(outputs.out.dtype.element_ty)
     tl.store(outputs.out + m[None, :].to(tl.int64) * N + n[:, None], value, mask=mask)
@@ -425,4 +425,4 @@ def _skinny_gemm_kernel(
         if not PREFETCH:
             residual_tile = tl.load(residual_at, mask=mask, other=0.0)
         acc += residual_tile.to(tl.float32)
-    _store_result(acc, outputs, norm_scale, tile, m, rows, n, mask, in_m, SIZES.n)
+    store_result(acc, outputs, norm_scale, tile, m, rows, n, mask, in_m, SIZES.n)
