@@ -8,7 +8,9 @@ from typing import NamedTuple
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
 from specpipe_kernels.runtime.sizes import power_of_2
 
-MAX_ROWS, MAX_GLU_ROWS, MAX_INT4_ROWS = 64, 128, 128
+MAX_ROWS, MAX_GLU_ROWS = 64, 128
+MAX_INT4_GLU_ROWS = 32
+"""Most rows of a gated product in 4 bits; beyond, converting once for tiles of 64 rows is faster."""
 LARGE = 1 << 15
 """Smallest number of outputs of a plain product that counts as the LM head: up to MAX_GLU_ROWS rows, own tile sizes."""
 DEEP = 8192
@@ -145,20 +147,19 @@ def _int4_tiling(rows: int, n: int, k: int, group: int, *, epilogue: int, head_d
     Converting takes about as long as loading: several programs on a multiprocessor hide each other's waits. Steps are
     as long as registers hold the converted weight beside the sums.
     """
-    block_n, warps, programs, words = 64, 4, 384, 128 if rows <= 16 else 64
-    if epilogue == GLU:
-        programs, words = 320, 64 if rows <= 32 else 32
-    elif 32 < rows <= 64:
-        block_n, warps, programs = 128, 8, 192
-    if rows > 64:
-        warps = 8
+    block_n, stages, warps, words = 64, 3, 4, 128 if rows <= 16 else 64
+    programs = 192 if 8 < rows <= 16 else 224
+    if rows <= 8:  # tokens fill half of the matrix unit's smallest tile
+        stages, programs = 3 if epilogue == GLU else 4, 384
+        if epilogue in (GLU, RESIDUAL):
+            block_n, warps = 32, 2
     if epilogue == ROPE:
         block_n = min(block_n // 2, max(32, power_of_2(head_dim // 2)))
     words = min(words, group)
     splits, tiles = 1, -(-n // block_n)
-    while tiles * splits < programs and splits < 8 and k // (2 * splits) >= 4 * words:
+    while tiles * splits < programs and splits < (4 if rows <= 16 else 8) and k // (2 * splits) >= 4 * words:
         splits *= 2
-    return GemmTiling(block_n, 4 * words, splits, 3, warps, False)
+    return GemmTiling(block_n, 4 * words, splits, stages, warps, False)
 
 
 def _splits(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specpipe_kernels.layers.gemm_tiling import LARGE, MAX_GLU_ROWS, MAX_INT4_ROWS, MAX_ROWS
+from specpipe_kernels.layers.gemm_tiling import LARGE, MAX_GLU_ROWS, MAX_INT4_GLU_ROWS, MAX_ROWS
 from specpipe_kernels.layers.layer_args import HeadNorms, RopeArgs
+from specpipe_kernels.layers.quantized.int4_gemm import converts_tiles, int4_gemm
 from specpipe_kernels.layers.quantized.int4_layout import has_int4_tiles
 from specpipe_kernels.layers.quantized.quantize_rows import quantize_rows
 from specpipe_kernels.layers.quantized.wide_product import wide_product
@@ -37,8 +38,6 @@ def _is_skinny(x: Normed | Fp8Rows, weight: Weight, limit: int = MAX_ROWS, *, fp
     """
     if is_fp8(weight) or fp8:
         limit = MAX_FP8_ROWS  # the next product takes one scale for each tile up to here, and one a row beyond
-    elif isinstance(weight, QuantizedWeight):
-        limit = MAX_INT4_ROWS
     if isinstance(weight, QuantizedWeight) and not is_fp8(weight) and not has_int4_tiles(weight):
         return False
     return x.values.shape[0] <= limit and dtype_of(x).itemsize == 2
@@ -60,8 +59,9 @@ def linear(
     rows, outputs = _operand(x, weight), weight.shape[0]
     if not rows.values.shape[0]:  # a prefill that needs no logits
         return rows.values.new_empty(0, outputs, dtype=dtype_of(rows)) if out is None else out
-    pending = rows.squares is not None  # by a product in 4 bits, which is skinny up to more rows
-    if _is_skinny(rows, weight, MAX_GLU_ROWS if outputs >= LARGE or pending else MAX_ROWS):
+    pending = rows.squares is not None  # by a product in 8 bits, which is skinny up to more rows
+    large = outputs >= LARGE and isinstance(weight, Tensor)
+    if _is_skinny(rows, weight, MAX_GLU_ROWS if large or pending else MAX_ROWS):
         return skinny_gemm(rows, weight, PLAIN, bias=bias, out=out).out
     return wide_product(_whole(rows), weight, bias, out)
 
@@ -69,9 +69,11 @@ def linear(
 def linear_glu(x: Rows, weight: Weight, *, fp8: bool = False) -> Tensor | Fp8Rows:
     """See `specpipe_kernels.linear_glu`."""
     rows = _operand(x, weight)
-    if _is_skinny(rows, weight, MAX_GLU_ROWS, fp8=fp8):
+    if _is_skinny(rows, weight, MAX_GLU_ROWS if isinstance(weight, Tensor) else MAX_INT4_GLU_ROWS, fp8=fp8):
         result = skinny_gemm(rows, weight, GLU, fp8=fp8)
         return result.fp8_rows(dtype_of(rows)) if fp8 else result.out
+    if not fp8 and isinstance(rows, Normed) and converts_tiles(weight, rows.values):
+        return int4_gemm(rows, weight, glu=True)
     return silu_mul(wide_product(_whole(rows), weight), fp8=fp8)
 
 

@@ -147,7 +147,8 @@ def skinny_gemm(
     # Narrower steps: more of them, so that as many bytes are in flight.
     tile_sizes = tile_sizes._replace(block_k=block_k, stages=tile_sizes.stages * max(1, tile_sizes.block_k // block_k))
     count = n // dim * cdiv(dim // 2, tile_sizes.block_n) if rope is not None else cdiv(n, tile_sizes.block_n)
-    block_m = max(16, power_of_2(rows))
+    # One token fills half of the matrix unit's smallest tile; products in 16 and 8 bits are bound by their loads.
+    block_m = max(8 if given.scale_strides != (0, 0) else 16, power_of_2(rows))
     assert norms.q is None or tile_sizes.block_n >= dim // 2, "a norm needs whole heads"
     outputs = _allocate(values, given.dtype, out, out_shape, count, epilogue == GLU, norm_weight is not None, fp8)
     splits = SplitSums(None, None)

@@ -34,7 +34,7 @@ PLAIN, GLU, RESIDUAL, ROPE = 0, 1, 2, 3
 
 
 @triton.jit
-def _load_squares(squares, m, rows, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr):
+def load_squares(squares, m, rows, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr):
     """Returns [PARTS_PAD, M]: partial sums of the squares of rows m."""
     part = tl.arange(0, PARTS_PAD)
     at = squares + part[:, None] * rows + m[None, :]
@@ -363,7 +363,7 @@ def _skinny_gemm_kernel(
         if PREFETCH:
             residual_tile = tl.load(residual_at, mask=mask, other=0.0)
     if PREFETCH and PARTS > 0:
-        sums = _load_squares(inputs.squares, m, rows, PARTS, SIZES.parts_pad)
+        sums = load_squares(inputs.squares, m, rows, PARTS, SIZES.parts_pad)
     if INT4:
         acc, acc_high = multiply_int4(
             x, weight, inputs, first, steps, m, rows, stride_x, tile_n, in_tile, split == SPLITS - 1, SIZES, TILES,
@@ -392,7 +392,7 @@ def _skinny_gemm_kernel(
             acc_high *= scale_high[:, None]
     if PARTS > 0:
         if not PREFETCH:
-            sums = _load_squares(inputs.squares, m, rows, PARTS, SIZES.parts_pad)
+            sums = load_squares(inputs.squares, m, rows, PARTS, SIZES.parts_pad)
         scale = tl.rsqrt(tl.sum(sums, 0) / SIZES.k + eps)
         acc *= scale[None, :]
         acc_high *= scale[None, :]

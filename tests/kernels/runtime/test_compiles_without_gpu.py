@@ -94,6 +94,7 @@ def test_layers_and_attention_compile(tmp_path: Path) -> None:
         "_fp8_gemm_kernel",
         "_quantize_rows_kernel",
         "_dequantize_int4_kernel",
+        "_int4_gemm_kernel",
         "_route_tokens_kernel",
         "_group_pairs_kernel",
         "_grouped_gemm_kernel",

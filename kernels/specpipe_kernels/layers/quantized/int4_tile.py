@@ -51,13 +51,25 @@ def quarter_of_words(words, QUARTER: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.
 
 
 @triton.jit
+def times_scale(entries, scale, ASM: tl.constexpr):
+    """Returns entries [N, W] times scale [N], rounded to their dtype. ASM: as for `quarter_of_words`."""
+    factor = scale.to(entries.dtype)[:, None]
+    if ASM:
+        CODE: tl.constexpr = "mul.f16x2 $0, $1, $2;" if entries.dtype == tl.float16 else "mul.bf16x2 $0, $1, $2;"
+        factors = tl.broadcast_to(factor, entries.shape)
+        return tl.inline_asm_elementwise(CODE, "=r,r,r", [entries, factors], dtype=entries.dtype, is_pure=True, pack=2)
+    else:
+        return entries * factor
+
+
+@triton.jit
 def _column(word):
     """Returns the column of the first entry of a word of a whole block."""
     return word // 128 * 512 + word % 128
 
 
 @triton.jit
-def _load_groups(values, column, tile_n, mask, SIZES: tl.constexpr):
+def load_groups(values, column, tile_n, mask, SIZES: tl.constexpr):
     """Returns scales or zeros [TILE_N] of the group of a column, 0 if masked."""
     at = values + tile_n * SIZES.scale_strides[0] + column // SIZES.scale_columns * SIZES.scale_strides[1]
     return tl.load(at, mask=mask & (column < SIZES.k), other=0)
@@ -66,10 +78,10 @@ def _load_groups(values, column, tile_n, mask, SIZES: tl.constexpr):
 @triton.jit
 def _load_scales(inputs, column, tile_n, in_tile, SIZES: tl.constexpr, QUARTER: tl.constexpr):
     """Returns the scales [TILE_N] of the four quarters, of QUARTER columns each, from a column on."""
-    first = _load_groups(inputs.weight_scale, column, tile_n, in_tile, SIZES)
-    second = _load_groups(inputs.weight_scale, column + QUARTER, tile_n, in_tile, SIZES)
-    third = _load_groups(inputs.weight_scale, column + 2 * QUARTER, tile_n, in_tile, SIZES)
-    fourth = _load_groups(inputs.weight_scale, column + 3 * QUARTER, tile_n, in_tile, SIZES)
+    first = load_groups(inputs.weight_scale, column, tile_n, in_tile, SIZES)
+    second = load_groups(inputs.weight_scale, column + QUARTER, tile_n, in_tile, SIZES)
+    third = load_groups(inputs.weight_scale, column + 2 * QUARTER, tile_n, in_tile, SIZES)
+    fourth = load_groups(inputs.weight_scale, column + 3 * QUARTER, tile_n, in_tile, SIZES)
     return first, second, third, fourth
 
 
@@ -78,7 +90,7 @@ def _multiply_quarter(entries, x_tile, offset, scale, inputs, column, tile_n, in
     """Returns sums of a quarter [TILE_N, BLOCK_M] times scale. entries: less 8. offset: sums of x, for other zeros."""
     partial = tl.dot(entries, x_tile, out_dtype=tl.float32, input_precision="ieee")
     if inputs.zeros is not None:
-        zero = _load_groups(inputs.zeros, column, tile_n, in_tile, SIZES)
+        zero = load_groups(inputs.zeros, column, tile_n, in_tile, SIZES)
         partial += offset * (8.0 - zero.to(tl.float32))[:, None]
     return partial * scale[:, None]
 

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from specpipe_kernels.layers.quantized.dequantize_int4 import dequantize_int4
 from specpipe_kernels.layers.quantized.fp8_gemm import beats_library, fp8_gemm
+from specpipe_kernels.layers.quantized.int4_gemm import converts_tiles, int4_gemm
 from specpipe_kernels.layers.quantized.quantize_rows import in_whole_tiles
 from specpipe_kernels.runtime.backend import gpu_of, processors
 from specpipe_kernels.weights import Fp8Rows, QuantizedWeight
@@ -23,6 +24,8 @@ def wide_product(
     if isinstance(x, Fp8Rows):
         assert isinstance(weight, QuantizedWeight) and x.squares is None and x.scale.shape[0] == 1
         return _fp8_product(x, weight, bias, out)
+    if converts_tiles(weight, x):
+        return int4_gemm(x, weight, bias, out=out)
     dense = dequantize_int4(weight, x.dtype) if isinstance(weight, QuantizedWeight) else weight
     if bias is None and out is not None:
         return torch.mm(x, dense.t(), out=out)

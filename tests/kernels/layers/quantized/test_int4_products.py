@@ -8,9 +8,10 @@ from torch import Tensor
 
 from specpipe_kernels import Normed, QuantizedWeight, dequantize, pack_int4, with_scales_by_group
 from specpipe_kernels.layers import linear as triton_linear
-from specpipe_kernels.layers.gemm_tiling import MAX_INT4_ROWS, GemmTiling
+from specpipe_kernels.layers.gemm_tiling import MAX_INT4_GLU_ROWS, GemmTiling
 from specpipe_kernels.layers.layer_args import RopeArgs
 from specpipe_kernels.layers.quantized.dequantize_int4 import dequantize_int4
+from specpipe_kernels.layers.quantized.int4_gemm import Int4Tiling, int4_gemm
 from specpipe_kernels.layers.skinny_gemm import skinny_gemm
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
 from specpipe_kernels.reference.layers import linear as reference
@@ -105,13 +106,45 @@ def test_rotated_queries_and_stored_keys(device: str) -> None:
 
 
 @on_each_device
+@pytest.mark.parametrize(
+    ("group", "zeros", "tiles"),
+    [
+        (32, True, Int4Tiling(64, 64, 32, 2, 4, 2)),
+        (128, True, Int4Tiling(64, 64, 32, 2, 4, 2, True)),
+        pytest.param(128, False, None, marks=pytest.mark.slow),
+        pytest.param(128, True, Int4Tiling(64, 128, 32, 3, 4, 4), marks=pytest.mark.slow),
+    ],
+)
+def test_products_of_many_rows(device: str, group: int, zeros: bool, tiles: Int4Tiling | None) -> None:
+    x, bias, weight = (
+        random(device, 70, 1408),  # two whole blocks and three short ones
+        random(device, 133, seed=1),
+        weight_of(device, 133, 1408, group, zeros=zeros),
+    )
+    got = int4_gemm(x, weight, bias, tiles=tiles)
+    assert error(got, product64(x, weight) + bias.double()) < TOLERANCE[device]
+    shifted = weight._replace(scale=weight.scale.roll(1, 1))
+    assert error(got, product64(x, shifted) + bias.double()) > 0.1
+
+
+@on_each_device
+def test_gated_products_of_many_rows(device: str) -> None:
+    h, by, weight = random(device, MAX_INT4_GLU_ROWS + 1, 512), random(device, 512, seed=1), weight_of(device, 144, 512)
+    weight = weight._replace(scale=weight.scale / 20)  # exponentials stay finite
+    squares = torch.stack([part.float().square().sum(1) for part in h.chunk(3, 1)])
+    normed = (h * by).double() * torch.rsqrt(h.double().square().mean(1, keepdim=True) + EPS)
+    gate, up = product64(normed, weight).chunk(2, 1)
+    got = triton_linear.linear_glu(Normed(h * by, squares, EPS), weight)
+    assert isinstance(got, Tensor)
+    assert error(got, gate / (1 + torch.exp(-gate)) * up) < 2 * TOLERANCE[device]
+
+
+@on_each_device
 @pytest.mark.parametrize("group", [128, pytest.param(32, marks=pytest.mark.slow)])
-def test_products_of_many_rows_dequantise_the_weight(device: str, group: int) -> None:
+def test_dequantised_weights_equal_the_reference(device: str, group: int) -> None:
     weight = weight_of(device, 133, 768, group, zeros=True)
     dense = dequantize_int4(weight, DTYPE[device])
     assert torch.equal(dense, dequantize(weight, DTYPE[device]))
-    x = random(device, MAX_INT4_ROWS + 1, 768)
-    assert error(triton_linear.linear(x, weight), product64(x, weight)) < TOLERANCE[device]
 
 
 @on_each_device
