@@ -449,7 +449,7 @@ def _launch(
         TILES=tiling._replace(block_k=given.block_k), ACTIVATION=activation or Activation(False), FP8=given.fp8,
         MXFP4=given.exponents is not None, ASM=given.dtype == torch.bfloat16 and _multiplies_bf16_pairs(rows.device),
         P_PAD=0 if tiles.expert is not None else 1 if pairs == sizes.top_k else power_of_2(pairs),
-        num_warps=tiling.warps, num_stages=tiling.stages, **launch_options(rows),
+        num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers, **launch_options(rows),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specpipe_kernels.layers.gemm_tiling import LARGE, MAX_GLU_ROWS, MAX_INT4_GLU_ROWS, MAX_ROWS
+from specpipe_kernels.layers.gemm_tiling import LARGE, MAX_GLU_ROWS, MAX_INT4_GLU_ROWS, MAX_ROWS, MAX_WHOLE_HEAD_ROWS
 from specpipe_kernels.layers.layer_args import HeadNorms, RopeArgs
 from specpipe_kernels.layers.quantized.int4_gemm import converts_tiles, int4_gemm
 from specpipe_kernels.layers.quantized.int4_layout import has_int4_tiles
@@ -122,8 +122,11 @@ def linear_rope_store_kv(
 ) -> Tensor:
     """See `specpipe_kernels.linear_rope_store_kv`."""
     rows = _operand(x, weight)
-    # A program of a product in 4 bits has no registers for a whole head.
-    if _is_skinny(rows, weight) and (q_norm is None or not isinstance(weight, QuantizedWeight) or is_fp8(weight)):
+    # A program that completes norms owns a whole head: of more rows, or in 4 bits, registers do not suffice for it.
+    whole_heads = rows.values.shape[0] <= MAX_WHOLE_HEAD_ROWS and (
+        not isinstance(weight, QuantizedWeight) or is_fp8(weight)
+    )
+    if _is_skinny(rows, weight) and (q_norm is None or whole_heads):
         rope, norms = RopeArgs(cos, sin, positions, k_pages, v_pages, write_index, *scales), HeadNorms(q_norm, k_norm)
         q = skinny_gemm(
             rows, weight, ROPE, bias=bias, rope=rope, q_heads=q_heads, norms=norms, head_eps=eps
