@@ -29,7 +29,7 @@ from specpipe.speculation.policies.policy import REPLAN_ROUNDS, Policy
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.timeline_sampler import TimelineSampler
 
-_POLL_ROUNDS = 64.0  # plain rounds between two statuses where they take longer than a second, to save time
+_POLL_ROUNDS = 16.0  # plain rounds between two statuses
 _NEAR = 1.04  # fixed K up to this multiple of the least estimate are simulated; estimates were within 2 %
 
 
@@ -164,7 +164,7 @@ class SimulatedRuns:
             slots=scenario.slots,
             profile=start_profile(scenario),
             now=now,
-            poll_s=max(1.0, _POLL_ROUNDS * scenario.plain_round_s),
+            poll_s=_POLL_ROUNDS * scenario.plain_round_s,
             on_step=on_step,
             may_arrive=lambda: scenario.refill >= 1 or (not engine.waiting and engine.running <= drained),
         ).run(self._shards)
