@@ -25,12 +25,14 @@ from specpipe.speculation.estimates.round_model import FIRST_WORK, TERMS, RoundW
 PRICE_SD, SPEED_SD = 1.5, 0.7
 """Standard deviations of the logarithms of prices before any measurement of this run: of each, and of all together.
 An earlier run's machine may have been twice as slow, and its rounds of a kind the first of their shape."""
+PRICE_DRIFT = 3e-4
+"""Variance that the logarithm of each price gains in a round: prices follow the rows and context of the moment."""
 ROUND_SD = 0.1
-"""Standard deviation of the logarithm of one round's seconds: 0.01 on an H200, 0.2 on a busy CPU."""
+"""Standard deviation of the logarithm of a measurement, however many rounds: neighbours of a CPU slow all of them."""
 SURPRISE = 2.0
 """Standard deviations from which a measurement is doubted: it is too long, or those before it were."""
 _PASSES, _STEP, _CLOSE = 8, 1.0, 0.05  # linearisations of the model at most; largest change in each, and in the last
-_VERSION = 5  # of the JSON values; others are refused
+_VERSION = 6  # of the JSON values; others are refused
 _START = PRICE_SD**2 * np.eye(len(TERMS)) + SPEED_SD**2
 
 
@@ -59,20 +61,20 @@ class RoundCosts:
             return self
         works = [self._work(RoundWork.of(point)) for point in points]
         seconds = [math.log(point.seconds / point.rounds) for point in points]
-        noise = [ROUND_SD**2 / point.rounds for point in points]
-        start = self.log_prices
+        rounds = sum(point.rounds for point in points)
+        start, known = self.log_prices, self._drifted(rounds)
         if not self:  # the first point sets the scale
             start = seconds[0] - math.log((works[0] / FIRST_WORK).sum()) - np.log(FIRST_WORK)
         near = start
         for _ in range(_PASSES):
-            state, covariance = start, self.covariance
-            for measured in zip(works, seconds, noise, strict=True):
+            state, covariance = start, known
+            for measured in zip(works, seconds, strict=True):
                 state, covariance = _corrected(state, covariance, near, *measured)
             state = near + np.clip(state - near, -_STEP, _STEP)
             near, moved = state, float(np.abs(state - near).max())
             if moved < _CLOSE:
                 break
-        total = self.rounds + sum(point.rounds for point in points)
+        total = self.rounds + rounds
         timed = {**self.timed, **{point.proposer: total for point in points}}
         return replace(self, log_prices=near, covariance=covariance, rounds=total, timed=timed)
 
@@ -91,6 +93,23 @@ class RoundCosts:
         return np.asarray(
             np.tensordot(np.exp(self.log_prices), self._work(RoundWork(proposer, k, rows, context * rows)), 1)
         )
+
+    def shares(self, *, proposer: ProposerName, max_k: int, rows: float, context: float) -> Array:
+        """Returns [T, max_k + 1]: the share of each term in the seconds of a round, by K. context: tokens of a row."""
+        k = np.arange(max_k + 1.0)
+        work = self._work(RoundWork(proposer, k, np.full_like(k, rows), np.full_like(k, rows * context)))
+        parts = np.exp(self.log_prices)[:, None] * work
+        return np.asarray(parts / parts.sum(axis=0))
+
+    def sd(self, weights: Array) -> Array:
+        """Returns [...]: standard deviations of weighted sums of log prices. weights: [T, ...]."""
+        return np.asarray(np.sqrt(np.einsum("t...,tu,u...->...", weights, self.covariance, weights)))
+
+    def _drifted(self, rounds: float) -> Array:
+        """Returns the covariance after this many rounds. No price gets less certain than at first."""
+        known = self.covariance + PRICE_DRIFT * rounds * np.eye(len(TERMS))
+        shrink = np.sqrt(np.minimum(1.0, np.diagonal(_START) / np.diagonal(known)))
+        return np.asarray(known * np.outer(shrink, shrink))
 
     def _work(self, work: RoundWork) -> Array:
         return work_by_term(work._replace(expert_share=self.expert_share))
@@ -121,17 +140,15 @@ def _predict(log_prices: Array, work: Array) -> tuple[float, Array]:
     return math.log(total), parts / total
 
 
-def _corrected(
-    state: Array, covariance: Array, near: Array, work: Array, seconds: float, noise: float
-) -> tuple[Array, Array]:
-    """Returns state and covariance after a measurement: the logarithm of a round's seconds, and its variance.
+def _corrected(state: Array, covariance: Array, near: Array, work: Array, seconds: float) -> tuple[Array, Array]:
+    """Returns state and covariance after a measurement. seconds: the logarithm of a round's seconds.
 
     near: state around which the model is linear.
     """
     at, slope = _predict(near, work)
     error = seconds - at - float(slope @ (state - near))
     gain = covariance @ slope
-    variance = float(slope @ gain) + noise
+    variance = float(slope @ gain) + ROUND_SD**2
     surprise = (error / SURPRISE) ** 2 - variance
     if surprise > 0:
         if error < 0:  # what was measured before was slowed down: part of the first uncertainty is back

@@ -55,6 +55,7 @@ class RoundWork(NamedTuple):
 TERMS: dict[str, Callable[[RoundWork], Amount]] = {
     "weights": lambda work: 1.0,  # reads of the target's weights, launches
     "tokens": lambda work: work.tokens,  # arithmetic of the verified tokens
+    "few": lambda work: np.sqrt(work.tokens),  # on a CPU, further tokens cost less with many than with few
     "wide": lambda work: np.maximum(work.tokens - WIDE, 0.0),  # the same where it bounds the round
     "kv": lambda work: work.kv_tokens,
     "experts": lambda work: 1.0 - (1.0 - work.expert_share) ** work.tokens,  # reads of distinct experts, as a share
@@ -66,7 +67,7 @@ TERMS: dict[str, Callable[[RoundWork], Amount]] = {
     "joined_rows": lambda work: np.minimum(work.drafted("joined"), 1.0) * work.rows,
 }
 """Work of a round by name of the term."""
-FIRST_WORK = np.array([1.0, 384.0, 192.0, 32768.0, 0.3, 2.0, 256.0, 30.0, 3840.0, 0.7, 85.0])
+FIRST_WORK = np.array([1.0, 384.0, 19.6, 192.0, 32768.0, 0.3, 2.0, 256.0, 30.0, 3840.0, 0.7, 85.0])
 """Work by term that takes the same time, before any measurement: that of 128 rows of 256 tokens with 2 drafts; 30
 n-gram look-ups, which are cheap; a third of the experts, which have most of a mixture's weights; 3 steps of the draft
 model in a joined round."""

@@ -34,10 +34,10 @@ class RunEstimates:
     def admit(self, worker: str, hardware: str, profile: Profile) -> None:
         """Adds a worker that is ready, with its start-up profile."""
         self._hardware[worker] = hardware
-        costs = (
-            self.costs.get(hardware) or self._cached_costs(hardware) or RoundCosts(expert_share=profile.expert_share)
-        )
-        self.costs[hardware] = costs.with_points(profile.rounds)
+        old = self.costs.get(hardware) or self._cached_costs(hardware) or RoundCosts(expert_share=profile.expert_share)
+        new = old.with_points(profile.rounds)
+        # A profile may mislead: its rounds do not count, so that each proposer is soon tried in the job.
+        self.costs[hardware] = dataclasses.replace(new, rounds=max(old.rounds, min(1.0, new.rounds)), timed=old.timed)
 
     def add(self, worker: str | None, evidence: Evidence) -> None:
         """Adds evidence of a worker; None for rounds of an earlier start, whose costs are in the cache already."""

@@ -71,10 +71,13 @@ def _trials(choice: DraftRates, best: DraftRates, now_k: int, inputs: PolicyInpu
         charge_s = inputs.prefill_s * inputs.missing_per_token
         if inputs.behind > 1 and not (best.proposer in WITH_DRAFT_MODEL and now_k):
             drafting, catch_up_s = 1, inputs.behind * inputs.prefill_s
+    plan = costs.shares(proposer=best.proposer, max_k=now_k, rows=n, context=inputs.context)[:, -1:]
+    shares = costs.shares(proposer=proposer, max_k=len(hoped) - 1, rows=n, context=inputs.context)
+    sd = costs.sd(shares - plan).tolist()
     for k, seconds in enumerate(choice.seconds[:, n].tolist()):
         if k == now_k and (proposer == best.proposer or not k):
             continue
-        token_s = seconds / (n * hoped[k]) + (charge_s if k else 0.0)
+        token_s = seconds * math.exp(-sd[k]) / (n * hoped[k]) + (charge_s if k else 0.0)
         lost = seconds - (n + drafting * (float(choice.tokens[k]) - 1)) / now + (catch_up_s if k else 0.0)
         price, loss = max(1.0, lost / round_s), now * token_s - 1
         every = price / (GAIN_SHARE * -loss) if loss < 0 else math.inf

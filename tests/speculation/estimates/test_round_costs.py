@@ -123,7 +123,7 @@ def test_mixture_reads_more_experts_for_the_first_drafts_of_few_rows() -> None:
     costs = RoundCosts(expert_share=1 / 16).with_points(points * 4)
     for k in (0, 1, 3):
         for n in (1, 4, 16, 64):
-            assert costs.seconds(work(k, n, 0)) == pytest.approx(mixture(k, n), rel=0.05), (k, n)
+            assert costs.seconds(work(k, n, 0)) == pytest.approx(mixture(k, n), rel=0.1), (k, n)
 
 
 def test_longer_context_takes_longer() -> None:

@@ -12,13 +12,13 @@ def terms(proposer: ProposerName, k: int, expert_share: float = 0.0) -> dict[str
 
 
 def test_terms_hold_the_work_of_each_proposer() -> None:
-    plain = {"weights": 1, "tokens": 3, "kv": 500}
+    plain = {"weights": 1, "tokens": 3, "few": pytest.approx(3**0.5), "kv": 500}
     assert terms("none", 0) == terms("draft", 0) == plain
-    assert terms("draft", 2) == plain | {"tokens": 9, "draft": 2, "draft_tokens": 6}
-    assert terms("none", 0, 0.25) == pytest.approx(plain | {"experts": 1 - 0.75**3})
+    assert terms("draft", 2) == plain | {"tokens": 9, "few": 3, "draft": 2, "draft_tokens": 6}
+    assert terms("none", 0, 0.25) == plain | {"experts": pytest.approx(1 - 0.75**3)}
     wide = dict(zip(TERMS, work_by_term(RoundWork("none", 1, 100, 0)).tolist(), strict=True))
     assert wide["wide"] == 8
-    assert terms("ngram", 4) == plain | {"tokens": 15, "ngram": 1, "ngram_rows": 3}
+    assert terms("ngram", 4) == plain | {"tokens": 15, "few": pytest.approx(15**0.5), "ngram": 1, "ngram_rows": 3}
 
 
 def test_arrays_of_rounds_equal_single_rounds() -> None:
