@@ -110,7 +110,7 @@ def test_rotated_queries_and_stored_keys(device: str) -> None:
     ("group", "zeros", "tiles"),
     [
         (32, True, Int4Tiling(64, 64, 32, 2, 4, 2)),
-        (128, True, Int4Tiling(64, 64, 32, 2, 4, 2, True)),
+        (128, True, Int4Tiling(64, 64, 32, 2, 4, 2, joined=True)),
         pytest.param(128, False, None, marks=pytest.mark.slow),
         pytest.param(128, True, Int4Tiling(64, 128, 32, 3, 4, 4), marks=pytest.mark.slow),
     ],
