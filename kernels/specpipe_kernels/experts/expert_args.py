@@ -87,5 +87,3 @@ class GroupedTiling(NamedTuple):
     warps: int
     splits: int = 1
     """Programs that share K; the last one to arrive adds their sums in order."""
-    registers: int | None = None
-    """Most registers of a thread; fewer let more programs run on a multiprocessor. None: as the compiler decides."""

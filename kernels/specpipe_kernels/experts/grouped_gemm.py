@@ -311,7 +311,8 @@ def grouped_tiling(pairs: int, experts: int, x: Tensor, weight: ExpertWeights, *
         # The gated product's block_n is the group of the other one's x, which bounds its block_k.
         tiling = GroupedTiling(block_m, 128, 128, 3 if gated and rows <= 32 else 4, 8 if gated else 4)
     elif isinstance(weight, Mxfp4Weight) and rows <= 32:
-        tiling = GroupedTiling(block_m, 64 if gated or block_m == 8 else 128, 128, 3, 4)
+        narrow = gated or pairs <= 16 or (pairs <= 64 and experts <= pairs)  # else there are programs enough
+        tiling = GroupedTiling(block_m, 64 if narrow else 128, 128, 3, 4)
     elif rows <= 32:
         tiling = GroupedTiling(block_m, 64, max(64, 256 // x.element_size()), 4, 4)
     else:
@@ -449,7 +450,7 @@ def _launch(
         TILES=tiling._replace(block_k=given.block_k), ACTIVATION=activation or Activation(False), FP8=given.fp8,
         MXFP4=given.exponents is not None, ASM=given.dtype == torch.bfloat16 and _multiplies_bf16_pairs(rows.device),
         P_PAD=0 if tiles.expert is not None else 1 if pairs == sizes.top_k else power_of_2(pairs),
-        num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers, **launch_options(rows),
+        num_warps=tiling.warps, num_stages=tiling.stages, **launch_options(rows),
     )  # fmt: skip
 
 
