@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specpipe.core import AcceptanceCounts, ProposerName
+from specpipe.speculation.estimates.round_costs import SURPRISE
 
 PRIOR = 0.7
 """Conditional acceptance of a position before any draft: about that of a small draft model on chat data."""
@@ -41,7 +42,8 @@ class Acceptance:
         size = max(len(self.rates), len(counts.reached_per_position))
         reached = _padded((row_rounds, *counts.reached_per_position[1:]), size, 0.0)
         accepted = _padded(counts.accepted_per_position, size, 0.0)
-        before = _padded(self.faded(keep).weights, size, MIN_WEIGHT)
+        old_weights = _padded(self.faded(keep).weights, size, MIN_WEIGHT)
+        before = [_doubted(*one) for one in zip(old_weights, self.conditional(size), reached, accepted, strict=True)]
         weights = [old + new for old, new in zip(before, reached, strict=True)]
         sums = (w * rate + a for w, rate, a in zip(before, self.conditional(size), accepted, strict=True))
         return Acceptance(
@@ -69,6 +71,16 @@ class Acceptance:
             product *= rate
             out.append(out[-1] + product)
         return out
+
+
+def _doubted(weight: float, rate: float, reached: float, accepted: float) -> float:
+    """Returns the weight that leaves the counts no more than SURPRISE standard deviations from what was expected.
+
+    Rows of another job accept other drafts: what was observed before them counts for less.
+    """
+    variance = reached * rate * (1 - rate) * (1 + reached / weight)
+    surprise = (accepted - reached * rate) ** 2 / SURPRISE**2
+    return max(1.0, weight * variance / surprise) if surprise > variance else weight
 
 
 def _padded(values: Sequence[float], size: int, fill: float) -> tuple[float, ...]:
