@@ -28,9 +28,15 @@ def test_position_never_reached_equals_the_one_before() -> None:
 
 def test_old_counts_decay() -> None:
     old = seen((1000,), (900,))
-    new = old.with_counts(counts((1000,), (100,)), row_rounds=1000, keep=0.01)
-    assert new.conditional(1)[0] == pytest.approx(0.1, abs=0.02)
+    new = old.with_counts(counts((1000,), (800,)), row_rounds=1000, keep=0.01)
+    assert new.conditional(1)[0] == pytest.approx(0.8, abs=0.02)
     assert new.weights[0] == pytest.approx(1010, abs=1)
+
+
+def test_counts_that_contradict_a_mean_cut_its_weight() -> None:
+    useless = seen((1000,), (10,))
+    assert useless.with_counts(counts((2,), (2,)), row_rounds=2, keep=1.0).conditional(1)[0] > 0.05
+    assert useless.with_counts(counts((20,), (0,)), row_rounds=20, keep=1.0).weights[0] > 1000
 
 
 def test_fading_keeps_means_and_a_smallest_weight() -> None:
