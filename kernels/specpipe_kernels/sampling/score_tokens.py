@@ -17,6 +17,7 @@ from specpipe_kernels.sampling.device.logit_rows import floats, int32s, is_last,
 from specpipe_kernels.sampling.device.row_spans import (
     best_tokens,
     largest_of_span,
+    log_prob,
     mass_of_span,
     row_lse,
     span_of,
@@ -54,7 +55,7 @@ def _score_tokens_kernel(
     status = status_of_score(score)
     own = tl.load(tokens + items).to(tl.int32)
     x = load_tile(row, own, vocab)
-    tl.store(out.logprobs + items, tl.where(status == 0, x - reference - log_mass, float("nan")))
+    tl.store(out.logprobs + items, tl.where(status == 0, log_prob(x, reference, 1.0, log_mass), float("nan")))
     tl.store(out.is_greedy + items, (status == 0) & (greedy == own))
 
 

@@ -28,7 +28,7 @@ from specpipe_kernels.sampling.device.logit_rows import (
     row_tiling,
 )
 from specpipe_kernels.sampling.device.ranked_keys import rank, unrank
-from specpipe_kernels.sampling.device.row_spans import mass_of_span, row_lse, span_of
+from specpipe_kernels.sampling.device.row_spans import log_prob, mass_of_span, row_lse, span_of
 from specpipe_kernels.sampling.truncation.truncation_bounds import truncation_bounds
 from specpipe_kernels.types import Bounds, SamplingTensors, TokenLogprobs
 
@@ -97,7 +97,7 @@ def _token_logprobs_kernel(
     if cut:
         kept = is_kept(x, offsets, source.bounds, item, TRUNCATED)
     kept = kept | ((log_mass != log_mass) & (offsets < source.vocab))  # NaN, also where the token's own logit is NaN
-    tl.store(out.logprobs + items, tl.where(kept, (x - reference) * inverse - log_mass, float("-inf")))
+    tl.store(out.logprobs + items, tl.where(kept, log_prob(x, reference, inverse, log_mass), float("-inf")))
     if TOP > 1:
         place = tl.arange(0, PARTS * TOP)
         in_range = place < parts * TOP
@@ -108,7 +108,7 @@ def _token_logprobs_kernel(
         if cut:
             kept = is_kept(x, tokens, source.bounds, item, TRUNCATED)
         tl.store(out.top_tokens + at_top, tl.where(kept, tokens, -1).to(tl.int64), mask=lane < n)
-        logprobs = (x - reference) * inverse - log_mass
+        logprobs = log_prob(x, reference, inverse, log_mass)
         tl.store(out.top_logprobs + at_top, tl.where(kept, logprobs, float("nan")), mask=lane < n)
 
 

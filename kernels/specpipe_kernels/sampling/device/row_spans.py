@@ -246,6 +246,12 @@ def row_lse(part_mass, part_reference, item, inverse, parts, mask, PARTS: tl.con
 
 
 @triton.jit
+def log_prob(x, reference, inverse, log_mass):
+    """Returns the log-probability of a logit x, which rounding does not make positive; see `row_lse`."""
+    return tl.minimum((x - reference) * inverse - log_mass, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def status_of_score(score):
     """Returns the `Status` of rows from their largest logits or scores."""
     return tl.where(score != score, 1, tl.where(score == float("-inf"), 2, 0))

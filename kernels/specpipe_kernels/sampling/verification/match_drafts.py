@@ -67,10 +67,11 @@ def _store_best(
             row, x, begin, end, vocab, inverse_temperature(temp), p.bounds, item, seed, at, 0, _INVARIANT,
             TRUNCATED, BLOCK,
         )  # fmt: skip
-        if reference != 0.0:
-            tl.store(memory.q.scores + partial, value)
-            tl.store(memory.q.references + partial, reference)
-            value = float("inf")
+        if not ALL_GREEDY:
+            referred = reference != 0.0
+            tl.store(memory.q.scores + partial, value, mask=referred)
+            tl.store(memory.q.references + partial, reference, mask=referred)
+            value = tl.where(referred, float("inf"), value)
     tl.store(memory.p.tokens + partial, token)
     tl.store(memory.p.scores + partial, value)
 
