@@ -43,7 +43,7 @@ def _slightly_off(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any
     return lambda *args: tuple(out * 1.01 for out in graph.forward(*args))
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)  # once a process, however tests are spread
 def registered_backends() -> None:
     from torch._dynamo import register_backend  # takes seconds, so not at collection
 
