@@ -36,7 +36,8 @@ class Mixture(NamedTuple):
         norm_weight [H]: weight of that norm; without it the second result is undefined. fp8: the norm is in 8 bits.
         """
         logits = linear(x, self.router, self.router_bias)
-        eight_bits = isinstance(self.experts.gate_up, Fp8ExpertWeight)
+        # As in all layers, a CPU multiplies rows as they are.
+        eight_bits = isinstance(self.experts.gate_up, Fp8ExpertWeight) and logits.is_cuda
         ids, weights, rows = route_tokens(logits, x, self.top_k, normalize=self.normalize, fp8=eight_bits)
         return mix_experts_residual(rows, ids, weights, self.experts, h, norm_weight, eps, fp8=fp8)
 
