@@ -62,7 +62,7 @@ def test_draws_of_ties(
     check(drawn.tokens, vocab, draws)
 
 
-@on_backends(quick=2, method=["standard", "block", "invariant"], given=[True, False], vocab=[16, 50])
+@on_backends(method=["standard", "block", "invariant"], given=[True, False], vocab=[16, 50])
 def test_verified_ties(backend: Backend, method: str, given: bool, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """q, which the drafts are drawn from, prefers two of the four less than p: one draft and one token behind it."""
     use_small_tiles(monkeypatch, 16, programs=100)
