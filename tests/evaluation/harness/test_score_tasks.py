@@ -209,6 +209,7 @@ class EngineThatDies:
         return self._engine.step()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_in_the_middle_changes_no_score(tmp_path: Path) -> None:
     path = str(tmp_path / "requests.parquet")
     record([*TASKS, "--limit", "12"], path, target="builtin:tiny")
