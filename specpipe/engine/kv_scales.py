@@ -13,6 +13,7 @@ import torch
 
 from specpipe.core import KVScaleTable, LayerScales, ModelScales
 from specpipe.engine.forward.model_runner import ModelRunner
+from specpipe.errors import ModelError
 
 LARGEST = 448.0  # of float8_e4m3fn
 HEADROOM = 2
@@ -29,7 +30,8 @@ def fix_kv_scales(
     """Sets the scales of runners with pages in 8 bits.
 
     keys: of each runner's model in a table. given: scales of earlier starts, used where they are of the same model.
-    Else the checkpoint's are used, or they are measured on the prompts (token ids).
+    Else the checkpoint's are used, or they are measured on the prompts (token ids). Raises ModelError for scales of a
+    checkpoint that do not fit its KV heads.
     """
     for key, runner in zip(keys, runners, strict=True):
         if runner.kv_scales:
@@ -42,14 +44,23 @@ def kv_scale_table(runners: Sequence[ModelRunner], keys: Sequence[str]) -> KVSca
 
 
 def _stored_scales(runner: ModelRunner) -> ModelScales | None:
-    """Returns the scales that the checkpoint has, one for each tensor or KV head; None where a layer has none."""
+    """Returns the scales that the checkpoint has, one for each tensor or KV head; None where a layer has none.
+
+    Raises ModelError for another number of scales.
+    """
     found = []
-    for module, heads in runner.attention_heads():
+    for layer, (module, heads) in enumerate(runner.attention_heads()):
         buffers = dict(module.named_buffers(recurse=False))
-        scales = [buffers[name] for name in ("k_scale", "v_scale") if name in buffers]
-        if len(scales) < 2 or any(scale.numel() not in (1, heads) for scale in scales):
+        scales = {name: buffers[name] for name in ("k_scale", "v_scale") if name in buffers}
+        for name, scale in scales.items():
+            if scale.numel() not in (1, heads):
+                raise ModelError(
+                    f"{name} of attention layer {layer} has {scale.numel()} entries; expected 1, or {heads} for as "
+                    "many KV heads; correct the checkpoint or leave model.kv_dtype out"
+                )
+        if len(scales) < 2:
             return None
-        found.append(LayerScales(*(_positive(scale, heads) for scale in scales)))
+        found.append(LayerScales(*(_positive(scale, heads) for scale in scales.values())))
     return tuple(found)
 
 

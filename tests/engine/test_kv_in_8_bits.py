@@ -15,6 +15,7 @@ from specpipe.engine.build import EngineSpec
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.kv_scales import fix_kv_scales, kv_scale_table
+from specpipe.errors import ModelError
 from specpipe.models.source import ModelSource
 
 TARGET, DRAFT = "target big 1", "draft small 2"
@@ -87,6 +88,10 @@ def test_scales_of_earlier_starts_come_before_those_of_the_checkpoint(small_pair
         assert list(table) == [TARGET]
         fix_kv_scales([runner], [TARGET], table, [(1, 2)])
         assert kv_scale_table([runner], [TARGET]) == table
+        modules[0].v_scale = torch.ones(heads + 1)
+        with pytest.raises(ModelError, match=rf"v_scale of attention layer 0 has {heads + 1} entries; expected 1, or "):
+            fix_kv_scales([runner], [TARGET], {}, [(1, 2)])
+        modules[0].v_scale = torch.ones(1)
         fix_kv_scales([runner], [DRAFT], table, [(1, 2)])
         assert kv_scale_table([runner], [TARGET]) != table, "those of another model"
     finally:

@@ -62,11 +62,11 @@ def fp8_channel(dtype: torch.dtype, *, column: bool = True) -> Quantize:
     return quantize
 
 
-def fp8_tensor(shape: tuple[int, ...]) -> Quantize:
+def fp8_tensor(shape: tuple[int, ...], name: str = "weight_scale", inputs: str = "input_scale") -> Quantize:
     def quantize(weight: Tensor) -> Quantized:
         scale = weight.abs().amax()[None, None] / 448
-        result = _fp8(weight, scale, "weight_scale", shape, torch.float32)
-        result.stored["input_scale"] = torch.full(shape, 0.02)
+        result = _fp8(weight, scale, name, shape, torch.float32)
+        result.stored[inputs] = torch.full(shape, 0.02)
         return result
 
     return quantize
@@ -223,6 +223,10 @@ FORMATS: Mapping[str, Format] = {
     ),
     "fp8-tensor": Format(
         {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}, fp8_tensor(())
+    ),
+    "fp8-transformers": Format(
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None, "dequantize": False},
+        fp8_tensor((), "weight_scale_inv", "activation_scale"),
     ),
     "modelopt": Format(
         {

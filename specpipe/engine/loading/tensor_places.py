@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
+from specpipe.engine.loading.tensor_reader import DTYPES
 from specpipe.errors import ModelError
 from specpipe.models.quantization.checkpoint import Checkpoint, KvSide
 from specpipe.models.quantization.mxfp4_experts import WEIGHTS, expert_shapes
 
 _SHOWN = 3  # names in a message
+_FLOATS = frozenset({"F64", "F32", "BF16", "F16"})  # dtypes of weights that are not quantised
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +119,12 @@ def find_places(model: Any, checkpoint: Checkpoint, name: str) -> TensorPlaces:
     for module in whole:
         shapes = {part: checkpoint.layers[stored].shape for part, stored in merged[module].items()}
         wrong += [] if _fits_merged(modules[module], shapes) else [module]
-    problems = [("lacks", missing), ("has other shapes or kinds of layers for", wrong)]
+    dtypes = [f"{s} ({d})" for s, n in dense.items() if not _fits_dtype(d := checkpoint.dense[s].dtype, expected[n])]
+    problems = [
+        ("lacks", missing),
+        ("has other shapes or kinds of layers for", wrong),
+        ("has other dtypes for", dtypes),
+    ]
     unexpected += [m for m in (*merged, *experts.values()) if m not in modules]
     problems += [("has unexpected", unexpected)] if checkpoint.quantised else []
     found = [f"{what} {_listed(which)}" for what, which in problems if which]
@@ -169,6 +176,11 @@ def weight_shape(module: Any, name: str) -> tuple[int, int, int]:
 
 def _is_linear(module: nn.Module, shape: tuple[int, int]) -> bool:
     return type(module) is nn.Linear and (module.out_features, module.in_features) == shape
+
+
+def _fits_dtype(dtype: str, expected: Tensor) -> bool:
+    """Returns True if both are floating-point, or neither. dtype: as safetensors names it."""
+    return dtype in DTYPES and (dtype in _FLOATS) == expected.is_floating_point()
 
 
 def _listed(names: Iterable[str]) -> str:

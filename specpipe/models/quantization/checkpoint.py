@@ -122,6 +122,9 @@ def read_rules(source: ModelSource) -> FormatRules | None:
         given = {"quant_method": "modelopt", **_read_json(source, folder / "hf_quant_config.json")}
     if given is None:
         return None
+    if not isinstance(given, dict):
+        found = type(given).__name__
+        raise ModelError(f"model {source.name}: quantization_config of config.json is a {found}; expected an object")
     method = str(given.get("quant_method", "compressed-tensors" if "config_groups" in given else "")).lower()
     try:
         if method not in _PARSERS:
@@ -130,8 +133,8 @@ def read_rules(source: ModelSource) -> FormatRules | None:
     except UnsupportedFormat as error:
         raise ModelError(f"model {source.name} is quantised in a way that specpipe does not read: {error}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        first = error.errors()[0]  # its place contains names of our classes where a key may have several types
+        place = ".".join(part for part in map(str, first["loc"]) if not part.startswith("_"))
         raise ModelError(
             f"model {source.name}: its quantization_config ({method}) cannot be used: {place}: {first['msg']}"
         ) from None
@@ -190,6 +193,7 @@ def _layer(
             f"{place} is an expert in {layout.label()} ({rules.method}), which specpipe does not read; expected "
             "experts in 16 bits, fp8 or mxfp4"
         )
+    layout = layout.named_as(tensors)
     missing = [name for name in layout.required if name not in tensors]
     unknown = [name for name in tensors if name not in (*layout.required, *layout.optional)]
     if missing or unknown:

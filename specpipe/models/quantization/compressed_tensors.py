@@ -7,6 +7,7 @@ from typing import Any, Literal
 from specpipe.models.quantization.format_rules import (
     FormatConfig,
     FormatRules,
+    GroupSize,
     LayoutRule,
     UnsupportedFormat,
     refuse_unless,
@@ -25,7 +26,7 @@ class _Numbers(FormatConfig):
     type: Literal["int", "float"] = "int"
     symmetric: bool = True
     strategy: str | None = None
-    group_size: int | None = None
+    group_size: GroupSize | None = None
     block_structure: list[int] | str | None = None
 
     @property

@@ -25,13 +25,13 @@ class _Fp8Config(FormatConfig):
 def parse_fp8(config: dict[str, Any]) -> FormatRules:
     """Returns the rules of a checkpoint. Raises UnsupportedFormat or pydantic's ValidationError.
 
-    Scales of blocks are called `weight_scale_inv`, those of a whole tensor `weight_scale`.
+    Scales are called `weight_scale_inv`; those of a whole tensor `weight_scale` by some writers.
     """
     parsed = _Fp8Config.model_validate(config)
     refuse_unless("fmt", parsed.fmt, "e4m3", "float8_e4m3fn")
     refuse_unless("activation_scheme", parsed.activation_scheme, "dynamic", "static")
     if parsed.weight_block_size is None:
-        layout = Fp8Layout(granularity="tensor")
+        layout = Fp8Layout(granularity="tensor", other_scale="weight_scale_inv")
     else:
         refuse_unless("weight_block_size", parsed.weight_block_size, [BLOCK, BLOCK])
         layout = Fp8Layout(granularity="block", scale="weight_scale_inv")
@@ -53,7 +53,7 @@ class _ModeloptConfig(FormatConfig):
 
 def parse_modelopt(config: dict[str, Any]) -> FormatRules:
     """Returns the rules of a checkpoint. Raises UnsupportedFormat or pydantic's ValidationError."""
-    parsed = _ModeloptConfig.model_validate(config.get("quantization", config))
+    parsed = _ModeloptConfig.model_validate(config.get("quantization") or config)
     algorithm = parsed.quant_algo.upper()
     refuse_unless("quant_algo", algorithm, *_MODELOPT)
     return FormatRules(

@@ -9,6 +9,7 @@ from pydantic import AliasChoices, Field
 from specpipe.models.quantization.format_rules import (
     FormatConfig,
     FormatRules,
+    GroupSize,
     LayoutRule,
     UnsupportedFormat,
     refuse_unless,
@@ -23,7 +24,7 @@ class _AwqConfig(FormatConfig):
     """`quantization_config` of `quant_method: awq`."""
 
     bits: int = Field(validation_alias=AliasChoices("bits", "w_bit"))
-    group_size: int = Field(validation_alias=AliasChoices("group_size", "q_group_size"))
+    group_size: GroupSize = Field(validation_alias=AliasChoices("group_size", "q_group_size"))
     zero_point: bool = True
     version: str = "gemm"
     modules_to_not_convert: list[str] | None = None
@@ -47,7 +48,7 @@ class _GptqConfig(FormatConfig):
     """`quantization_config` of `quant_method: gptq`."""
 
     bits: int
-    group_size: int
+    group_size: GroupSize
     sym: bool = True
     checkpoint_format: str = Field("gptq", validation_alias=AliasChoices("checkpoint_format", "format"))
     dynamic: dict[str, Any] | None = None

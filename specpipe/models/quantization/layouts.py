@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -51,6 +51,10 @@ class Layout(ABC):
     def block(self, columns: int) -> tuple[int, int]:
         """Returns the rows and columns that share a scale, for a layer of K = columns."""
 
+    def named_as(self, stored: Mapping[str, StoredTensor]) -> Layout:
+        """Returns the layout with the names of these tensors, where writers of a format use different ones."""
+        return self
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fp8Layout(Layout):
@@ -62,6 +66,8 @@ class Fp8Layout(Layout):
 
     scale: str = "weight_scale"
     """Name of the scale."""
+    other_scale: str = ""
+    """Name of the scale in files of other writers; "" without one."""
     granularity: Granularity
     optional: ClassVar[tuple[str, ...]] = ("input_scale", "activation_scale")
     bits: ClassVar[int] = 8
@@ -93,6 +99,10 @@ class Fp8Layout(Layout):
     def block(self, columns: int) -> tuple[int, int]:
         """Returns (1, K) or (128, 128)."""
         return (BLOCK, BLOCK) if self.granularity == "block" else (1, columns)
+
+    def named_as(self, stored: Mapping[str, StoredTensor]) -> Layout:
+        """Returns the layout with the name of the scale that the layer has."""
+        return replace(self, scale=self.other_scale) if self.other_scale in stored else self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +145,11 @@ class GroupLayout(Layout):
                 "inputs; expected groups of adjacent inputs"
             )
 
+    def _expect_order(self, stored: Mapping[str, StoredTensor], columns: int) -> None:
+        """Raises ValueError for groups by input of a wrong dtype or shape."""
+        if self.order in stored:
+            _expect(self.order, stored, {"I32", "I64"}, (columns,))
+
     def _groups(self, columns: int) -> int:
         """Returns G. Raises ValueError where groups do not divide K = columns."""
         if columns % self.block(columns)[1] or columns % 8:
@@ -150,12 +165,13 @@ class PackedLayout(GroupLayout):
     [⌈N / 8⌉, G]; `weight_g_idx` [K] with actorder "group".
     """
 
-    optional: ClassVar[tuple[str, ...]] = ("weight_zero_point", "weight_g_idx")
+    optional: ClassVar[tuple[str, ...]] = ("weight_g_idx",)
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Values, scales and sizes."""
-        return "weight_packed", "weight_scale", "weight_shape"
+        """Values, scales, sizes and the zeros of asymmetric layers."""
+        names = "weight_packed", "weight_scale", "weight_shape"
+        return names if self.symmetric else (*names, "weight_zero_point")
 
     @property
     def order(self) -> str:
@@ -169,6 +185,7 @@ class PackedLayout(GroupLayout):
         _expect("weight_scale", stored, FLOATS, (n, groups))
         if not self.symmetric:
             _expect("weight_zero_point", stored, {"I32"}, (_ceil(n, 8), groups))
+        self._expect_order(stored, words * 8)
         return n, words * 8
 
 
@@ -218,8 +235,7 @@ class GptqLayout(GroupLayout):
         groups = self._groups(words * 8)
         _expect("qzeros", stored, {"I32"}, (groups, _ceil(n, 8)))
         _expect("scales", stored, FLOATS, (groups, n))
-        if "g_idx" in stored:
-            _expect("g_idx", stored, {"I32", "I64"}, (words * 8,))
+        self._expect_order(stored, words * 8)
         return n, words * 8
 
 
@@ -237,10 +253,8 @@ def _matrix(name: str, tensor: StoredTensor, dtypes: set[str]) -> tuple[int, int
 def _expect(
     name: str, stored: Mapping[str, StoredTensor], dtypes: frozenset[str] | set[str], shape: tuple[int, ...]
 ) -> None:
-    """Raises ValueError unless the tensor exists and has one of these dtypes and this shape."""
-    tensor = stored.get(name)
-    if tensor is None:
-        raise ValueError(f"{name} is missing")
+    """Raises ValueError unless the tensor has one of these dtypes and this shape."""
+    tensor = stored[name]
     if tensor.dtype not in dtypes or tensor.shape != shape:
         raise ValueError(
             f"{name} is {tensor.dtype} {list(tensor.shape)}; expected {'/'.join(sorted(dtypes))} {list(shape)}"

@@ -45,10 +45,19 @@ def read_stored_tensors(source: ModelSource) -> dict[str, StoredTensor]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the safetensors files that hold the model: those of the index, or model.safetensors, or all."""
+    """Returns the safetensors files that hold the model: those of the index, or model.safetensors, or all.
+
+    Raises ModelError for an index that is damaged.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(
+                f"{index} is not an index of weights with a weight_map ({type(error).__name__}: {error}); copy or "
+                "download it again"
+            ) from error
         return [folder / name for name in sorted(names)]
     single = folder / "model.safetensors"
     return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))

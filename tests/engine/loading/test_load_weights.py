@@ -114,6 +114,10 @@ def also(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], None]:
             "lacks model.*up_pro",
         ),
         (also("model.norm.weight", torch.ones(255)), r"other shapes or kinds of layers for model\.norm\.weight"),
+        (
+            also("model.norm.weight", torch.ones(256, dtype=torch.int32)),
+            r"has other dtypes for model\.norm\.weight \(I32\)",
+        ),
         (also("model.extra.weight", torch.ones(3)), r"unexpected model\.extra\.weight"),
         (
             also("model.layers.0.mlp.up_proj.weight_zero_point", torch.ones(3)),

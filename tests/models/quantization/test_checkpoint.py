@@ -17,7 +17,7 @@ from specpipe.models.quantization.checkpoint import inspect_checkpoint, read_rul
 from specpipe.models.source import ModelSource
 
 
-def rules_of(folder: Path, config: dict[str, Any]) -> Any:
+def rules_of(folder: Path, config: Any) -> Any:
     (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
     return read_rules(ModelSource(path=str(folder), name="big", revision=""))
 
@@ -79,9 +79,17 @@ def weights(name: str, **changes: Any) -> dict[str, Any]:
         (FORMATS["gptq"].config | {"bits": 8}, "bits is 8; expected 4"),
         (FORMATS["gptq"].config | {"checkpoint_format": "marlin"}, "checkpoint_format is marlin; expected gptq or gpt"),
         (FORMATS["gptq"].config | {"dynamic": {"+:.*down.*": {"bits": 8}}}, r"number format of \+:\.\*down"),
+        (FORMATS["gptq"].config | {"group_size": 0}, "group_size: Value error, 0 inputs cannot share a scale"),
+        (weights("w4a16", group_size=0), r"group_0\.weights\.group_size: Value error, 0 inputs"),
+        (
+            FORMATS["ct-dynamic"].config | {"ignore": ["re:(", "lm_head"]},
+            r"have 're:\(', which is not a regular expres",
+        ),
+        (FORMATS["fp8-block"].config | {"modules_to_not_convert": ["*head"]}, r"have '\*head', which is not a regular"),
+        (["fp8"], r"quantization_config of config\.json is a list; expected an object"),
     ],
 )
-def test_unknown_formats_are_refused_with_the_reason(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unknown_formats_are_refused_with_the_reason(config: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=message):
         rules_of(tmp_path, config)
 
@@ -110,9 +118,12 @@ def test_experts_in_4_bits_are_refused_before_weights_are_read(tmp_path: Path) -
         inspect_checkpoint(ModelSource(path=str(folder), name="big", revision=""))
 
 
-def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+def test_damaged_files_are_named(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "ct-dynamic").folder
     file = folder / "model-00002-of-00002.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(ModelError, match=r"00002-of-00002\.safetensors is not a complete safetensors file"):
+        inspect_checkpoint(ModelSource(path=str(folder), name="big", revision=""))
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"index\.json is not an index of weights with a weight_map \(KeyError"):
         inspect_checkpoint(ModelSource(path=str(folder), name="big", revision=""))
