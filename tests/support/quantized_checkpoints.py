@@ -272,11 +272,13 @@ def write_checkpoint(
     *,
     kind: str = "llama",
     seed: int = 0,
+    spread: float = 1.0,
     change: Callable[[dict[str, Tensor]], None] = lambda tensors: None,
     **config: Any,
 ) -> QuantizedCheckpoint:
     """Writes a checkpoint of a format, in two files. change: edits the tensors of the files.
 
+    spread: outputs differ in size by up to 10^(2 * spread). Rounding to 16 bits changes texts of the default.
     config: changes of the model's configuration, and of the format's under `quantization`.
     """
     from transformers import AutoModelForCausalLM
@@ -286,7 +288,7 @@ def write_checkpoint(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32, attn_implementation="eager").eval()
-        tensors = _quantize(model, made.quantize)
+        tensors = _quantize(model, made.quantize, spread)
     change(tensors)
     folder.mkdir(parents=True, exist_ok=True)
     quantization = {**made.config, **overrides}
@@ -302,14 +304,14 @@ def write_checkpoint(
     return QuantizedCheckpoint(folder, model.double())
 
 
-def _quantize(model: Any, quantize: Quantize) -> dict[str, Tensor]:
+def _quantize(model: Any, quantize: Quantize, spread: float = 1.0) -> dict[str, Tensor]:
     """Rounds the model in place to the values that are stored, and returns the tensors of its files."""
     tensors: dict[str, Tensor] = {}
     model.double()
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
-            spread = torch.logspace(-1, 1, len(module.weight))[torch.randperm(len(module.weight))]
-            layer = quantize(torch.randn(module.weight.shape) * 0.1 * spread[:, None])
+            sizes = torch.logspace(-spread, spread, len(module.weight))[torch.randperm(len(module.weight))]
+            layer = quantize(torch.randn(module.weight.shape) * 0.1 * sizes[:, None])
             tensors |= {f"{name}.{part}": tensor.contiguous() for part, tensor in layer.stored.items()}
             module.weight.data = layer.values
     for name, parameter in model.named_parameters():

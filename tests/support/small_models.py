@@ -65,10 +65,13 @@ def small_config(kind: str, *, vocab_size: int = VOCAB_SIZE, **changes: Any) -> 
     gpt2 = {"vocab_size": vocab_size, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": CONTEXT}
     families: dict[str, tuple[str, dict[str, Any]]] = {
         "llama": ("LlamaConfig", grouped),
+        "qwen2": ("Qwen2Config", without_head_dim),
         "qwen3": ("Qwen3Config", grouped),
         "gpt2": ("GPT2Config", gpt2 | {"bos_token_id": 0, "eos_token_id": 1}),
         "mistral": ("MistralConfig", grouped | {"sliding_window": 24}),
         "gemma2": ("Gemma2Config", grouped | {"sliding_window": 24, "query_pre_attn_scalar": 16}),
+        "gemma": ("GemmaConfig", grouped),
+        "gemma3_text": ("Gemma3TextConfig", grouped | {"sliding_window": 24, "query_pre_attn_scalar": 16}),
         "gpt_oss": (
             "GptOssConfig",
             grouped

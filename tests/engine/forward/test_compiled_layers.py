@@ -91,7 +91,7 @@ def test_greedy_output_equals_generate(small_pair, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["gemma2", "phi3", "gpt2"])
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gemma3_text", "phi3", "gpt2"])
 @pytest.mark.parametrize("k", [0, 3])
 def test_greedy_output_equals_generate_on_a_gpu(small_pair, monkeypatch: pytest.MonkeyPatch, kind: str, k: int) -> None:
     pair = small_pair(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,23 @@ def test_quantised_experts_compute_the_same_in_own_layers(
     assert engine.target.fused
     completions = run(engine, requests, 2)
     assert [list(c.token_ids) for c in completions] == generate(written.reference, requests)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [*CASES, "mixtral fp8-block", "olmoe ct-dynamic", "qwen2_moe fp8-block"])
+def test_quantised_mixtures_generate_on_a_gpu(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = write(case, tmp_path)
+    model = load_weights(written.source, "cuda", torch.bfloat16)
+    monkeypatch.setattr(
+        "support.engines.ModelRunner",
+        lambda model, **_: ModelRunner(model, vocab_size=320, context_length=256, page_size=16),
+    )
+    engine = make_engine(model, copy.deepcopy(model), max_k=2)
+    assert engine.target.fused == (not case.startswith("qwen2_moe")) and engine.target.compiled != engine.target.fused
+    completions = run(engine, make_requests(7, vocab_size=320, max_new_tokens=12), 2)
+    assert [len(c.token_ids) for c in completions] == [12] * 7
+    assert engine.target.uncompiled_forwards == 0
+    assert sum(c.accepted_tokens for c in completions) > 0.5 * sum(c.draft_tokens for c in completions)
 
 
 @pytest.mark.parametrize("case", CASES)
