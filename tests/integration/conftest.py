@@ -24,6 +24,7 @@ def ray_session() -> Iterator[None]:
     import ray
 
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # a Python process for each CPU that no test needs
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(TESTS), *([before] if before else [])]
@@ -69,7 +70,8 @@ def write_job(tmp_path: Path, pair: Path) -> Callable[..., Path]:
             "data": {"path": str(data)},
             "sampling": {"max_new_tokens": 24},
             "speculation": {"policy": "fixed"},
-            "workers": {"slots": 4, "shard_tokens": 100},
+            # One thread each: beside the other test process, two that wait for each other take 8 times as long.
+            "workers": {"slots": 4, "shard_tokens": 100, "cpus_per_worker": 1},
             "output": {"path": str(tmp_path / "out")},
         }
         for name, values in sections.items():
