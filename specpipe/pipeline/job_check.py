@@ -167,5 +167,8 @@ def _kv_values_per_token(config: Mapping[str, Any]) -> int:
     """Returns the number of values that one token adds to the K and V of all layers."""
     heads = _first(config, "num_attention_heads", "n_head")
     head_dim = _first(config, "head_dim") or _first(config, "hidden_size", "n_embd") // max(1, heads)
-    kv_heads = _first(config, "num_key_value_heads") or heads
-    return 2 * _first(config, "num_hidden_layers", "n_layer") * kv_heads * head_dim
+    kv_heads, values = _first(config, "num_key_value_heads") or heads, 2 * head_dim
+    if _first(config, "kv_lora_rank"):  # latent attention, computed with keys and values of every head
+        values = sum(_first(config, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+        kv_heads = heads
+    return _first(config, "num_hidden_layers", "n_layer") * kv_heads * values

@@ -84,6 +84,12 @@ def small_config(kind: str, *, vocab_size: int = VOCAB_SIZE, **changes: Any) -> 
             "Qwen3MoeConfig",
             grouped | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True},
         ),
+        "glm4_moe": (
+            "Glm4MoeConfig",
+            grouped
+            | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 1}
+            | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+        ),
         "phi3": ("Phi3Config", without_head_dim),
         "qwen2_moe": (
             "Qwen2MoeConfig",

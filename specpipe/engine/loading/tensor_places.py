@@ -72,6 +72,8 @@ class CheckpointNames:
         """True if it merges nothing but linear layers of experts."""
         self.known = model.state_dict()
         self._prefix: str = getattr(model, "base_model_prefix", "")
+        unused: Any = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        self._ignored = [re.compile(pattern) for pattern in unused]
 
     def tensor(self, name: str) -> str:
         """Returns the model's name for a tensor of the checkpoint."""
@@ -79,6 +81,10 @@ class CheckpointNames:
 
         renamed: str = rename_source_key(name, self._renamings, [], self._prefix, self.known)[0]
         return renamed
+
+    def ignores(self, name: str) -> bool:
+        """Returns True for a tensor without a place that the family leaves out, such as DeepSeek's layers of MTP."""
+        return name not in self.known and any(pattern.search(name) for pattern in self._ignored)
 
     def module(self, name: str) -> str:
         """Returns the model's name for a module with a weight."""
@@ -100,14 +106,15 @@ def find_places(model: Any, checkpoint: Checkpoint, name: str) -> TensorPlaces:
     expected, modules = model.state_dict(), dict(model.named_modules())
     merged = merged_experts(names, checkpoint)
     in_experts = {stored for parts in merged.values() for stored in parts.values()}
+    merged = {module: parts for module, parts in merged.items() if not names.ignores(f"{module}.weight")}
     layers = {stored: names.module(stored) for stored in checkpoint.layers if stored not in in_experts}
+    layers = {stored: place for stored, place in layers.items() if not names.ignores(f"{place}.weight")}
     experts = {stored: names.tensor(f"{stored}.down_proj").removesuffix(".down_proj") for stored in checkpoint.experts}
     dense = {stored: names.tensor(stored) for stored in checkpoint.dense}
     quantised = {f"{module}.weight" for module in layers.values()}
     whole = [m for m, parts in merged.items() if m in modules and len(parts) == 3 * modules[m].num_experts]
     quantised |= {f"{module}.{weight}" for module in (*whole, *experts.values()) for weight in WEIGHTS}
-    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
-    unexpected = [s for s, n in dense.items() if n not in expected and not any(p.search(n) for p in ignored)]
+    unexpected = [s for s, n in dense.items() if n not in expected and not names.ignores(n)]
     unexpected += [s for s, n in layers.items() if f"{n}.weight" not in expected]
     dense = {stored: place for stored, place in dense.items() if place in expected}
     tied = model.all_tied_weights_keys

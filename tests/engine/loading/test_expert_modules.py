@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support.engines import generate, make_engine, make_requests, run
 from support.quantized_checkpoints import FORMATS, _quantize
 from support.small_models import make_small_model, small_config, small_tokenizer
@@ -78,10 +78,11 @@ def write_mxfp4(folder: Path, *, drop: str = "", **quantization: Any) -> Written
 def write_fp8(folder: Path, kind: str, name: str) -> Written:
     """Writes each expert as linear layers of its own, as checkpoints in 8 bits do."""
     sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 192, "num_attention_heads": 8}
-    if kind != "qwen3_moe":
+    if kind not in ("glm4_moe", "qwen3_moe"):
         del sizes["moe_intermediate_size"]
     model, made = model_of(kind, **sizes), FORMATS[name]
     tensors = _quantize(model, made.quantize)
+    tensors |= {name: values for name, values in model.state_dict().items() if name.endswith("correction_bias")}
     for key, _ in model.named_parameters():
         if not key.endswith((".experts.gate_up_proj", ".experts.down_proj")):
             continue
@@ -178,6 +179,19 @@ def test_model_quantize_rounds_experts_by_channel(kind: str, tmp_path: Path, mon
     assert torch.equal(values.transpose(1, 2) if kind == "gpt_oss" else values, rounded)
 
 
+def test_layers_that_the_family_leaves_out_are_not_read(tmp_path: Path) -> None:
+    """Layers that predict further tokens (MTP), 8-bit experts among them, stand in checkpoints of DeepSeek and GLM."""
+    written = write_fp8(tmp_path, "glm4_moe", "fp8-block")
+    tensors = load_file(tmp_path / "model.safetensors")
+    more = {
+        name.replace(".1.", ".46.", 1): values for name, values in tensors.items() if name.startswith("model.layers.1.")
+    }
+    save_file(tensors | {name: values.clone() for name, values in more.items()}, tmp_path / "model.safetensors")
+    expected = logits(written.reference)
+    got = logits(load_weights(written.source, "cpu", torch.float32, "eager"))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
+
+
 def test_missing_scales_and_missing_configuration_are_named(tmp_path: Path) -> None:
     written = write_mxfp4(tmp_path / "scales", drop="layers.1.mlp.experts.down_proj_scales")
     with pytest.raises(ModelError, match=r"experts model.layers.1.mlp.experts do not fit.*lacks down_proj_scales"):
@@ -189,8 +203,6 @@ def test_missing_scales_and_missing_configuration_are_named(tmp_path: Path) -> N
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     written = write_fp8(tmp_path, "qwen3_moe", "fp8-block")
-    from safetensors.torch import load_file
-
     tensors = load_file(tmp_path / "model.safetensors")
     for end in ("weight", "weight_scale_inv"):
         del tensors[f"model.layers.0.mlp.experts.3.up_proj.{end}"]

@@ -167,7 +167,7 @@ def test_dtype_and_memory_are_those_of_the_workers_device(tmp_path: Path, monkey
     monkeypatch.setenv("RAY_ADDRESS", "cluster:6379")  # its machines may have GPUs, unlike this one
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "max_position_embeddings": 200}
 
-    def found(device: str, kv_dtype: str = "auto") -> RunPlan:
+    def found(device: str, kv_dtype: str = "auto", **latent: int) -> RunPlan:
         job = make_job(
             tmp_path,
             f"model.device={device}",
@@ -175,13 +175,15 @@ def test_dtype_and_memory_are_those_of_the_workers_device(tmp_path: Path, monkey
             "workers.count=1",
             "sampling.defaults=specpipe",
         )
-        real_models(tmp_path, **sizes, dtype="float32")
+        real_models(tmp_path, **sizes, **latent, dtype="float32")
         return plan_run(job)
 
     cpu, cuda = found("cpu"), found("cuda")
     assert (cpu.device, cpu.dtype, cuda.device, cuda.dtype) == ("cpu", "float32", "cuda", "bfloat16")
     assert cpu.kv_bytes == 2 * cuda.kv_bytes > 0
     assert found("cpu", "fp8").kv_bytes == found("cuda", "fp8").kv_bytes == cuda.kv_bytes // 2
+    latent = found("cuda", kv_lora_rank=8, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
+    assert 32 * latent.kv_bytes == (16 + 8 + 16) * cuda.kv_bytes, "keys and values of every head"
     assert cpu.weight_bytes == 2 * cuda.weight_bytes > 0
 
 
