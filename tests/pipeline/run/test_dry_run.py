@@ -183,7 +183,7 @@ def test_dtype_and_memory_are_those_of_the_workers_device(tmp_path: Path, monkey
     assert cpu.kv_bytes == 2 * cuda.kv_bytes > 0
     assert found("cpu", "fp8").kv_bytes == found("cuda", "fp8").kv_bytes == cuda.kv_bytes // 2
     latent = found("cuda", kv_lora_rank=8, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
-    assert 32 * latent.kv_bytes == (16 + 8 + 16) * cuda.kv_bytes, "keys and values of every head"
+    assert 2 * 32 * latent.kv_bytes == (16 + 8 + 16) * cuda.kv_bytes, "keys and values of every head"
     assert cpu.weight_bytes == 2 * cuda.weight_bytes > 0
 
 
