@@ -36,10 +36,26 @@ OWN_LAYERS = frozenset(
 """Families whose layers run as specpipe's kernels on a GPU."""
 
 
+TESTED_ON_H200 = OWN_LAYERS | {
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "GemmaForCausalLM",
+    "GPT2LMHeadModel",
+    "Phi3ForCausalLM",
+    "Qwen2MoeForCausalLM",
+}
+"""Families whose layers tests run on a GPU (tests/support/small_models.py: ON_GPU)."""
+
+
 def layers_on_gpu(config: Any) -> str:
-    """Returns how a supported model's layers run on a GPU. config: a transformers configuration."""
+    """Returns how a supported model's layers run on a GPU, and on which its family was tested.
+
+    config: a transformers configuration.
+    """
     model_class = _model_class(config)
-    return "specpipe's kernels" if model_class is not None and model_class.__name__ in OWN_LAYERS else "torch.compile"
+    name = "" if model_class is None else model_class.__name__
+    how = "specpipe's kernels" if name in OWN_LAYERS else "torch.compile"
+    return f"{how} ({'tested on an NVIDIA H200' if name in TESTED_ON_H200 else 'family not tested on a GPU'})"
 
 
 def context_length(config: Any) -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.engines import drain, generate, make_engine, make_requests, plan, run, run_in_turn, steps_of
+from support.small_models import ON_GPU
 
 pytestmark = pytest.mark.gpu
 
@@ -22,7 +23,7 @@ def on_cuda(pair, dtype: torch.dtype = torch.float32):
     return pair._replace(target=moved[0], draft=moved[1], reference=moved[2])
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2", "mistral", "gemma2"])
+@pytest.mark.parametrize("kind", [*ON_GPU["own layers"], "gpt2", "gemma2"])
 @pytest.mark.parametrize(("k", "proposer"), [(0, "none"), (1, "draft"), (3, "draft"), (7, "draft"), (3, "ngram")])
 def test_greedy_equals_generate_in_fp32(small_pair, kind: str, k: int, proposer: str) -> None:
     pair = on_cuda(small_pair(kind))

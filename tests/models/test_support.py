@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import transformers
-from support.small_models import CONTEXT, KINDS, small_config, small_tokenizer
+from support.small_models import CONTEXT, KINDS, ON_GPU, small_config, small_tokenizer
 
 from specpipe.errors import ModelError
-from specpipe.models.support import check_pair, check_support, context_length, layers_on_gpu
+from specpipe.models.support import TESTED_ON_H200, check_pair, check_support, context_length, layers_on_gpu
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,11 +76,18 @@ def test_positions_that_a_model_lacks_are_refused() -> None:
         check_support(small_config("gpt2"), max_model_len=CONTEXT + 1)
 
 
-def test_layers_on_a_gpu_are_own_or_compiled() -> None:
-    assert [layers_on_gpu(small_config(kind)) for kind in ("gpt_oss", "qwen2_moe")] == [
-        "specpipe's kernels",
-        "torch.compile",
+def test_layers_on_a_gpu_are_own_or_compiled_and_tested_or_not() -> None:
+    assert [layers_on_gpu(small_config(kind)) for kind in ("gpt_oss", "qwen2_moe", "glm4_moe")] == [
+        "specpipe's kernels (tested on an NVIDIA H200)",
+        "torch.compile (tested on an NVIDIA H200)",
+        "torch.compile (family not tested on a GPU)",
     ]
+
+
+def test_families_tested_on_a_gpu_are_those_of_the_tests() -> None:
+    configs = [small_config(kind) for kinds in ON_GPU.values() for kind in kinds]
+    classes = {transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] for config in configs}
+    assert {(c[0] if isinstance(c, tuple) else c).__name__ for c in classes} == TESTED_ON_H200
 
 
 def test_equal_vocabularies_pass_whatever_the_rest_of_the_tokenizers() -> None:

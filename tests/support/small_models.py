@@ -9,6 +9,12 @@ from typing import Any
 import torch
 
 KINDS = ("llama", "qwen3", "gpt2", "mistral", "gemma2", "gpt_oss")
+ON_GPU = {
+    "own layers": ("llama", "mistral", "qwen2", "qwen3"),
+    "compiled layers": ("gemma", "gemma2", "gemma3_text", "phi3", "gpt2"),
+    "mixtures": ("gpt_oss", "mixtral", "olmoe", "qwen3_moe", "qwen2_moe"),
+}
+"""Families whose layers GPU tests run; docs/models.md and `specpipe doctor` list them."""
 VOCAB_SIZE = 320
 CONTEXT = 512
 

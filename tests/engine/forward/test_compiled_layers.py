@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.engines import generate, make_engine, make_requests, run
-from support.small_models import make_small_model
+from support.small_models import ON_GPU, make_small_model
 
 from specpipe.core import EngineConfig
 from specpipe.engine.build import EngineSpec, build_engine
@@ -91,7 +91,7 @@ def test_greedy_output_equals_generate(small_pair, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gemma3_text", "phi3", "gpt2"])
+@pytest.mark.parametrize("kind", ON_GPU["compiled layers"])
 @pytest.mark.parametrize("k", [0, 3])
 def test_greedy_output_equals_generate_on_a_gpu(small_pair, monkeypatch: pytest.MonkeyPatch, kind: str, k: int) -> None:
     pair = small_pair(kind)
@@ -100,7 +100,7 @@ def test_greedy_output_equals_generate_on_a_gpu(small_pair, monkeypatch: pytest.
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["gpt_oss", "mixtral", "olmoe", "qwen3_moe", "qwen2_moe"])  # the last one compiled
+@pytest.mark.parametrize("kind", ON_GPU["mixtures"])  # the last one compiled
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_mixture_of_experts_runs_on_a_gpu(
     small_pair, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: torch.dtype
