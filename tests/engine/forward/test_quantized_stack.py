@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.interpreter_fp8 import exact_interpreter
+from support.interpreter_speed import patch_once_per_launch
 from support.small_models import small_config
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -85,6 +86,6 @@ def test_logits_are_those_of_dequantised_weights(
             dense.get_submodule(name).weight.data = dequantize(weight, torch.float32)
     want = logits(runner(dense, fused=False), steps)
     monkeypatch.setenv("SPECPIPE_KERNELS", "triton")
-    with exact_interpreter():
+    with exact_interpreter(), patch_once_per_launch():
         got = logits(runner(model, fused=True), steps)
     assert float((got - want).norm() / want.norm()) < 0.1
