@@ -166,7 +166,9 @@ def markov_run(p: Tensor, q: Tensor, s: SamplingTensors, *, length: int, k: int,
 
 @pytest.mark.parametrize("rows", SIZES)
 @pytest.mark.parametrize("method", EXACT)
-@pytest.mark.parametrize("ragged", [False, True], ids=["k_fixed", "k_varies"])
+@pytest.mark.parametrize(
+    "ragged", [pytest.param(False, id="k_fixed", marks=pytest.mark.slow), pytest.param(True, id="k_varies")]
+)
 def test_joint_distribution_over_many_rounds(method: str, rows: int, ragged: bool) -> None:
     """Four tokens of a chain of three states, jointly: block verification inspects positions that later rounds draw
     again, and a stream keyed by position alone would make the two draws agree."""

@@ -86,6 +86,15 @@ def test_kv_memory_of_a_cpu_worker_is_what_the_engine_allocates(tmp_path: Path) 
     assert cpu_kv_budget(weights=10 * total_memory()) == 0
 
 
+def test_more_slots_than_memory_get_the_kv_pages_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specpipe.pipeline.job_check.cpu_kv_budget", lambda **_: 3 << 20)
+    found = plan(tmp_path, "workers.slots=60000")
+    assert found.kv_bytes > found.kv_budget == 3 << 20
+    shown = io.StringIO()
+    print_plan("job", found, Console(file=shown, width=200))
+    assert re.search(r"60000 slots each.*3\.0 MiB of \d.* for KV pages", shown.getvalue(), re.DOTALL)
+
+
 def test_loading_in_another_dtype_needs_the_mapped_file_beside_it(tmp_path: Path) -> None:
     same, converted = plan(tmp_path), plan(tmp_path, "model.dtype=bfloat16")
     weights = converted.weights["target"]

@@ -140,7 +140,7 @@ def test_gated_products_of_many_rows(device: str) -> None:
 
 
 @on_each_device
-@pytest.mark.parametrize("group", [128, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("group", [32, pytest.param(128, marks=pytest.mark.slow)])
 def test_dequantised_weights_equal_the_reference(device: str, group: int) -> None:
     weight = weight_of(device, 133, 768, group, zeros=True)
     dense = dequantize_int4(weight, DTYPE[device])
