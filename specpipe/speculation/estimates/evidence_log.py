@@ -56,13 +56,9 @@ def _of_whole_rounds(counts: AcceptanceCounts, k: int) -> AcceptanceCounts:
 
 
 class EvidenceLog:
-    """Sums steps between two calls of `take`. One owner, no lock; the size is bounded by the number of round shapes.
-
-    The first round of a shape is left out: it includes compilation and allocations.
-    """
+    """Sums steps between two calls of `take`. One owner, no lock; the size is bounded by the number of round shapes."""
 
     def __init__(self) -> None:
-        self._seen: set[RoundShape] = set()
         self._clear()
 
     def _clear(self) -> None:
@@ -92,11 +88,9 @@ class EvidenceLog:
             self._verified[who] = counts + self._verified.get(who, AcceptanceCounts())
             self._rounds[who] += 1
             self._row_rounds[who] += step.speculating
-        shape = RoundShape(who, step.k, step.running.bit_length())
-        if step.round_s > 0 and shape in self._seen:
+        if step.round_s > 0:
+            shape = RoundShape(who, step.k, step.running.bit_length())
             self._costs[shape] = self._costs.get(shape, RoundSum()).plus(step)
-        elif step.round_s > 0:
-            self._seen.add(shape)
 
     def take(self) -> Evidence:
         """Returns and clears the sums."""

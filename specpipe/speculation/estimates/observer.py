@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specpipe.core import EXPECTED_OUTPUT_TOKENS, Evidence, ProposerName
-from specpipe.speculation.estimates.acceptance import Acceptance
+from specpipe.speculation.estimates.acceptance import MIN_WEIGHT, Acceptance
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.estimates.round_costs import RoundCosts
 
@@ -55,6 +55,8 @@ class Observer:
         """Rows of the latest round, or that are about to run; 0 before any."""
         self._context = self._behind = 0.0
         """`PolicyInputs.context` and `behind` of the latest round."""
+        self._tokens = self._ended = 0.0
+        """Tokens generated and rows ended lately."""
 
     def add(self, evidence: Evidence) -> None:
         """Adds evidence of rounds and rows."""
@@ -68,6 +70,9 @@ class Observer:
             prefill_tokens=old.prefill_tokens + evidence.draft_prefill_tokens,
             prefill_s=old.prefill_s + evidence.draft_prefill_s,
         )
+        keep = 0.5 ** (rounds / self._half_life)
+        self._tokens = keep * self._tokens + evidence.output_tokens
+        self._ended = keep * self._ended + evidence.rows
         if evidence.running and rounds:
             self._occupancy, self._behind = evidence.running, evidence.draft_behind
             self._context = sum(point.context * point.rounds for point in evidence.costs) / rounds
@@ -109,6 +114,8 @@ class Observer:
         before, admitted = self._occupancy, max(self._occupancy, min(self._slots, round(queue_depth)))
         if before in (0, admitted):
             return
+        if 2 * before < admitted:  # another job, perhaps: each proposer is soon tried again
+            self.priors = replace(self.priors, costs=replace(self.priors.costs, timed={}))
         now, new = self.policy_inputs(queue_depth=queue_depth), 1 - before / admitted
         self._occupancy = admitted
         self._context += new * (now.input_tokens + now.output_tokens / 2 - self._context)
@@ -129,6 +136,7 @@ class Observer:
             context=self._context if self._occupancy else prompt + output / 2,
             input_tokens=prompt,
             output_tokens=output,
+            left_tokens=min(output, (MIN_WEIGHT * output + self._tokens) / (MIN_WEIGHT + self._ended)) / 2,
             prefill_s=known.prefill_s / known.prefill_tokens if known.prefill_tokens else 0.0,
             behind=self._behind if self._occupancy else prompt,
         )

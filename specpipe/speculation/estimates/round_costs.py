@@ -31,7 +31,10 @@ ROUND_SD = 0.1
 """Standard deviation of the logarithm of a measurement, however many rounds: neighbours of a CPU slow all of them."""
 SURPRISE = 2.0
 """Standard deviations from which a measurement is doubted: it is too long, or those before it were."""
-_PASSES, _STEP, _CLOSE = 8, 1.0, 0.05  # linearisations of the model at most; largest change in each, and in the last
+AGREED = 0.3
+"""Largest logarithm of measured over expected seconds that confirms an estimate: a first round may take ten times as
+long, and is no reason to leave a proposer alone."""
+_PASSES, _STEP, _CLOSE = 32, 1.0, 0.05  # linearisations of the model at most; largest change in each, and in the last
 _VERSION = 6  # of the JSON values; others are refused
 _START = PRICE_SD**2 * np.eye(len(TERMS)) + SPEED_SD**2
 
@@ -45,7 +48,7 @@ class RoundCosts:
     rounds: float = 0.0
     """Rounds measured so far; those of an earlier run count as one."""
     timed: Mapping[ProposerName, float] = field(default_factory=dict)
-    """`rounds` when a proposer, or "none" for plain decoding, was last measured in this run."""
+    """`rounds` when a measurement last confirmed the estimate of a proposer, or of plain decoding ("none")."""
     log_prices: Array = field(default_factory=lambda: np.zeros(len(TERMS)))
     """[T] logarithms of the prices."""
     covariance: Array = field(default_factory=lambda: _START)
@@ -75,7 +78,10 @@ class RoundCosts:
             if moved < _CLOSE:
                 break
         total = self.rounds + rounds
-        timed = {**self.timed, **{point.proposer: total for point in points}}
+        timed = dict(self.timed)
+        for point, work, measured_log in zip(points, works, seconds, strict=True):
+            if self and abs(measured_log - _predict(start, work)[0]) < AGREED:
+                timed[point.proposer] = total
         return replace(self, log_prices=near, covariance=covariance, rounds=total, timed=timed)
 
     def seconds(self, work: RoundWork) -> float:

@@ -15,8 +15,12 @@ HOPED_ACCEPTANCE, HOPE_WEIGHT = 0.85, 16.0
 """Acceptance that a trial may find, and the observations of a position at which half of this hope is left."""
 GAIN_SHARE = 0.02
 """Largest share of the possible gain that is spent on trials."""
+LEAST_PRICE = 0.3
+"""Price of a trial, in rounds, at least: what is expected to cost nothing may yet."""
 DUE = 4.0
-"""Growth of the measured rounds since a proposer was last timed, from which it is tried whatever the estimates say."""
+"""Growth of the measured rounds since the estimate of a proposer was confirmed, from which it is tried in any case."""
+FIRST_ROUNDS = 4
+"""Rounds from one trial to the next while no estimate of a proposer was confirmed: a profile may be far off."""
 
 WITH_DRAFT_MODEL: tuple[ProposerName, ...] = ("draft", "joined")
 """Proposers that run the draft model, which has to catch up first."""
@@ -79,9 +83,10 @@ def _trials(choice: DraftRates, best: DraftRates, now_k: int, inputs: PolicyInpu
             continue
         token_s = seconds * math.exp(-sd[k]) / (n * hoped[k]) + (charge_s if k else 0.0)
         lost = seconds - (n + drafting * (float(choice.tokens[k]) - 1)) / now + (catch_up_s if k else 0.0)
-        price, loss = max(1.0, lost / round_s), now * token_s - 1
-        every = price / (GAIN_SHARE * -loss) if loss < 0 else math.inf
+        price, loss = max(LEAST_PRICE, lost / round_s), now * token_s - 1
+        every = max(REPLAN_ROUNDS, price / (GAIN_SHARE * -loss)) if loss < 0 else math.inf
         name = proposer if k else "none"
-        if name != (best.proposer if now_k else "none") and costs.rounds >= DUE * costs.timed.get(name, 0.0):
-            every = 0.0
-        yield _Trial(max(REPLAN_ROUNDS, every), loss, k, proposer)
+        timed = costs.timed.get(name, 0.0)
+        if name != (best.proposer if now_k else "none") and costs.rounds >= DUE * timed:
+            every = REPLAN_ROUNDS if timed else FIRST_ROUNDS
+        yield _Trial(every, loss, k, proposer)

@@ -58,6 +58,24 @@ def test_rows_that_end_first_are_no_measure_of_the_others() -> None:
     assert seen(early).output_tokens == pytest.approx(80.0)
 
 
+def test_rows_of_a_draining_queue_are_near_their_end() -> None:
+    ended = replace(ROUNDS, rows=8, input_tokens=8 * 60, output_tokens=8 * 80)
+    assert seen(ended).left_tokens == pytest.approx(80 / 2)
+    drained = replace(ended, running=4, rows=40, output_tokens=40 * 10)
+    assert seen(*[ended] * 8, *[drained] * 4).left_tokens < 80 / 4
+    assert seen(replace(ROUNDS, output_tokens=10_000)).left_tokens == 100 / 2, "the limit of a row"
+
+
+@pytest.mark.parametrize(("before", "forgotten"), [(1, True), (4, False)])
+def test_rows_of_another_job_are_tried_anew(before: int, forgotten: bool) -> None:
+    known = observer()
+    for _ in range(2):
+        known.add(replace(ROUNDS, running=before))
+    assert known.priors.costs.timed
+    known.admit_rows(queue_depth=8)
+    assert (not known.priors.costs.timed) == forgotten
+
+
 def test_first_rows_change_no_estimate() -> None:
     fresh = observer()
     fresh.admit_rows(queue_depth=8)

@@ -8,6 +8,7 @@ from specpipe.core import CostPoint, Exploration, ProposerName, SpeculationPlan
 from specpipe.speculation.estimates.acceptance import Acceptance
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.estimates.round_costs import RoundCosts
+from specpipe.speculation.policies.exploration import FIRST_ROUNDS
 from specpipe.speculation.policies.goodput import Goodput
 from specpipe.speculation.policies.policy import REPLAN_ROUNDS
 
@@ -33,7 +34,8 @@ def costs(**changes: float) -> RoundCosts:
         for k in range(6)
         for n in (1, 2, 4, 8, 16, 32, 64)
     ]
-    return RoundCosts().with_points(points)
+    known = RoundCosts().with_points(points)
+    return replace(known, timed={"draft": known.rounds, "none": known.rounds})
 
 
 def acceptance(*rates: float, weight: float = 100_000.0) -> Acceptance:
@@ -122,11 +124,11 @@ def test_promising_k_is_tried_within_the_budget() -> None:
 @pytest.mark.parametrize(("known", "other"), [(GOOD, "none"), (BAD, "draft")])
 def test_other_side_is_tried_again_whatever_the_estimates_say(known: Acceptance, other: ProposerName) -> None:
     one_row = inputs(known, queue_depth=1, occupancy=1)
-    for rounds, timed, due in ((0, 0, True), (50, 20, False), (100, 20, True)):
+    for rounds, timed, every in ((0, 0, FIRST_ROUNDS), (50, 20, None), (100, 20, REPLAN_ROUNDS)):
         costs_then = replace(COSTS, rounds=max(1, rounds), timed={"draft": timed, "none": timed})
         explore = POLICY.plan(replace(one_row, costs=costs_then)).explore
-        assert (explore is not None and explore.every == REPLAN_ROUNDS) == due, (rounds, timed)
-        if due:
+        assert (None if explore is None else explore.every) == every, (rounds, timed)
+        if every:
             assert explore is not None and (explore.proposer, explore.k) == (other, int(other == "draft"))
 
 
