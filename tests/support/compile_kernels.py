@@ -223,9 +223,12 @@ def mix(dtype: torch.dtype, rows: int) -> None:
     x, by = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(hidden, dtype=dtype)
     pending = Normed(x, torch.ones(3, rows), 1e-5)
     for e, k in ((experts, 4), (128, 8)):
-        route_tokens.route_tokens(torch.zeros(rows, e, dtype=dtype), pending, k, normalize=True, fp8=e == experts)
+        router, fp8 = torch.zeros(e, hidden, dtype=dtype), e == experts
+        given = pending if rows == 1 else Normed(x, None, 0.0)
+        route_tokens.route_tokens(given, router, by[:e] if fp8 else None, k, normalize=True, fp8=fp8)
+        route_tokens.choose_experts(torch.zeros(rows, e, dtype=dtype), pending, k, normalize=True, fp8=fp8)
     routing = route_tokens.route_tokens(
-        torch.zeros(rows, experts, dtype=dtype), Normed(x, None, 0.0), 4, normalize=False
+        Normed(x, None, 0.0), torch.zeros(experts, hidden, dtype=dtype), None, 4, normalize=False
     )
     for stored in (lambda *s: torch.zeros(s, dtype=dtype), mxfp4_zeros, fp8_zeros)[: 3 if x.element_size() == 2 else 1]:
         gate_up, down = (stored(*shape) for shape in shapes)

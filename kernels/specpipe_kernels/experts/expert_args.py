@@ -78,6 +78,8 @@ class GroupedTiling(NamedTuple):
 
     block_m: int
     """Pairs of a tile."""
+    least_m: int
+    """Pairs of the smallest tile that is computed: block_m, or that over 2, 4 or 8."""
     block_n: int
     """Outputs per program."""
     block_k: int

@@ -12,18 +12,23 @@ from specpipe_kernels.runtime.backend import implementation
 from specpipe_kernels.weights import Experts, Fp8Rows, Normed, Routing, values_of
 
 
-def route_tokens(logits: Tensor, x: Normed, top_k: int, *, normalize: bool, fp8: bool = False) -> Routing:
-    """Chooses the k experts with the largest logits; of equal ones those with the lower numbers.
+def route_tokens(
+    x: Normed, router: Tensor, bias: Tensor | None, top_k: int, *, normalize: bool, fp8: bool = False
+) -> Routing:
+    """Chooses the k experts with the largest logits x @ router.T + bias; of equal ones those with the lower numbers.
 
     Args:
-        logits: [M, E] of the router.
-        x: [M, H] in 16 or 32 bits, the router's input. A pending norm is completed.
+        x: [M, H] in 16 or 32 bits. A pending norm is completed.
+        router: [E, H], contiguous.
+        bias: [E].
         top_k: k.
         normalize: divide the weights by their sum, as a softmax over the chosen logits does; else they are the softmax
             over all experts.
         fp8: the rows for the experts are in 8 bits, one scale a row.
     """
-    result: Routing = implementation("experts.route_tokens", logits)(logits, x, top_k, normalize=normalize, fp8=fp8)
+    result: Routing = implementation("experts.route_tokens", router)(
+        x, router, bias, top_k, normalize=normalize, fp8=fp8
+    )
     return result
 
 

@@ -2,7 +2,7 @@
 
 Five kernels a layer (docs/design.md) instead of about fifteen: projections read concatenated weights, norms are
 computed by the products around them, rotation stores keys and values; the head is one more product. Layers with a
-mixture of experts have seven or nine.
+mixture of experts have six to nine.
 
 Shapes: N tokens, n tokens whose logits are kept, H hidden size, I intermediate size, V outputs of the head,
 Hq/Hkv query/KV heads, D head size.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from specpipe_kernels import Experts, Fp8ExpertWeight, Fp8Rows, Normed, linear, mix_experts_residual, route_tokens
+from specpipe_kernels import Experts, Fp8ExpertWeight, Fp8Rows, Normed, mix_experts_residual, route_tokens
 
 _ALWAYS_NORMALIZED = ("MixtralTopKRouter", "GptOssTopKRouter")
 _NORMALIZED_BY_CONFIG = ("Qwen3MoeTopKRouter", "OlmoeTopKRouter")
@@ -35,10 +35,11 @@ class Mixture(NamedTuple):
 
         norm_weight [H]: weight of that norm; without it the second result is undefined. fp8: the norm is in 8 bits.
         """
-        logits = linear(x, self.router, self.router_bias)
         # As in all layers, a CPU multiplies rows as they are.
-        eight_bits = isinstance(self.experts.gate_up, Fp8ExpertWeight) and logits.is_cuda
-        ids, weights, rows = route_tokens(logits, x, self.top_k, normalize=self.normalize, fp8=eight_bits)
+        eight_bits = isinstance(self.experts.gate_up, Fp8ExpertWeight) and x.values.is_cuda
+        ids, weights, rows = route_tokens(
+            x, self.router, self.router_bias, self.top_k, normalize=self.normalize, fp8=eight_bits
+        )
         return mix_experts_residual(rows, ids, weights, self.experts, h, norm_weight, eps, fp8=fp8)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specpipe_kernels import Activation, Experts, Mxfp4Weight, Normed, mix_experts, route_tokens
+from specpipe_kernels import Activation, Experts, Mxfp4Weight, Normed, mix_experts
 from specpipe_kernels.experts import mix_experts as triton_mix
 from specpipe_kernels.experts import route_tokens as triton_route
 from specpipe_kernels.experts.group_pairs import group_pairs
@@ -51,6 +51,7 @@ CASES = [
     Case(37, 5, 3, 64, 96, CLAMPED, interleaved=True, bias=True),
     Case(7, 8, 2, 96, 64, CLAMPED, interleaved=True, bias=True, mxfp4=True),
     slow(Case(2, 4, 2, 1152, 32, CLAMPED, interleaved=True, bias=True, mxfp4=True)),  # programs share K
+    Case(40, 6, 2, 96, 64, mxfp4=True),  # tiles of 16 and 32 pairs
     Case(21, 4, 2, 256, 128, block=(128, 128)),
     slow(Case(2, 4, 2, 1100, 1030, bias=True)),
     slow(Case(4, 4, 2, 1152, 128, block=(128, 128))),
@@ -60,6 +61,7 @@ CASES = [
     slow(Case(300, 3, 2, 64, 64, bias=True)),
     slow(Case(64, 60, 4, 128, 33)),
     slow(Case(150, 4, 4, 160, 96, mxfp4=True)),
+    slow(Case(100, 11, 2, 160, 96, CLAMPED, interleaved=True, bias=True, mxfp4=True)),  # 16, 32 and 64 pairs
 ]
 
 
@@ -173,7 +175,7 @@ def inputs(case: Case, device: str) -> Inputs:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(case.tokens, case.hidden, generator=g).to(device, DTYPE[device])
     logits = torch.randn(case.tokens, case.experts, generator=g).to(device)
-    ids, weights, _ = route_tokens(logits, Normed(x, None, 0.0), case.top_k, normalize=True)
+    ids, weights, _ = reference_route.choose_experts(logits, Normed(x, None, 0.0), case.top_k, normalize=True)
     return Inputs(x, ids, weights, *random_experts(case, device))
 
 
@@ -252,27 +254,45 @@ def test_routing_chooses_the_largest_logits(device: str, normalize: bool, expert
     logits[3] = 1.0  # ties: the lowest experts
     x = torch.randn(9, 40, generator=torch.Generator().manual_seed(8)).to(device)
     squares = torch.rand(3, 9, generator=torch.Generator().manual_seed(9)).to(device)
-    ids, weights, normed = triton_route.route_tokens(logits, Normed(x, squares, 1e-5), 5, normalize=normalize)
+    ids, weights, normed = triton_route.choose_experts(logits, Normed(x, squares, 1e-5), 5, normalize=normalize)
     torch.testing.assert_close(normed, x * torch.rsqrt(squares.sum(0) / 40 + 1e-5)[:, None])
     probabilities = torch.softmax(logits.double(), dim=-1)
     want = probabilities.sort(dim=-1, descending=True, stable=True)
     factors = want.values[:, :5] / (want.values[:, :5].sum(-1, keepdim=True) if normalize else 1)
     assert torch.equal(ids.long(), want.indices[:, :5]) and ids[3].tolist() == [0, 1, 2, 3, 4]
     torch.testing.assert_close(weights.double(), factors, rtol=1e-5, atol=0)
-    again = reference_route.route_tokens(logits, Normed(x, None, 0.0), 5, normalize=normalize)
+    again = reference_route.choose_experts(logits, Normed(x, None, 0.0), 5, normalize=normalize)
     assert torch.equal(again[0], ids)
     for given in (Normed(x, squares, 1e-5), Normed(normed, None, 0.0)):
-        eight = triton_route.route_tokens(logits, given, 5, normalize=normalize, fp8=True)
+        eight = triton_route.choose_experts(logits, given, 5, normalize=normalize, fp8=True)
         assert (
             torch.equal(eight.ids, ids) and error(dequantize_rows(eight.x, torch.float64), rounded(normed).cpu()) < 0.01
         )
 
 
 @on_each_device
+@pytest.mark.parametrize(("tokens", "experts", "bias"), [(1, 37, True), (3, 130, False), (9, 37, True)])
+def test_routing_multiplies_with_the_router(device: str, tokens: int, experts: int, bias: bool) -> None:
+    g = torch.Generator().manual_seed(4)
+    x, router = (torch.randn(n, 72, generator=g).to(device, DTYPE[device]) for n in (tokens, experts))
+    shift = torch.randn(experts, generator=g).to(x) if bias else None
+    squares = torch.rand(3, tokens, generator=g).to(device) * 40
+    given = Normed(x, squares, 1e-5)
+    scale = torch.rsqrt(squares.double().sum(0) / 72 + 1e-5)[:, None]
+    logits = scale * (x.double() @ router.double().T) + (0 if shift is None else shift.double())
+    for fp8 in (False, True):
+        got = triton_route.route_tokens(given, router, shift, 5, normalize=True, fp8=fp8)
+        want = triton_route.choose_experts(logits.to(x.dtype), given, 5, normalize=True, fp8=fp8)
+        assert torch.equal(got.ids, want.ids) and error(got.weights, want.weights.double().cpu()) < TOLERANCE[device]
+        rows, completed = (dequantize_rows(r.x, torch.float64) if fp8 else r.x for r in (got, want))
+        assert error(rows, completed.double().cpu()) < 1e-6
+
+
+@on_each_device
 def test_routing_of_nan_stays_within_the_experts(device: str) -> None:
     logits = torch.full((2, 9), float("nan"), device=device)
     logits[1, 4] = 1.0
-    ids, weights, _ = triton_route.route_tokens(logits, Normed(logits, None, 0.0), 3, normalize=True)
+    ids, weights, _ = triton_route.choose_experts(logits, Normed(logits, None, 0.0), 3, normalize=True)
     assert ids.tolist() == [[0, 1, 2], [4, 0, 1]] and weights[1].tolist() == [1.0, 0.0, 0.0]
 
 

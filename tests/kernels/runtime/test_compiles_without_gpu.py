@@ -95,9 +95,11 @@ def test_layers_and_attention_compile(tmp_path: Path) -> None:
         "_quantize_rows_kernel",
         "_dequantize_int4_kernel",
         "_int4_gemm_kernel",
+        "_choose_experts_kernel",
         "_route_tokens_kernel",
         "_group_pairs_kernel",
         "_grouped_gemm_kernel",
+        "_ungrouped_gemm_kernel",
         "_combine_pairs_kernel",
         "_combine_residual_kernel",
     }
