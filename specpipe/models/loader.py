@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,17 @@ _LOAD_LOCK = threading.Lock()
 
 
 def load_config(source: ModelSource, *, trust_remote_code: bool = False) -> Any:
-    """Returns the model's transformers configuration, a new object per call. Raises ModelError."""
+    """Returns the model's transformers configuration, a new object per call, without padding. Raises ModelError."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(source.path, local_files_only=True, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+        config = AutoConfig.from_pretrained(source.path, local_files_only=True, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise ModelError(f"model {source.name}: config.json cannot be used: {error}") from error
+    with suppress(StrictDataclassError):  # some families require an id
+        config.pad_token_id = None  # else GPT-2 searches the ids for padding, which synchronises with the host
+    return config
 
 
 def load_model(
@@ -51,7 +55,6 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     config = load_config(source, trust_remote_code=trust_remote_code)
-    config.pad_token_id = None  # else GPT-2 searches the ids for padding, which synchronises with the host
     try:
         with _LOAD_LOCK:
             model, info = AutoModelForCausalLM.from_pretrained(
@@ -93,7 +96,6 @@ def outline_of(config: Any, dtype: torch.dtype, *, trust_remote_code: bool = Fal
         config.num_hidden_layers = layers
         if kinds:
             config.layer_types = kinds[:layers]
-    config.pad_token_id = None
     config.quantization_config = None
     with _LOAD_LOCK, torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -111,7 +113,6 @@ def skeleton_of(
     """
     from transformers import AutoModelForCausalLM
 
-    config.pad_token_id = None
     config.quantization_config = None
     with _LOAD_LOCK, _parameters_on_meta():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.small_models import KINDS, make_small_model
+from support.small_models import KINDS, make_small_model, small_config
+from transformers import ModernBertDecoderConfig
 
 from specpipe.errors import ModelError
 from specpipe.models.loader import load_config, load_model
@@ -118,3 +119,14 @@ def test_models_can_be_loaded_by_several_threads() -> None:
         models = [threads.submit(load_model, source, "cpu", torch.float32, "eager") for _ in range(4)]
         for model in models:
             assert model.result().lm_head.weight is model.result().model.embed_tokens.weight  # tied
+
+
+def test_configurations_have_no_padding_unless_the_family_requires_it(tmp_path: Path) -> None:
+    found = []
+    for name, config in (("llama", small_config("llama", pad_token_id=2)), ("bert", ModernBertDecoderConfig())):
+        config.save_pretrained(tmp_path / name)
+        found.append(load_config(ModelSource(path=str(tmp_path / name), name=name, revision="")).pad_token_id)
+    assert found == [None, 50283]
+    (tmp_path / "bert/config.json").write_text('{"model_type": "modernbert-decoder", "pad_token_id": "none"}')
+    with pytest.raises(ModelError, match=r"model bert: config.json cannot be used: .*pad_token_id"):
+        load_config(ModelSource(path=str(tmp_path / "bert"), name="bert", revision=""))
