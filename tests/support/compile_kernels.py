@@ -148,7 +148,7 @@ def launch_layers() -> None:
             multiply(dtype, rows)
         for head_dim, queries, rows in ((64, 1, 2), (64, 1, 40), (128, 4, 2), (128, 64, 2), (80, 3, 2)):
             attend(dtype, head_dim, queries, rows)
-        for rows in (1, 40, 600):
+        for rows in (1, 24, 40, 600):
             mix(dtype, rows)
 
 

@@ -26,6 +26,9 @@ from specpipe_kernels.runtime.dependent_launch import launch_options
 from specpipe_kernels.runtime.sizes import cdiv, power_of_2
 from specpipe_kernels.weights import Activation, ExpertWeights, Fp8ExpertWeight, Fp8Rows, Mxfp4Weight, Normed
 
+_FEW_PAIRS = 16
+"""Most pairs whose products have few programs, and many steps in flight in each."""
+
 
 @cache
 def _multiplies_bf16_pairs(device: torch.device) -> bool:
@@ -41,15 +44,17 @@ def grouped_tiling(pairs: int, experts: int, x: Tensor, weight: ExpertWeights, *
     """
     rows = cdiv(pairs, experts)
     if isinstance(weight, Fp8ExpertWeight):
-        block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+        block_m = 16 if rows <= 8 else 32 if rows <= 32 else 64
         # The gated product's block_n is the group of the other one's x, which bounds its block_k.
-        tiling = GroupedTiling(block_m, block_m, 128, 128, 3 if gated and rows <= 32 else 4, 8 if gated else 4)
-    elif isinstance(weight, Mxfp4Weight) and rows <= 32:
+        stages = (3 if rows <= 32 else 4) if gated else 6 if pairs <= _FEW_PAIRS else 4
+        warps = 8 if gated and rows > 16 else 4
+        tiling = GroupedTiling(block_m, 16 if rows <= 16 else block_m, 128, 128, stages, warps)
+    elif isinstance(weight, Mxfp4Weight) and rows <= 64:
         # 8 pairs: without the waits of the asynchronous matrix unit. More: converting once for a large tile pays, and
-        # computing a small one where an expert has few pairs (256 rows of gpt-oss-20b: 236 instead of 276 µs a layer).
+        # computing a small one where an expert has few pairs (256 rows of gpt-oss-20b: 241 instead of 276 µs a layer).
         block_m = 8 if pairs <= 64 else 32 if rows <= 16 else 64
-        narrow = gated or pairs <= 16 or (pairs <= 64 and experts <= pairs)  # else there are programs enough
-        tiling = GroupedTiling(block_m, min(block_m, 16), 64 if narrow else 128, 128, 3, 4)
+        narrow = gated or pairs <= _FEW_PAIRS or (pairs <= 64 and experts <= pairs)  # else there are programs enough
+        tiling = GroupedTiling(block_m, 8 if rows <= 32 else 16, 64 if narrow else 128, 128, 3, 4)
     elif rows <= 32:  # loads are uneven: a tile of many rows costs less than the weight of a busy expert once more
         block_m = 16 if rows <= 4 else 32 if rows <= 16 else 64
         tiling = GroupedTiling(block_m, block_m, 64, max(64, 256 // x.element_size()), 4, 4)
@@ -60,7 +65,7 @@ def grouped_tiling(pairs: int, experts: int, x: Tensor, weight: ExpertWeights, *
         return tiling
     _, outputs, columns = weight.shape
     programs = min(pairs, experts) * cdiv(outputs // (2 if gated else 1), tiling.block_n)
-    least = 2 if isinstance(weight, Mxfp4Weight) else 4
+    least = 2 if isinstance(weight, Mxfp4Weight) else 3 if pairs <= _FEW_PAIRS else 4
     return tiling._replace(splits=_splits(programs, columns // tiling.block_k, least, processors(x.device)))
 
 

@@ -51,7 +51,7 @@ CASES = [
     Case(37, 5, 3, 64, 96, CLAMPED, interleaved=True, bias=True),
     Case(7, 8, 2, 96, 64, CLAMPED, interleaved=True, bias=True, mxfp4=True),
     slow(Case(2, 4, 2, 1152, 32, CLAMPED, interleaved=True, bias=True, mxfp4=True)),  # programs share K
-    Case(40, 6, 2, 96, 64, mxfp4=True),  # tiles of 16 and 32 pairs
+    Case(40, 6, 2, 96, 64, mxfp4=True),  # tiles of 8, 16 and 32 pairs
     Case(21, 4, 2, 256, 128, block=(128, 128)),
     slow(Case(2, 4, 2, 1100, 1030, bias=True)),
     slow(Case(4, 4, 2, 1152, 128, block=(128, 128))),
@@ -61,7 +61,7 @@ CASES = [
     slow(Case(300, 3, 2, 64, 64, bias=True)),
     slow(Case(64, 60, 4, 128, 33)),
     slow(Case(150, 4, 4, 160, 96, mxfp4=True)),
-    slow(Case(100, 11, 2, 160, 96, CLAMPED, interleaved=True, bias=True, mxfp4=True)),  # 16, 32 and 64 pairs
+    slow(Case(100, 11, 2, 160, 96, CLAMPED, interleaved=True, bias=True, mxfp4=True)),  # 8 to 64 pairs
 ]
 
 
