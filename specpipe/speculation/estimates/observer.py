@@ -12,7 +12,8 @@ from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.estimates.round_costs import RoundCosts
 
 WORKER_HALF_LIFE = 16.0
-"""Rounds after which a worker's acceptance counts have half their weight: it follows its rows."""
+"""Rounds of 8 rows or more after which a worker's acceptance counts have half their weight: it follows its rows. Fewer
+rows take more rounds: from 23 drafts K cannot be chosen."""
 FOLLOWED_HALF_LIFE = 2.0
 """The same for proposers that follow earlier answers: a round shows which rows still follow theirs."""
 
@@ -86,11 +87,9 @@ class Observer:
         half_life = FOLLOWED_HALF_LIFE if short else self._half_life
         # With the draft model, a row lacks a draft only while it is being caught up, which is no lack of coverage.
         row_rounds = counts.drafts if name == "draft" else evidence.row_rounds.get(name, 0)
-        return known.with_counts(
-            counts,
-            row_rounds=max(row_rounds, counts.drafts),
-            keep=0.5 ** (evidence.rounds.get(name, 0) / half_life),
-        )
+        row_rounds = max(row_rounds, counts.drafts)
+        faded = min(evidence.rounds.get(name, 0), row_rounds / MIN_WEIGHT)
+        return known.with_counts(counts, row_rounds=row_rounds, keep=0.5 ** (faded / half_life))
 
     def use_priors(self, priors: Priors) -> None:
         """Starts from these estimates where this observer has none of its own."""
