@@ -72,7 +72,7 @@ def linear_glu(x: Rows, weight: Weight, *, fp8: bool = False) -> Tensor | Fp8Row
     if _is_skinny(rows, weight, MAX_GLU_ROWS if isinstance(weight, Tensor) else MAX_INT4_GLU_ROWS, fp8=fp8):
         result = skinny_gemm(rows, weight, GLU, fp8=fp8)
         return result.fp8_rows(dtype_of(rows)) if fp8 else result.out
-    if not fp8 and isinstance(rows, Normed) and converts_tiles(weight, rows.values):
+    if not fp8 and isinstance(rows, Normed) and converts_tiles(weight, rows.values, glu=True):
         return int4_gemm(rows, weight, glu=True)
     return silu_mul(wide_product(_whole(rows), weight), fp8=fp8)
 

@@ -96,6 +96,7 @@ def test_layers_and_attention_compile(tmp_path: Path) -> None:
         "_dequantize_int4_kernel",
         "_int4_gemm_kernel",
         "_choose_experts_kernel",
+        "_order_columns_kernel",
         "_route_tokens_kernel",
         "_group_pairs_kernel",
         "_grouped_gemm_kernel",

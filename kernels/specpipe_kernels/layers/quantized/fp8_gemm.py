@@ -177,15 +177,15 @@ def fp8_tiling(rows: int, n: int, k: int, processors: int) -> Fp8Tiling:
     # Two programs fill a multiprocessor, but adding the parts of short sums takes longer than that saves.
     while 2 * tiles * splits <= processors * min(2, k // (2 * splits) // 1792) and splits < 8:
         splits *= 2
-    return Fp8Tiling(64, 128, 128, 4, 4, True, splits)
+    return Fp8Tiling(64, 128, 128, 5 if tiles * splits <= processors else 4, 4, True, splits)
 
 
 @cache
-def beats_library(rows: int, n: int, processors: int, *, by_channel: bool) -> bool:
+def beats_library(rows: int, n: int, processors: int) -> bool:
     """Returns true where smaller tiles and shared K outweigh the library's faster programs of 128 x 128 outputs.
 
-    As measured on an H200 with the products of Llama's 8B and 70B: where the library leaves most multiprocessors idle,
-    and where its tiles need a second turn. Blocks cost the library 2 µs more, as scales of rows have to be repeated.
+    As measured on an H200 with the products of Llama's 8B and 70B: where the library leaves multiprocessors idle, and
+    where its tiles need a second turn.
     """
     tiles, large = cdiv(rows, 64) * cdiv(n, 128), cdiv(rows, 128) * cdiv(n, 128)
-    return tiles <= processors // (2 if by_channel else 1) or large > processors >= tiles / 2
+    return tiles <= processors or large > processors >= tiles / 2

@@ -37,7 +37,7 @@ def _fp8_product(x: Fp8Rows, weight: QuantizedWeight, bias: Tensor | None, out: 
     """Multiplies by the library where it has the scales, the sizes (multiples of 16) and the speed."""
     (n, k), rows, by_channel = weight.shape, x.values.shape[0], weight.block == (1, weight.shape[1])
     values, scale = in_whole_tiles(x)
-    faster = beats_library(rows, n, processors(x.values.device), by_channel=by_channel)
+    faster = beats_library(rows, n, processors(x.values.device))
     has_scales = by_channel or (_has_blocks(weight, x.values.device) and values.shape[0] % 4 == 0)
     if faster or not has_scales or n % 16 or k % 16:
         return fp8_gemm(x, weight, bias, out=out)

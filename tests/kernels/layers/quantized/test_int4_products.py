@@ -11,7 +11,7 @@ from specpipe_kernels.layers import linear as triton_linear
 from specpipe_kernels.layers.gemm_tiling import MAX_INT4_GLU_ROWS, GemmTiling
 from specpipe_kernels.layers.layer_args import RopeArgs
 from specpipe_kernels.layers.quantized.dequantize_int4 import dequantize_int4
-from specpipe_kernels.layers.quantized.int4_gemm import Int4Tiling, int4_gemm
+from specpipe_kernels.layers.quantized.int4_gemm import Int4Tiling, int4_gemm, int4_tiling
 from specpipe_kernels.layers.skinny_gemm import skinny_gemm
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
 from specpipe_kernels.reference.layers import linear as reference
@@ -109,10 +109,10 @@ def test_rotated_queries_and_stored_keys(device: str) -> None:
 @pytest.mark.parametrize(
     ("group", "zeros", "tiles"),
     [
-        (32, True, Int4Tiling(64, 64, 32, 2, 4, 2)),
-        (128, True, Int4Tiling(64, 64, 32, 2, 4, 2, joined=True)),
+        (32, True, Int4Tiling(32, 16, 64, 2, 4, 2)),
+        (128, True, Int4Tiling(64, 0, 64, 2, 4)),
         pytest.param(128, False, None, marks=pytest.mark.slow),
-        pytest.param(128, True, Int4Tiling(64, 128, 32, 3, 4, 4), marks=pytest.mark.slow),
+        pytest.param(128, True, Int4Tiling(64, 16, 128, 3, 4, 4), marks=pytest.mark.slow),
     ],
 )
 def test_products_of_many_rows(device: str, group: int, zeros: bool, tiles: Int4Tiling | None) -> None:
@@ -151,3 +151,10 @@ def test_dequantised_weights_equal_the_reference(device: str, group: int) -> Non
 def test_weights_that_blocks_do_not_divide_are_dequantised(device: str) -> None:
     x, weight = random(device, 3, 200), weight_of(device, 40, 200, 40)
     assert error(triton_linear.linear(x, weight), product64(x, weight)) < TOLERANCE[device]
+
+
+def test_tiles_fit_the_rows_and_few_kernels_are_compiled() -> None:
+    gated = [int4_tiling(rows, 14336, 4096, 132, glu=True) for rows in range(33, 513)]
+    assert gated[136 - 33][:2] == (128, 16)
+    assert len(set(gated)) <= 9
+    assert int4_tiling(256, 10240, 8192, 132, glu=False).splits == 3  # 80 tiles would leave 52 multiprocessors idle

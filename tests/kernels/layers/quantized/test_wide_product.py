@@ -125,7 +125,7 @@ def test_wide_products_can_be_captured(block: int) -> None:
 
 
 def test_own_product_where_the_library_leaves_processors_idle() -> None:
-    own = [rows for rows in (65, 128, 129, 256, 512) if beats_library(rows, 4096, 132, by_channel=True)]
-    assert own == [65, 128]
-    assert beats_library(136, 10240, 132, by_channel=True)  # 160 tiles of the library: a second turn for 28
+    own = [rows for rows in (65, 128, 129, 256, 512) if beats_library(rows, 4096, 132)]
+    assert own == [65, 128, 129, 256]
+    assert beats_library(136, 10240, 132)  # 160 tiles of the library: a second turn for 28
     assert [fp8_tiling(rows, 4096, 14336, 132).splits for rows in (128, 256, 512, 1024)] == [4, 2, 1, 1]
