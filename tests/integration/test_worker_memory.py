@@ -1,4 +1,4 @@
-"""Memory of a CPU worker: the dry run's figure against the peak of its process."""
+"""Process of a CPU worker: the dry run's memory against its peak, and settings that it gets from its environment."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from specpipe.pipeline.run.dry_run import plan_run
 from specpipe.pipeline.run.run import Viewer, execute
 
 
-def job_of(folder: Path, **workers: object) -> JobSpec:
-    write_rows(folder / "rows.parquet", 400)
+def job_of(folder: Path, *, rows: int = 400, **workers: object) -> JobSpec:
+    write_rows(folder / "rows.parquet", rows)
     values = {
         "model": {"target": "builtin:tiny", "draft": "builtin:tiny", "device": "cpu"},
         "data": {"path": str(folder / "rows.parquet")},
@@ -52,3 +52,15 @@ def test_process_takes_what_the_dry_run_says(tmp_path: Path, slots: int) -> None
     pid = result.summary["workers"]["worker-0"]["pid"]
     assert planned.kv_bytes == planned.kv_budget
     assert peaks[pid] == pytest.approx(planned.process_bytes, rel=0.1)
+
+
+@pytest.mark.slow
+def test_threads_of_a_worker_sleep_soon_beside_a_busy_process(tmp_path: Path) -> None:
+    settings: dict[int, list[str]] = {}
+
+    def watch(progress: Progress) -> None:
+        for pid in worker_peaks():
+            settings[pid] = (Path("/proc") / str(pid) / "environ").read_text().split("\0")
+
+    result = execute(job_of(tmp_path, rows=8, slots=4), viewer=Viewer(progress=watch))
+    assert "GOMP_SPINCOUNT=4000" in settings[result.summary["workers"]["worker-0"]["pid"]]
