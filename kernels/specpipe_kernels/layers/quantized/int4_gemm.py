@@ -264,7 +264,6 @@ def _words(weight: QuantizedWeight, tiling: Int4Tiling, *, glu: bool) -> TensorD
 
 _STEP_US = {
     Int4Tiling(64, 0, 128, 4, 4): (0.65, 1),
-    Int4Tiling(64, 0, 128, 3, 4): (1.05, 2),
     Int4Tiling(64, 32, 128, 4, 4): (0.85, 1),
     Int4Tiling(64, 32, 128, 3, 4): (1.33, 2),
     Int4Tiling(128, 0, 128, 3, 4): (0.86, 1),
@@ -277,10 +276,7 @@ _STEP_US = {
     Int4Tiling(128, 0, 256, 4, 8): (1.6, 1),
     Int4Tiling(256, 0, 128, 3, 8): (1.42, 1),
 }
-"""Microseconds of a step of 128 columns and programs per multiprocessor, on an H200 with the products of 8B and 70B.
-
-That of 64 rows and two programs is extrapolated from 96 and 128.
-"""
+"""Microseconds of a step of 128 columns and programs per multiprocessor, on an H200 with the products of 8B and 70B."""
 
 _ROWS = 64, 96, 128, 144, 160, 192, 256, 384, 512
 """Numbers of rows for which tiles are chosen, then powers of 2: each choice is a kernel to compile."""
