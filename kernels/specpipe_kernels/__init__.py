@@ -17,6 +17,7 @@ from specpipe_kernels.operations.linear import (
     rms_norm,
     rms_norm_fp8,
     rope_store_kv,
+    with_dense_copy,
 )
 from specpipe_kernels.operations.lookup_suffix import lookup_suffix
 from specpipe_kernels.operations.paged_attention import paged_attention, store_kv, write_index
@@ -142,6 +143,7 @@ __all__ = [
     "timestamp",
     "token_logprobs",
     "unpack_mxfp4",
+    "with_dense_copy",
     "with_scales_by_group",
     "write_index",
 ]

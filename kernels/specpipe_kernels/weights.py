@@ -19,6 +19,8 @@ class QuantizedWeight(NamedTuple):
     """uint8, in the shape of `scale`: zeros of 4-bit values; None: 8 for 4 bits, 0 for 8."""
     block: tuple[int, int]
     """Rows and columns that share a scale: (1, K) by output channel, (128, 128), or (1, 128)."""
+    dense: Tensor | None = None
+    """[N, K] in the dtype of the activations: a copy of a weight in 4 bits, for products of many rows."""
 
     @property
     def shape(self) -> Size:

@@ -103,6 +103,8 @@ class EngineBench:
     prefill_budget: int = 8192
     prefix_sharing: bool = True
     """True computes the common beginnings of prompts once."""
+    dense_copies: bool = True
+    """True keeps dense copies of 4-bit weights in memory that KV pages leave."""
     every_k: bool = False
     """True if rounds with every K from 0 to max(ks) may run, as under a policy."""
     profiled_rounds: int = 0

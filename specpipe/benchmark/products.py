@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +18,22 @@ from torch import Tensor
 from specpipe.benchmark.bench_config import BenchQuantize
 from specpipe.benchmark.kernels import LARGER_THAN_L2, time_calls
 from specpipe.benchmark.model_shapes import config_of, random_weight
-from specpipe_kernels import MAX_FP8_ROWS, Fp8Rows, Weight, is_fp8, linear, linear_glu, linear_residual, rms_norm_fp8
+from specpipe_kernels import (
+    MAX_FP8_ROWS,
+    Fp8Rows,
+    QuantizedWeight,
+    Weight,
+    is_fp8,
+    linear,
+    linear_glu,
+    linear_residual,
+    rms_norm_fp8,
+    with_dense_copy,
+)
 from specpipe_kernels.runtime.compile_ahead import CompileAhead
 
+ProductFormat = BenchQuantize | Literal["int4-copied"]
+"""Number formats of a product's weight; "int4-copied": 4 bits with a dense copy."""
 _EPS = 1e-5
 
 
@@ -30,7 +44,7 @@ class ProductBench:
     models: tuple[str, ...] = ("llama-3.1-8b", "llama-3.3-70b")
     """Shapes of models."""
     tokens: tuple[int, ...] = tuple(1 << i for i in range(13))
-    formats: tuple[BenchQuantize, ...] = ("none", "fp8", "fp8-block", "int4")
+    formats: tuple[ProductFormat, ...] = ("none", "fp8", "fp8-block", "int4", "int4-copied")
     dtype: torch.dtype = torch.bfloat16
     replays: int = 10
     device: str = "cuda"
@@ -97,9 +111,15 @@ def sweep_products(bench: ProductBench) -> Iterator[ProductMeasured]:
 
 def _weights(bench: ProductBench, n: int, k: int, copies: int, device: torch.device) -> dict[str, list[Weight]]:
     """Returns `copies` weights [n, k] in each number format."""
-    return {
-        name: [random_weight(n, k, name, 0.02, device, bench.dtype) for _ in range(copies)] for name in bench.formats
-    }
+    return {name: [_weight(n, k, name, device, bench.dtype) for _ in range(copies)] for name in bench.formats}
+
+
+def _weight(n: int, k: int, name: ProductFormat, device: torch.device, dtype: torch.dtype) -> Weight:
+    if name != "int4-copied":
+        return random_weight(n, k, name, 0.02, device, dtype)
+    weight = random_weight(n, k, "int4", 0.02, device)
+    assert isinstance(weight, QuantizedWeight)
+    return with_dense_copy(weight, dtype)
 
 
 def _inputs(bench: ProductBench, n: int, k: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

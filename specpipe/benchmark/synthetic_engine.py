@@ -42,6 +42,7 @@ def build_synthetic_engine(bench: EngineBench) -> Engine:
         prefill_budget=bench.prefill_budget,
         prefix_sharing=bench.prefix_sharing,
         kv_dtype=bench.kv_dtype,
+        dense_copies=bench.dense_copies,
     )
     with _kernels_ahead(bench, config, dtype) if device.type == "cuda" else nullcontext():
         models = [

@@ -92,6 +92,8 @@ def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None
     done = f", {plan.done_shards:,} of them done" if plan.done_shards else ""
     pages = "KV pages in 8 bits" if plan.kv_dtype == "fp8" else "KV pages"
     kv = bytes_text(plan.kv_budget) + (f" of {bytes_text(plan.kv_bytes)} for" if plan.kv_budget < plan.kv_bytes else "")
+    weights = f"{bytes_text(plan.weight_bytes)} weights"
+    weights += f", {bytes_text(plan.copy_bytes)} dense copies" if plan.copy_bytes else ""
     for left, right in (
         ("rows", f"{plan.rows:,}{samples} in {plan.files:,} file(s)"),
         ("prompts", describe_prompts(plan.prompts)),
@@ -101,7 +103,7 @@ def print_plan(name: str, plan: RunPlan, console: Console | None = None) -> None
         *([("draft", f"{plan.draft} ({plan.weights['draft'].describe()})")] if plan.draft else []),
         ("speculation", speculation),
         *([("replay", plan.replay)] if plan.replay else []),
-        ("memory a worker", f"{_process(plan)}{bytes_text(plan.weight_bytes)} weights, {kv} {pages}"),
+        ("memory a worker", f"{_process(plan)}{weights}, {kv} {pages}"),
         *([("faster", plan.faster)] if plan.faster else []),
         ("sampling", describe_sampling(plan)),
         ("ends at", describe_endings(plan)),

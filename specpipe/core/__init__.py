@@ -40,8 +40,10 @@ a driver, a test or a notebook can import it cheaply.
 from specpipe.core.acceptance_counts import AcceptanceCounts
 from specpipe.core.completion import Completion, Logprobs, RowTiming, Score
 from specpipe.core.defaults import (
+    ALLOCATOR_SLACK,
     BACKUP_S,
     EXPECTED_OUTPUT_TOKENS,
+    GPU_MEMORY_SHARE,
     MAX_ATTEMPTS,
     MAX_DRAFT_TOKENS,
     MAX_SHARDS_IN_FLIGHT,
@@ -82,10 +84,12 @@ from specpipe.core.speculation_plan import Exploration, SpeculationPlan
 from specpipe.core.step_report import ShardRound, StepReport
 
 __all__ = [
+    "ALLOCATOR_SLACK",
     "BACKUP_S",
     "DRAFT_SOURCES",
     "DTYPE_BYTES",
     "EXPECTED_OUTPUT_TOKENS",
+    "GPU_MEMORY_SHARE",
     "MAX_ATTEMPTS",
     "MAX_DRAFT_TOKENS",
     "MAX_SHARDS_IN_FLIGHT",

@@ -11,6 +11,10 @@ MAX_TOP_LOGPROBS = 20
 """Most alternatives whose log-probabilities a row may request for each token."""
 PREFILL_BUDGET = 2048
 """Prompt tokens of one prefill step, at most."""
+GPU_MEMORY_SHARE = 0.95
+"""Share of the GPU memory that is free beside activations; CUDA takes the rest for the graphs themselves."""
+ALLOCATOR_SLACK = 1.25
+"""Bytes that torch reserves for activations over those in use at once."""
 CPU_PAGE_SIZE = 16
 """Tokens of a KV page on a CPU, at most: prompts share all but 15 tokens of what they have in common."""
 EXPECTED_OUTPUT_TOKENS = 256.0

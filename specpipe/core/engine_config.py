@@ -44,6 +44,8 @@ class EngineConfig:
     """Number format of KV pages of both models."""
     prefix_sharing: bool = True
     """Rows whose prompts begin with the same pages share their KV."""
+    dense_copies: bool = True
+    """GPU memory beyond the largest KV keeps dense copies of 4-bit weights."""
 
     def largest_k(self, proposer: ProposerName) -> int:
         """Returns the largest K of a round of this proposer."""

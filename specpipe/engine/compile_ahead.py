@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,7 +44,7 @@ class EngineCompileAhead:
             target, draft = [*outlines(), None][:2]
             assert target is not None
             engine = Engine(target, draft, config=config, decoder=decoder, eos_ids=eos_ids, num_pages=2)
-            self._compiling = CompileAhead(lambda: engine.warm_up.run_all(sampling, choices))
+            self._compiling = CompileAhead(lambda: _launch_all(engine, sampling, choices))
 
     def __enter__(self) -> None:
         pass
@@ -62,3 +63,13 @@ class EngineCompileAhead:
             yield
         except Exception as error:
             log.info("kernels will be compiled when they are needed: %s: %s", type(error).__name__, error)
+
+
+def _launch_all(engine: Engine, sampling: SamplingParams, choices: Sequence[tuple[ProposerName, int]]) -> None:
+    """Launches all kernels of rounds and prefills, then those that dense copies of weights need besides."""
+    engine.warm_up.run_all(sampling, choices)
+    runners = [runner for runner in (engine.draft, engine.target) if runner is not None and engine.config.dense_copies]
+    for runner in runners:
+        runner.keep_dense_copies(sys.maxsize)
+    if any(runner.copy_bytes for runner in runners):
+        engine.warm_up.largest_prefill()

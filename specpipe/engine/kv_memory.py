@@ -1,4 +1,7 @@
-"""Size of an engine's KV memory: as many pages as its slots can use, or as the device has memory for."""
+"""Memory of an engine beside its weights: KV pages, then dense copies of 4-bit weights.
+
+There are as many pages as the slots can use, each at its longest, or as the device has memory for.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from specpipe.core import EngineConfig
+from specpipe.core import ALLOCATOR_SLACK, GPU_MEMORY_SHARE, EngineConfig
 from specpipe.core.host_memory import cpu_kv_budget
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.model_runner import ModelRunner
@@ -14,16 +17,13 @@ from specpipe.engine.state.scored_rows import MAX_SCORED_TOKENS
 from specpipe.engine.state.text_decoder import TextDecoder
 from specpipe.errors import MachineError
 
-GPU_MEMORY_SHARE = 0.95
-"""Share of the memory that is free beside activations; CUDA takes the rest for the graphs themselves."""
-ALLOCATOR_SLACK = 1.25
-"""Bytes that torch reserves for activations over those in use at once."""
-
 
 def sized_engine(
     runners: Sequence[ModelRunner], config: EngineConfig, decoder: TextDecoder, eos_ids: Sequence[int]
 ) -> Engine:
     """Returns an engine with as much KV memory as it can use and the device has.
+
+    GPU memory that is left keeps dense copies of 4-bit weights: the draft's first, which every draft token reads.
 
     runners: the target, and the draft if there is one. Raises MachineError where there is no memory for one page.
     """
@@ -33,7 +33,14 @@ def sized_engine(
         return Engine(runners[0], draft, config=config, decoder=decoder, eos_ids=eos_ids, num_pages=pages)
 
     on_cpu = runners[0].device.type == "cpu"
-    return make(_num_pages(runners, config, cpu_kv_budget() if on_cpu else _gpu_budget(make(1))))
+    budget = cpu_kv_budget() if on_cpu else _gpu_budget(make(1))
+    pages = _num_pages(runners, config, budget)
+    if config.dense_copies and not on_cpu:
+        left = budget - pages * sum(runner.page_bytes for runner in runners)
+        for runner in reversed(runners):
+            runner.keep_dense_copies(left)
+            left -= runner.copy_bytes
+    return make(pages)
 
 
 def _num_pages(runners: Sequence[ModelRunner], config: EngineConfig, budget: int) -> int:

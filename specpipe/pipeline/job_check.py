@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specpipe.core import DTYPE_BYTES, DeviceName, DtypeName, resolve_dtype
+from specpipe.core import (
+    ALLOCATOR_SLACK,
+    DTYPE_BYTES,
+    GPU_MEMORY_SHARE,
+    DeviceName,
+    DtypeName,
+    resolve_dtype,
+)
 from specpipe.core.dtypes import has_bf16_products
 from specpipe.core.host_memory import cpu_kv_budget, free_memory
 from specpipe.errors import MachineError
@@ -20,6 +27,8 @@ from specpipe.pipeline.prepare import PreparedJob
 
 PROCESS_BYTES = 640 << 20
 """Memory of a worker's process beside weights, slots and KV pages: Python, torch and Ray; 605 to 665 MiB measured."""
+_CONTEXT_BYTES = 1 << 30
+"""Memory of a GPU that driver and CUDA context take, about."""
 _BF16_BYTES = 1 << 30
 """Weights in fp32 from which bfloat16 is known to be faster: 2.5 times plain, 2.4 with drafts (7.6 GiB, 2 cores)."""
 _HOST_BYTES_PER_TOKEN = 16
@@ -42,6 +51,11 @@ class MemoryNeed:
     def weight_bytes(self) -> int:
         """All models on the worker's device."""
         return sum(weights.bytes for weights in self.weights.values())
+
+    @property
+    def copy_bytes(self) -> int:
+        """Dense copies of weights in 4 bits: of all, until `fit_copies` limits them to the memory of a GPU."""
+        return sum(weights.copies for weights in self.weights.values())
 
     @property
     def loading_bytes(self) -> int:
@@ -93,6 +107,22 @@ def memory_need(prepared: PreparedJob, dtype: DtypeName, device: DeviceName) -> 
         kv_bytes=sum(tokens * _kv_values_per_token(config) * value_bytes for config in configs),
         slot_bytes=engine.slots * (_HOST_BYTES_PER_TOKEN * max_model_len + logits),
     )
+
+
+def fit_copies(need: MemoryNeed) -> MemoryNeed:
+    """Returns the need with the dense copies that `sized_engine` makes on the driver's GPU, all where it has none.
+
+    Activations are left out: a few GiB of copies at most may give way to them.
+    """
+    left = need.copy_bytes
+    if left and (memory := gpu_memory()):
+        free = memory - _CONTEXT_BYTES - need.weight_bytes - ALLOCATOR_SLACK * need.slot_bytes
+        left = max(0, int(GPU_MEMORY_SHARE * free) - need.kv_bytes)
+    fitting: dict[Role, PlannedWeights] = {}
+    for role in reversed(list(need.weights)):
+        fitting[role] = need.weights[role]._replace(copies=min(need.weights[role].copies, left))
+        left -= fitting[role].copies
+    return replace(need, weights={role: fitting[role] for role in need.weights})
 
 
 def kv_budget(need: MemoryNeed, device: DeviceName, workers: int) -> int:

@@ -52,6 +52,9 @@ def test_products_are_timed_in_each_number_format() -> None:
     assert [(x["product"], x["tokens"]) for x in lines] == [
         (product, tokens) for product in ("qkv", "out", "gate_up", "down") for tokens in (1, 3)
     ]
-    assert all(list(x["us"]) == ["none", "fp8", "fp8-block", "int4"] and min(x["us"].values()) > 0 for x in lines)
+    assert all(
+        list(x["us"]) == ["none", "fp8", "fp8-block", "int4", "int4-copied"] and min(x["us"].values()) > 0
+        for x in lines
+    )
     table = CliRunner().invoke(main, options.split()).stdout.splitlines()
     assert len(table) == 1 + len(lines) and all("int4" in line for line in table[1:])

@@ -10,11 +10,12 @@ in 16 bits are rounded. Values do not depend on the number of rows.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from specpipe_kernels.runtime.backend import implementation
 from specpipe_kernels.types import UNSCALED, KVScales
-from specpipe_kernels.weights import Fp8Rows, Normed, Rows, Weight, dtype_of, values_of
+from specpipe_kernels.weights import Fp8Rows, Normed, QuantizedWeight, Rows, Weight, dtype_of, values_of
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -33,6 +34,12 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """Returns h = x + residual [M, H] and `rms_norm` of h."""
     result: tuple[Tensor, Tensor] = implementation("layers.rms_norm", x, "add_rms_norm")(x, residual, weight, eps)
     return result
+
+
+def with_dense_copy(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight:
+    """Returns a 4-bit weight with a dense copy in dtype, which products of more than 128 rows read in its place."""
+    dense: Tensor = implementation("layers.dequantize", weight.values)(weight, dtype)
+    return weight._replace(dense=dense)
 
 
 def linear(x: Rows, weight: Weight, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:

@@ -64,6 +64,7 @@ _SHOWN_KERNELS = 30
     help=f"Also run {PROFILED_ROUNDS} more rounds of each batch size and K under torch.profiler; print kernels by "
     "time.",
 )
+@click.option("--copies/--no-copies", default=True, show_default=True, help="Keep dense copies of 4-bit weights.")
 @json_option("Print one JSON object per line.")
 def decode(
     target: str,
@@ -79,6 +80,7 @@ def decode(
     new_tokens: int,
     mixed: bool,
     profile: bool,
+    copies: bool,
     as_json: bool,
 ) -> None:
     """Measure decode throughput by batch size and K, with random weights and synthetic acceptance.
@@ -108,6 +110,7 @@ def decode(
         new_tokens=new_tokens,
         max_model_len=max(prompt_tokens + new_tokens, 1024 if mixed else 0),
         profiled_rounds=PROFILED_ROUNDS if profile else 0,
+        dense_copies=copies,
     )
     engine, start_up = measure_start_up(bench, began)
     click.echo(json.dumps({"start_up": dataclasses.asdict(start_up)}) if as_json else start_up_line(start_up))

@@ -20,6 +20,7 @@ from specpipe.engine.forward.attention_batch import AttentionBatch, AttentionSpe
 from specpipe.engine.forward.kv_pages import pages_of
 from specpipe.engine.forward.merged_projections import concatenate_biases, concatenate_weights, weight_of
 from specpipe.engine.forward.mixture import Mixture, mixture_of
+from specpipe.engine.forward.quantized_linear import DenseCopies
 from specpipe.models.support import OWN_LAYERS
 from specpipe_kernels import (
     Fp8Rows,
@@ -98,6 +99,14 @@ def _make_layer(module: Any, spec: AttentionSpec) -> _Layer:
     )
 
 
+def _with_copies(layer: _Layer, copies: DenseCopies) -> _Layer:
+    """Returns the layer with the dense copies that fit."""
+    mlp = layer.feed_forward
+    if isinstance(mlp, DenseWeights):
+        mlp = DenseWeights(copies.add(mlp.gate_up), copies.add(mlp.down))
+    return layer._replace(qkv=copies.add(layer.qkv), out=copies.add(layer.out), feed_forward=mlp)
+
+
 def _dense_weights(mlp: Any) -> DenseWeights:
     return DenseWeights(concatenate_weights(mlp.gate_proj, mlp.up_proj), weight_of(mlp.down_proj))
 
@@ -143,6 +152,16 @@ class FusedStack:
         # Cloned outside of inference mode: graphs and eager rounds alike may read them.
         halves = 2 if cos.shape[-1] < attention[base.layers[0].self_attn].key_dim else 1  # gpt-oss: one half of both
         self._cos, self._sin = cos[0].repeat(1, halves), sin[0].repeat(1, halves)
+
+    def keep_dense_copies(self, budget: int) -> int:
+        """Makes dense copies of weights in 4 bits, as many as fit into `budget` bytes. Returns the bytes of all copies.
+
+        Call it before graphs are captured.
+        """
+        copies = DenseCopies(budget, self._cos.dtype)
+        self._layers = [_with_copies(layer, copies) for layer in self._layers]
+        self._head = copies.add(self._head)
+        return copies.bytes
 
     def forward(
         self,

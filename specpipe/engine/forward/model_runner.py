@@ -64,6 +64,8 @@ class ModelRunner:
             use_own_experts(model)
         self._attention: dict[nn.Module, AttentionSpec] = probe_attention(model, self.device)
         self._pages: list[Tensor] = []
+        self.copy_bytes = 0
+        """Bytes of dense copies of 4-bit weights, which `weight_bytes` leaves out."""
         self._scales: dict[nn.Module, KVScales] = {}
         self._stack: FusedStack | None = None
         if fused and can_fuse(model, self._attention):
@@ -133,6 +135,14 @@ class ModelRunner:
         """Bytes of the model's parameters and buffers on the device; views of merged weights count once."""
         storages = (t.untyped_storage() for t in (*self.model.parameters(), *self.model.buffers()))
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    def keep_dense_copies(self, budget: int) -> None:
+        """Makes dense copies of 4-bit weights, as many as fit into `budget` bytes; none without a `FusedStack`.
+
+        Call it before graphs are captured.
+        """
+        if self._stack is not None:
+            self.copy_bytes = self._stack.keep_dense_copies(budget)
 
     def allocate_pages(self, num_pages: int) -> None:
         """Allocates KV memory in place of the present one. num_pages counts the trash page."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from specpipe_kernels import QuantizedWeight, linear, with_scales_by_group
+from specpipe_kernels import QuantizedWeight, Weight, linear, with_dense_copy, with_scales_by_group
 
 
 class QuantizedLinear(nn.Module):
@@ -45,6 +45,26 @@ class QuantizedLinear(nn.Module):
     def extra_repr(self) -> str:
         """Returns the sizes and the number format."""
         return f"{self.in_features}, {self.out_features}, {self.values.dtype}, block={self._block}"
+
+
+class DenseCopies:
+    """Dense copies of 4-bit weights, for products of many tokens, within a number of bytes."""
+
+    def __init__(self, budget: int, dtype: torch.dtype) -> None:
+        """budget: bytes of all copies, at most. dtype: that of the activations."""
+        self._budget, self._dtype = budget, dtype
+        self.bytes = 0
+        """Bytes of the copies made so far."""
+
+    def add(self, weight: Weight) -> Weight:
+        """Returns the weight with a dense copy, if it is in 4 bits and the copy fits; else unchanged."""
+        if not isinstance(weight, QuantizedWeight) or weight.values.dtype != torch.uint8:
+            return weight
+        size = weight.shape.numel() * self._dtype.itemsize
+        if self.bytes + size > self._budget:
+            return weight
+        self.bytes += size
+        return with_dense_copy(weight, self._dtype)
 
 
 # One opaque operation to torch.compile, which would otherwise trace into the launch of Triton kernels.

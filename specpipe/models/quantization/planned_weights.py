@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from specpipe.errors import ModelError
 from specpipe.models.quantization.checkpoint import Checkpoint, QuantizedLayer, inspect_checkpoint
 from specpipe.models.quantization.mxfp4_experts import expert_shapes, packed_bytes
 from specpipe.models.source import ModelSource
+from specpipe.models.support import OWN_LAYERS
 
 FP8_CAPABILITY = (8, 9)
 """Lowest compute capability of a GPU with products of 8-bit floating-point numbers."""
@@ -35,11 +37,13 @@ class PlannedWeights(NamedTuple):
     """Bytes on the device."""
     mapped: int = 0
     """Bytes of files that are mapped beside them while a CPU converts them to another dtype."""
+    copies: int = 0
+    """Bytes of dense copies of weights in 4 bits beside them."""
 
     def describe(self) -> str:
-        """Returns format and size, such as "FP8 by channel, compressed-tensors, 65.7 GiB"."""
-        mib = self.bytes / 1024**2
-        return f"{self.format}, {mib / 1024:.1f} GiB" if mib >= 1024 else f"{self.format}, {mib:.1f} MiB"
+        """Returns format and sizes, such as "4 bits in groups of 128, awq, 5.0 GiB and 13.0 GiB of dense copies"."""
+        copies = f" and {_size(self.copies)} of dense copies" if self.copies else ""
+        return f"{self.format}, {_size(self.bytes)}{copies}"
 
 
 def weights_format(source: ModelSource, quantize: QuantizeChoice) -> str:
@@ -53,7 +57,10 @@ def weights_format(source: ModelSource, quantize: QuantizeChoice) -> str:
 def plan_weights(
     source: ModelSource, *, dtype: DtypeName, device: DeviceName, quantize: QuantizeChoice
 ) -> PlannedWeights:
-    """Returns format and bytes of a model's weights on a worker's device. Raises ModelError as `weights_format`."""
+    """Returns format and bytes of a model's weights on a worker's device, with dense copies of all weights in 4 bits.
+
+    Raises ModelError as `weights_format`.
+    """
     checkpoint = inspect_checkpoint(source)
     label, entry = _format(checkpoint, source, quantize), DTYPE_BYTES[dtype]
     if not checkpoint.dense and not checkpoint.quantised:  # pickles, which are read with the weights alone
@@ -76,7 +83,21 @@ def plan_weights(
     for experts in checkpoint.experts.values():
         for shape in expert_shapes(experts).values():
             total += packed_bytes(shape) if device == "cuda" else math.prod(shape) * entry
-    return PlannedWeights(label or dtype, total, mapped)
+    copies = _copied_entries(checkpoint, source) * entry if device == "cuda" else 0
+    return PlannedWeights(label or dtype, total, mapped, copies)
+
+
+def _size(count: int) -> str:
+    mib = count / 1024**2
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.1f} MiB"
+
+
+def _copied_entries(checkpoint: Checkpoint, source: ModelSource) -> int:
+    """Returns the entries of weights in 4 bits of which a GPU with memory to spare keeps dense copies."""
+    config = json.loads((Path(source.path) / "config.json").read_text(encoding="utf-8"))
+    if not OWN_LAYERS.intersection(config.get("architectures") or ()):
+        return 0
+    return sum(math.prod(layer.shape) for layer in checkpoint.layers.values() if layer.layout.bits == 4)
 
 
 def _format(checkpoint: Checkpoint, source: ModelSource, quantize: QuantizeChoice) -> str:

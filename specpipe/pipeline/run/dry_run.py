@@ -23,6 +23,7 @@ from specpipe.pipeline.job_check import (
     check_memory,
     check_models,
     faster_dtype,
+    fit_copies,
     kv_budget,
     memory_need,
 )
@@ -91,6 +92,11 @@ class RunPlan:
         """Bytes of all models on a worker's device."""
         return sum(weights.bytes for weights in self.weights.values())
 
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of dense copies of 4-bit weights on a worker's device, about."""
+        return sum(weights.copies for weights in self.weights.values())
+
 
 def plan_run(job: JobSpec) -> RunPlan:
     """Plans a run from its inputs, models and output folder. Raises what a run would raise before it starts Ray."""
@@ -112,7 +118,7 @@ def plan_run(job: JobSpec) -> RunPlan:
         shards = prepared.shards(prepared.shared_blocks(), workers=placement.workers, device=placement.device)
         done = 0
     dtype = resolve_dtype(job.model.dtype, placement.device)
-    need = memory_need(prepared, dtype, placement.device)
+    need = fit_copies(memory_need(prepared, dtype, placement.device))
     pages = kv_budget(need, placement.device, placement.workers)
     on_cpu = placement.device == "cpu"
     return RunPlan(

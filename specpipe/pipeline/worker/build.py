@@ -94,7 +94,9 @@ def build_parts(config: WorkerConfig) -> WorkerParts:
         "kv_dtype": str(engine.target.kv_dtype).removeprefix("torch."),
         "model_load_s": time.perf_counter() - began,
         "weights": {
-            role: PlannedWeights(prepared.formats.get(role, dtype), runner.weight_bytes).describe()
+            role: PlannedWeights(
+                prepared.formats.get(role, dtype), runner.weight_bytes, copies=runner.copy_bytes
+            ).describe()
             for role, runner in runners.items()
             if runner is not None
         },

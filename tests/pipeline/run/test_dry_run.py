@@ -14,7 +14,7 @@ from specpipe.cli.plan_table import describe_endings, describe_sampling, print_p
 from specpipe.core.host_memory import CPU_MEMORY_SHARE, cpu_kv_budget, total_memory
 from specpipe.errors import JobError, MachineError, ModelError, OutputError
 from specpipe.models.quantization.planned_weights import PlannedWeights
-from specpipe.pipeline.job_check import PROCESS_BYTES, MemoryNeed, faster_dtype, memory_need
+from specpipe.pipeline.job_check import PROCESS_BYTES, MemoryNeed, faster_dtype, fit_copies, memory_need
 from specpipe.pipeline.prepare import prepare
 from specpipe.pipeline.run.dry_run import RunPlan, plan_run
 from specpipe.pipeline.run.prompt_tokens import PromptTokens
@@ -130,6 +130,26 @@ def test_workers_that_do_not_fit_onto_a_gpu_are_refused(tmp_path: Path, monkeypa
         plan(tmp_path, "workers.count=3", "model.device=cuda")
     monkeypatch.setenv("RAY_ADDRESS", "cluster:6379")  # of unknown size
     assert plan(tmp_path, "workers.count={min: 8, max: 12}", "model.device=cuda").workers == 12
+
+
+def test_copies_get_the_memory_that_kv_pages_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 1 << 30
+    weights = {
+        "target": PlannedWeights("4 bits", 36 * gib, copies=137 * gib),
+        "draft": PlannedWeights("4 bits", gib, copies=2 * gib),
+    }
+    need = MemoryNeed(max_model_len=1024, weights=weights, kv_bytes=22 * gib, slot_bytes=0)
+
+    def copies(memory: int) -> list[float]:
+        monkeypatch.setattr("specpipe.pipeline.job_check.gpu_memory", lambda: memory * gib)
+        found = fit_copies(need)
+        assert found.weight_bytes == need.weight_bytes and found.kv_bytes == need.kv_bytes
+        return [one.copies / gib for one in found.weights.values()]
+
+    assert copies(0) == [137, 2], "no GPU here"
+    assert copies(141) == [pytest.approx(0.95 * (141 - 1 - 37) - 22 - 2), 2]
+    assert copies(63) == [0, pytest.approx(0.95 * (63 - 1 - 37) - 22)]
+    assert copies(48) == [0, 0]
 
 
 def test_penalties_and_logprobs_are_shown(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specpipe_kernels.layers.quantized.dequantize_int4 import dequantize_int4
+from specpipe_kernels.layers.dequantize import dequantize
 from specpipe_kernels.layers.quantized.fp8_gemm import beats_library, fp8_gemm
 from specpipe_kernels.layers.quantized.int4_gemm import converts_tiles, int4_gemm
 from specpipe_kernels.layers.quantized.quantize_rows import in_whole_tiles
@@ -26,7 +26,7 @@ def wide_product(
         return _fp8_product(x, weight, bias, out)
     if converts_tiles(weight, x):
         return int4_gemm(x, weight, bias, out=out)
-    dense = dequantize_int4(weight, x.dtype) if isinstance(weight, QuantizedWeight) else weight
+    dense = dequantize(weight, x.dtype) if isinstance(weight, QuantizedWeight) else weight
     if bias is None and out is not None:
         return torch.mm(x, dense.t(), out=out)
     product = functional.linear(x, dense, bias)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from specpipe_kernels import Normed, QuantizedWeight, dequantize, pack_int4, with_scales_by_group
+from specpipe_kernels.layers import dequantize as triton_dequantize
 from specpipe_kernels.layers import linear as triton_linear
-from specpipe_kernels.layers.gemm_tiling import MAX_INT4_GLU_ROWS, GemmTiling
+from specpipe_kernels.layers.gemm_tiling import MAX_CONVERTED_ROWS, MAX_INT4_GLU_ROWS, GemmTiling
 from specpipe_kernels.layers.layer_args import RopeArgs
-from specpipe_kernels.layers.quantized.dequantize_int4 import dequantize_int4
 from specpipe_kernels.layers.quantized.int4_gemm import Int4Tiling, int4_gemm, int4_tiling
 from specpipe_kernels.layers.skinny_gemm import skinny_gemm
 from specpipe_kernels.layers.skinny_gemm_kernel import GLU, PLAIN, RESIDUAL, ROPE
@@ -143,7 +143,7 @@ def test_gated_products_of_many_rows(device: str) -> None:
 @pytest.mark.parametrize("group", [32, pytest.param(128, marks=pytest.mark.slow)])
 def test_dequantised_weights_equal_the_reference(device: str, group: int) -> None:
     weight = weight_of(device, 133, 768, group, zeros=True)
-    dense = dequantize_int4(weight, DTYPE[device])
+    dense = triton_dequantize.dequantize(weight, DTYPE[device])
     assert torch.equal(dense, dequantize(weight, DTYPE[device]))
 
 
@@ -151,6 +151,32 @@ def test_dequantised_weights_equal_the_reference(device: str, group: int) -> Non
 def test_weights_that_blocks_do_not_divide_are_dequantised(device: str) -> None:
     x, weight = random(device, 3, 200), weight_of(device, 40, 200, 40)
     assert error(triton_linear.linear(x, weight), product64(x, weight)) < TOLERANCE[device]
+
+
+@on_each_device
+def test_dense_copies_are_read_for_many_rows_alone(device: str) -> None:
+    x, residual = random(device, MAX_CONVERTED_ROWS + 1, 128), random(device, MAX_CONVERTED_ROWS + 1, 32, seed=1)
+    weight = weight_of(device, 32, 128)
+    weight = weight._replace(scale=weight.scale / 20)  # exponentials stay finite
+    copied = weight._replace(dense=-dequantize(weight, DTYPE[device]))  # another sign shows which one is read
+    want = product64(x, weight)
+    assert error(triton_linear.linear(x, copied), -want) < TOLERANCE[device]
+    assert error(triton_linear.linear(x[1:], copied), want[1:]) < TOLERANCE[device]
+    single = copied._replace(dense=-dequantize(weight, torch.float32))
+    assert error(triton_linear.linear(x[:3].float(), single), -want[:3]) < 1e-5, "no product converts for fp32"
+    gate, up = (-want).chunk(2, 1)
+    got = triton_linear.linear_glu(x, copied)
+    assert isinstance(got, Tensor)
+    assert error(got, gate / (1 + torch.exp(-gate)) * up) < 2 * TOLERANCE[device]
+    out, _ = triton_linear.linear_residual(x, copied, residual, None, EPS)
+    assert error(out, residual.double() - want) < TOLERANCE[device]
+
+
+@on_each_device
+def test_weights_without_tiles_are_read_from_their_copy(device: str) -> None:
+    x, weight = random(device, 3, 200), weight_of(device, 40, 200, 40)
+    copied = weight._replace(dense=-dequantize(weight, DTYPE[device]))
+    assert error(triton_linear.linear(x, copied), -product64(x, weight)) < TOLERANCE[device]
 
 
 def test_tiles_fit_the_rows_and_few_kernels_are_compiled() -> None:

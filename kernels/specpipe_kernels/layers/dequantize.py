@@ -1,4 +1,4 @@
-"""Dense weights of 4-bit ones, for products of many rows by the vendor's library."""
+"""Dense weights of quantised ones, for products of many rows by the vendor's library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specpipe_kernels.layers.quantized.int4_layout import INT4_BLOCK, INT4_SHORT_BLOCK, has_int4_tiles
-from specpipe_kernels.reference.layers.dequantize import dequantize
+from specpipe_kernels.reference.layers import dequantize as reference
 from specpipe_kernels.runtime.dependent_launch import launch_options, let_next_start, wait_for_inputs
 from specpipe_kernels.runtime.sizes import cdiv
 from specpipe_kernels.weights import QuantizedWeight
@@ -43,11 +43,11 @@ def _dequantize_int4_kernel(
                 tl.store(at, value.to(out.dtype.element_ty), mask=n < N)
 
 
-def dequantize_int4(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
-    """Returns the weight [N, K] in dtype."""
+def dequantize(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
+    """Returns the weight [N, K] in dtype, with the reference's values."""
     n, k = weight.shape
     if not has_int4_tiles(weight):
-        return dequantize(weight, dtype)
+        return reference.dequantize(weight, dtype)
     zeros, (stride_n, stride_g) = weight.zeros, weight.scale.stride()
     assert zeros is None or zeros.stride() == weight.scale.stride()
     out = torch.empty(n, k, dtype=dtype, device=weight.values.device)
