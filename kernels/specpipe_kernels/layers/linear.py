@@ -14,6 +14,7 @@ from specpipe_kernels.layers.gemm_tiling import (
     MAX_INT4_GLU_ROWS,
     MAX_ROWS,
     MAX_WHOLE_HEAD_ROWS,
+    SMALL_INT4,
 )
 from specpipe_kernels.layers.layer_args import HeadNorms, RopeArgs
 from specpipe_kernels.layers.quantized.int4_gemm import converts_tiles, int4_gemm
@@ -42,7 +43,8 @@ def _dense_copy(weight: Weight, x: Tensor) -> Weight:
     """Returns the weight's dense copy, if it has one and the product with x [M, K] is faster with it; else itself."""
     if not isinstance(weight, QuantizedWeight) or weight.dense is None:
         return weight
-    reads_int4 = x.shape[0] <= MAX_CONVERTED_ROWS and x.element_size() == 2 and has_int4_tiles(weight)
+    limit = MAX_ROWS if weight.shape.numel() <= SMALL_INT4 else MAX_CONVERTED_ROWS
+    reads_int4 = x.shape[0] <= limit and x.element_size() == 2 and has_int4_tiles(weight)
     return weight if reads_int4 else weight.dense
 
 

@@ -37,7 +37,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def with_dense_copy(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight:
-    """Returns a 4-bit weight with a dense copy in dtype, which products of more than 128 rows read in its place."""
+    """Returns a 4-bit weight with a dense copy in dtype, which products of many rows read in its place."""
     dense: Tensor = implementation("layers.dequantize", weight.values)(weight, dtype)
     return weight._replace(dense=dense)
 
