@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from specpipe_kernels.layers.gemm_tiling import (
@@ -61,9 +62,17 @@ def _is_skinny(x: Normed | Fp8Rows, weight: Weight, limit: int = MAX_ROWS, *, fp
 
 
 def _whole(x: Normed | Fp8Rows) -> Tensor | Fp8Rows:
-    """Returns rows [M, K] whose norm, if any, is complete."""
-    assert x.squares is None, "an incomplete norm goes to skinny products only"
-    return x if isinstance(x, Fp8Rows) else x.values
+    """Returns rows [M, K] whose norm, if any, is complete.
+
+    Skinny products leave one to a weight in 4 bits that no product converts, such as one of 576 columns.
+    """
+    if isinstance(x, Fp8Rows):
+        assert x.squares is None, "an incomplete norm in 8 bits goes to skinny products only"
+        return x
+    if x.squares is None:
+        return x.values
+    mean = x.squares.sum(0) / x.values.shape[1]
+    return (x.values * torch.rsqrt(mean + x.eps)[:, None]).to(x.values.dtype)
 
 
 def linear(

@@ -151,6 +151,10 @@ def test_dequantised_weights_equal_the_reference(device: str, group: int) -> Non
 def test_weights_that_blocks_do_not_divide_are_dequantised(device: str) -> None:
     x, weight = random(device, 3, 200), weight_of(device, 40, 200, 40)
     assert error(triton_linear.linear(x, weight), product64(x, weight)) < TOLERANCE[device]
+    squares = torch.stack([part.float().square().sum(1) for part in x.chunk(2, 1)])
+    normed = x.double() * torch.rsqrt(x.double().square().mean(1, keepdim=True) + EPS)
+    got = triton_linear.linear(Normed(x, squares, EPS), weight)
+    assert error(got, product64(normed, weight)) < TOLERANCE[device]
 
 
 @on_each_device
