@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from support.fake_workers import make_job, real_models
+from support.quantized_checkpoints import write_checkpoint
 
 from specpipe.cli.plan_table import describe_endings, describe_sampling, print_plan
 from specpipe.core.host_memory import CPU_MEMORY_SHARE, cpu_kv_budget, total_memory
@@ -150,6 +151,19 @@ def test_copies_get_the_memory_that_kv_pages_leave(monkeypatch: pytest.MonkeyPat
     assert copies(141) == [pytest.approx(0.95 * (141 - 1 - 37) - 22 - 2), 2]
     assert copies(63) == [0, pytest.approx(0.95 * (63 - 1 - 37) - 22)]
     assert copies(48) == [0, 0]
+
+
+def test_plan_states_dense_copies_of_4_bit_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specpipe.pipeline.run.dry_run.visible_gpus", lambda: 1)
+    monkeypatch.setattr("specpipe.pipeline.job_check.gpu_memory", lambda: 80 << 30)
+    model = write_checkpoint(tmp_path / "model", "awq").folder
+    job = make_job(tmp_path, f"model.target={model}", f"model.draft={model}", "model.device=cuda", "workers.count=1")
+    found = plan_run(job)
+    entries = 2 * (256 * (256 + 64 + 64 + 256) + 3 * 256 * 320)  # of two layers
+    assert found.copy_bytes == 2 * 2 * entries
+    shown = io.StringIO()
+    print_plan("job", found, Console(file=shown, width=200))
+    assert f"{2 * 2 * entries / 2**20:.1f} MiB dense copies" in shown.getvalue()
 
 
 def test_penalties_and_logprobs_are_shown(tmp_path: Path) -> None:
