@@ -39,6 +39,8 @@ class AcceptanceCounts:
     def __add__(self, other: AcceptanceCounts) -> AcceptanceCounts:
         if not other.drafts:  # most rounds of a run without speculation
             return self
+        if not self.drafts:
+            return other
         return AcceptanceCounts(
             drafts=self.drafts + other.drafts,
             draft_tokens=self.draft_tokens + other.draft_tokens,

@@ -21,6 +21,8 @@ class Draws:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self.stride = int(scenario.output.max()) + 1
+        self.tokens = [[0] * count for count in range(self.stride)]
+        """Generated tokens of a row by their number, shared by all rows."""
         rng = np.random.default_rng(scenario.seed)
         shape = len(scenario.output), self.stride - 1 + scenario.max_k
         self._accepted = rng.random(shape, dtype=np.float32)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -37,7 +36,8 @@ class SimulatedEngine:
     """Implements `EngineProtocol` for the requests of one scenario. `Request.seed` is the row of the scenario."""
 
     def __init__(self, scenario: Scenario, draws: Draws, measurement: Measurement, *, counts: bool = True) -> None:
-        """counts: reports have more than the completions."""
+        """counts: reports have counts by shard, and the tokens that the draft model lacks; without them, steps without
+        a completion have an empty report."""
         self.config = config = scenario.engine_config
         self.scenario, self._draws, self._measurement, self._counts = scenario, draws, measurement, counts
         self.kv_pages = config.slots
@@ -61,8 +61,6 @@ class SimulatedEngine:
         self._sure_tokens = 0
         """Tokens that every row of the round will surely generate."""
         self._set_state(np.empty((5, 0), dtype=np.int64))
-        self._tokens = [[0] * count for count in range(draws.stride)]
-        """Generated tokens of a row by their number, shared by all rows."""
         self._new: deque[RowState] = deque()
         """Rows with a slot that take no part in rounds yet."""
         self._shards: dict[int, int] = {}
@@ -175,7 +173,7 @@ class SimulatedEngine:
         """Updates the objects of these rows of the round."""
         for i in which:
             row = self._rows[i]
-            row.generated = self._tokens[int(self._at[i]) % self._draws.stride]
+            row.generated = self._draws.tokens[int(self._at[i]) % self._draws.stride]
             row.draft_valid = row.length - int(self._lag[i])
 
     def _take_new_rows(self) -> None:
@@ -206,8 +204,8 @@ class SimulatedEngine:
         self._chooser.rounds += n > 0
         shards = self._round(proposer, k, prefilled)
         completions = self._end_rows(k + 1)
-        if not self._counts:
-            return _NO_COMPLETION if not completions else replace(_NO_COMPLETION, completions=tuple(completions))
+        if not self._counts and not completions:
+            return _NO_COMPLETION
         return StepReport(
             k=k,
             proposer=proposer,
@@ -288,7 +286,7 @@ class SimulatedEngine:
         for i in reversed((left == 0).nonzero()[0].tolist()):
             row = self._rows.pop(i)
             shard = row.request.shard
-            row.generated = self._tokens[int(self.scenario.output[row.request.seed])]
+            row.generated = self._draws.tokens[int(self.scenario.output[row.request.seed])]
             self._length -= row.length
             self._shards[shard] -= 1
             self._plain[shard] -= not row.speculates
@@ -296,7 +294,7 @@ class SimulatedEngine:
                 del self._shards[shard]
             completions.append(row.complete("length" if row.remaining == 0 else "stop"))
             self._scheduler.release(row)
-        self._set_state(self._state[:, left > 0])
+        self._set_state(self._state.compress(left > 0, axis=1))
         self.ended += len(completions)
         return completions
 

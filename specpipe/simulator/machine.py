@@ -32,7 +32,8 @@ class Machine(ABC):
         """
         self._draft_prefill, self._draft_forward, self._rested = draft_prefill, draft_forward, rested
         self.measured = measured
-        self._known: dict[tuple[ProposerName, int], list[float]] = {}
+        self._known: dict[tuple[ProposerName, int], tuple[list[float], float]] = {}
+        """`forwards` and `token_s` by proposer and K."""
 
     @abstractmethod
     def forwards(self, proposer: ProposerName, k: int, most: int) -> Array:
@@ -45,9 +46,11 @@ class Machine(ABC):
     def seconds(self, proposer: ProposerName, k: int, rows: int, context: float) -> float:
         """Returns the seconds of one round of `rows` rows with `context` tokens on average."""
         known = self._known.get((proposer, k))
-        if known is None or len(known) <= rows:
-            known = self._known[proposer, k] = self.forwards(proposer, k, 2 * rows).tolist()
-        return known[rows] + self.token_s(proposer, k) * rows * context
+        if known is None or len(known[0]) <= rows:
+            known = self.forwards(proposer, k, 2 * rows).tolist(), self.token_s(proposer, k)
+            self._known[proposer, k] = known
+        forwards, token_s = known
+        return forwards[rows] + token_s * rows * context
 
     def profiled(self, proposer: ProposerName, k: int, rows: int, context: float) -> float:
         """Returns the seconds of one round in a start-up profile."""

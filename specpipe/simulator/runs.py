@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from specpipe.core import ProposerName, SpeculationPlan, StepReport
+from specpipe.core import Profile, ProposerName, SpeculationPlan, StepReport
 from specpipe.pipeline.run.one_engine import OneEngine
 from specpipe.pipeline.worker.engine_steps import EngineSteps
 from specpipe.simulator.draws import Draws
@@ -104,7 +104,8 @@ class SimulatedRuns:
 
         tuner = self._tuner(policy, measurement.now)
         steps = EngineSteps(engine, TimelineSampler(worker="", epoch=0), tuner)
-        self._run(engine, steps, policy, measurement.now, watch)
+        estimates = RunEstimates(cached_costs=lambda hardware: cached_costs(self._scenario), **self._sizes)
+        self._run(engine, steps, policy, measurement.now, watch, estimates, start_profile(self._scenario))
         return engine
 
     def fixed_s(self, who: ProposerName, k: int, *, within_s: float = math.inf) -> float:
@@ -138,7 +139,8 @@ class SimulatedRuns:
         policy = _Reference(engine, make_policy(engine), self._warm_up)
         steps = _ReferenceSteps(engine, self._tuner(policy, measurement.now), policy, len(self._warm_up))
         try:
-            self._run(engine, steps, Fixed(k=0, proposer="draft"), measurement.now, watch)
+            unread = RunEstimates(**self._sizes)
+            self._run(engine, steps, Fixed(k=0, proposer="draft"), measurement.now, watch, unread, Profile())
         except _TooSlowError:
             return math.inf
         return engine.seconds
@@ -153,16 +155,18 @@ class SimulatedRuns:
         policy: Policy,
         now: Callable[[], float],
         on_step: Callable[[StepReport], None],
+        estimates: RunEstimates,
+        profile: Profile,
     ) -> None:
-        """Runs all shards. policy: the driver's."""
+        """Runs all shards. policy, estimates: the driver's."""
         scenario = self._scenario
         drained = scenario.refill * scenario.slots
         OneEngine(
             steps,
             policy,
-            RunEstimates(cached_costs=lambda hardware: cached_costs(scenario), **self._sizes),
+            estimates,
             slots=scenario.slots,
-            profile=start_profile(scenario),
+            profile=profile,
             now=now,
             poll_s=_POLL_ROUNDS * scenario.plain_round_s,
             on_step=on_step,

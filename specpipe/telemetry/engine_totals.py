@@ -26,7 +26,6 @@ class EngineTotals:
         self.rounds = 0
         self.k = 0
         """K of the latest round."""
-        self.verified = AcceptanceCounts()
         self.by_source: dict[DraftSource, AcceptanceCounts] = {}
         self.phases: defaultdict[str, float] = defaultdict(float)
         """Seconds by phase."""
@@ -38,6 +37,11 @@ class EngineTotals:
         """Rows that ended."""
         return sum(self.finished.values())
 
+    @property
+    def verified(self) -> AcceptanceCounts:
+        """Acceptance of all drafts."""
+        return sum(self.by_source.values(), AcceptanceCounts())
+
     def add(self, step: StepReport) -> None:
         """Adds a step and its completions."""
         self.k = step.k
@@ -45,8 +49,6 @@ class EngineTotals:
             self.output_tokens += part.emitted_tokens
             self.scored_tokens += part.scored_tokens
             self.preemptions += part.preemptions
-            if part.verified.drafts:
-                self.verified += part.verified
             for source, counts in part.by_source.items():
                 self.by_source[source] = self.by_source.get(source, AcceptanceCounts()) + counts
         for phase, seconds in step.phases.items():

@@ -16,7 +16,6 @@ class ShardMeter:
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(_ENGINE_PHASES, 0.0)
-        self._verified = AcceptanceCounts()
         self._emitted_accepted = 0
         self._preemptions = self._uncompiled = 0
         self._by_source: dict[DraftSource, AcceptanceCounts] = {}
@@ -46,7 +45,6 @@ class ShardMeter:
 
     def add_round(self, step: StepReport, part: ShardRound, plan: SpeculationPlan | None = None) -> None:
         """Adds the work of a round on this shard's rows. `plan`: the plan in force during the round."""
-        self._verified += part.verified
         for source, counts in part.by_source.items():
             self._by_source[source] = self._by_source.get(source, _NO_COUNTS) + counts
         self._ngram_rows += (part.rows - part.plain_rows) * (step.proposer == "ngram")
@@ -105,7 +103,7 @@ class ShardMeter:
         load_s: float,
     ) -> ShardRecord:
         """Returns the finished record. `load_s`: seconds of reading and tokenizing this shard."""
-        counts = self._verified
+        counts = sum(self._by_source.values(), AcceptanceCounts())
         busy = sum(self._seconds.values())
         widest = max(self._k_rows, default=-1)
         last = self._last_plan or plan

@@ -21,7 +21,7 @@ def completion(reason: str) -> Completion:
 
 def step(seconds: float, *ended: str, running: int = 2) -> StepReport:
     shards = {
-        0: ShardRound(rows=1, verified=COUNTS, emitted_tokens=4),
+        0: ShardRound(rows=1, verified=COUNTS, by_source={"draft": COUNTS}, emitted_tokens=4),
         1: ShardRound(rows=1, emitted_tokens=1, preemptions=1),
     }
     return StepReport(

@@ -87,7 +87,8 @@ def test_acceptance_counts_add_by_position() -> None:
         proposed_per_position=(1, 1), reached_per_position=(1, 1), accepted_per_position=(1, 0),
     )  # fmt: skip
     meter = ShardMeter()
-    report = step(s1=ShardRound(rows=1, verified=counts, emitted_accepted_tokens=1))
+    part = ShardRound(rows=1, verified=counts, by_source={"draft": counts}, emitted_accepted_tokens=1)
+    report = step(s1=part)
     for _ in range(3):
         meter.add_round(report, report.shards[1])
     plan = SpeculationPlan(ks=(2,), proposer="ngram", queue_depth=0, reason="")

@@ -41,7 +41,7 @@ class PrefillPlanner:
         A row's last token is fed by its first round.
         """
         self._prefilling = [row for row in self._rows.values() if not row.prefilled]
-        missing = [MissingTokens(row, row.target_valid, row.prefill_length - 1) for row in self._prefilling]
+        missing = (MissingTokens(row, row.target_valid, row.prefill_length - 1) for row in self._prefilling)
         valid = Validity(attrgetter("target_valid"), lambda tail: bool(tail.sources or tail.page))
         return plan_chunks(missing, budget=budget, page_size=self._config.page_size, valid=valid)
 

@@ -26,10 +26,12 @@ class RowState:
         "capacity",
         "draft_valid",
         "first_token_at",
+        "fixed_length",
         "followed",
         "following",
         "generated",
         "last_token_at",
+        "limit",
         "logprobs",
         "prefill_length",
         "prefix",
@@ -75,6 +77,10 @@ class RowState:
         """True if the drafts of the last round came from an earlier answer, or may in the first one."""
         self.accepted_per_round = bytearray()
         self.window = window
+        self.fixed_length = len(request.prompt_token_ids) + len(self.scored)
+        """Tokens that are not generated."""
+        self.limit = self.fixed_length + (0 if window else request.sampling.max_new_tokens)
+        """Length at which the row ends."""
         stop = request.sampling.stop
         self.stop_matcher = decoder.stream(stop) if stop else None
 
@@ -99,19 +105,12 @@ class RowState:
     @property
     def length(self) -> int:
         """Tokens committed, prompt and scored tokens included."""
-        return len(self.request.prompt_token_ids) + len(self.scored) + len(self.generated)
+        return self.fixed_length + len(self.generated)
 
     @property
     def scored(self) -> tuple[int, ...]:
         """Tokens after the prompt that are scored; empty for a row that generates."""
         return () if self.window is None else self.window.window.tokens
-
-    @property
-    def limit(self) -> int:
-        """Length at which the row ends."""
-        if self.window is not None:
-            return self.length
-        return len(self.request.prompt_token_ids) + self.request.sampling.max_new_tokens
 
     @property
     def remaining(self) -> int:
