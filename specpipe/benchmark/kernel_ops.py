@@ -1,4 +1,4 @@
-"""`specpipe bench kernels --op`: the sampling operations beside `rejection_sample`, each alone.
+"""`specpipe bench kernels --op`: operations of a round beside `rejection_sample`, each alone.
 
 Timed as `specpipe.benchmark.kernels` does: one CUDA graph of calls on different inputs, together larger than L2.
 Shapes: B requests, K drafts each, V vocabulary entries; N = B * K rows of probabilities.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from types import SimpleNamespace
 
@@ -24,11 +25,16 @@ from specpipe.benchmark.kernels import (
     sampling_of,
     time_calls,
 )
+from specpipe.engine.proposers.corpus import TOKEN_BYTES, Corpus
 from specpipe_kernels import (
+    NEIGHBOURS,
+    SUFFIX_TOKENS,
     Penalties,
     Purpose,
     RejectionSampler,
+    SlotTensors,
     apply_penalties,
+    lookup_suffix,
     sample,
     sample_recovered_tokens,
     score_tokens,
@@ -37,7 +43,9 @@ from specpipe_kernels import (
 
 TOP_P = 0.95
 TEXT = 512
-"""Number of tokens that a penalised row contains."""
+"""Number of tokens that a penalised row contains, and an answer of the corpus."""
+CORPUS_MIB = {"cuda": 64, "cpu": 1}
+"""Size of the full corpus in which `lookup-suffix` searches, by device; on a GPU the default of jobs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +156,29 @@ def _rejection_sampler(bench: KernelBench, shape: KernelShape, g: torch.Generato
     return lambda: sampler(drafts, q, logits, bonus, how), _bytes(logits, q)
 
 
+@cache
+def _corpus(device: str, vocab: int) -> Corpus:
+    """Returns a corpus full of random answers."""
+    corpus = Corpus(torch.device(device), mib=CORPUS_MIB[device], vocab_size=vocab)
+    count = CORPUS_MIB[device] * 2**20 // TOKEN_BYTES // (TEXT + SUFFIX_TOKENS + 1)
+    answers = torch.randint(0, vocab, (count, TEXT), generator=torch.Generator().manual_seed(0))
+    corpus.add(((), answer) for answer in answers.tolist())
+    return corpus
+
+
+def _lookup_suffix(bench: KernelBench, shape: KernelShape, g: torch.Generator) -> tuple[Callable[[], object], int]:
+    """Looks up rows that end as places of a full corpus do. The entries that are compared are read."""
+    index, slots = _corpus(bench.device, shape.vocab).index, torch.arange(shape.b, device=g.device)
+    segment = torch.randint(0, len(index.num_sorted), (shape.b,), generator=g, device=g.device)
+    entry = torch.randint(0, 2**62, (shape.b,), generator=g, device=g.device) % index.num_sorted[segment]
+    columns = index.places[segment, entry][:, None] + torch.arange(-SUFFIX_TOKENS, 0, device=g.device)
+    tokens = index.tokens[segment[:, None], columns].long().clamp(min=0)
+    state = SlotTensors(tokens, *[torch.empty(0, device=g.device)] * (len(SlotTensors._fields) - 1))
+    lengths, max_drafts = slots * 0 + SUFFIX_TOKENS, (slots * 0 + shape.k).int()
+    read = shape.b * len(index.num_sorted) * 2 * NEIGHBOURS * (SUFFIX_TOKENS + 1) * index.tokens.element_size()
+    return lambda: lookup_suffix(state, index, slots, lengths, max_drafts, k=shape.k), read
+
+
 OPS: dict[str, Prepare] = {
     "sample": _sample,
     "sample-truncated": _sample_truncated,
@@ -157,6 +188,7 @@ OPS: dict[str, Prepare] = {
     "sample-recovered": _recovered,
     "sample-recovered-keyed": _recovered_keyed,
     "rejection-sampler": _rejection_sampler,
+    "lookup-suffix": _lookup_suffix,
 }
 
 

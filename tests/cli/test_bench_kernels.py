@@ -29,6 +29,7 @@ def test_other_operations_are_timed_by_name() -> None:
     lines = {x["op"]: x for x in map(json.loads, result.stdout.splitlines())}
     assert list(lines) == list(OPS) and all(x["median_us"] > 0 for x in lines.values())
     assert lines["sample"]["bytes"] == 2 * 64 * 4 and lines["sample-recovered"]["bytes"] == (4 + 4 + 2) * 64 * 4
+    assert lines["lookup-suffix"]["bytes"] == 2 * 16 * 2 * 16 * (15 + 1) * 4  # rows, segments, their neighbours
 
 
 def test_times_are_printed_as_tables_with_headings() -> None:

@@ -26,11 +26,12 @@ _OPERATIONS = (
     "sample-recovered",
     "sample-recovered-keyed",
     "rejection-sampler",
+    "lookup-suffix",
     _PRODUCT,
 )
 
 
-@click.command(short_help="Verification of drafts and other sampling kernels.")
+@click.command(short_help="Verification of drafts and other kernels of a round.")
 @click.option(
     "--op",
     "ops",
@@ -129,7 +130,7 @@ def kernels(
     tokens: tuple[int, ...],
     **options: object,
 ) -> None:
-    """Time verification of drafts, or other sampling operations, for every combination of the options.
+    """Time verification of drafts, or other operations of a round, for every combination of the options.
 
     Most options may be given several times. On a GPU, a CUDA graph of calls is replayed, whose inputs together are
     larger than the L2 cache; on a CPU, the reference implementation runs. Times are microseconds per call. "of copy" is
