@@ -171,7 +171,7 @@ def _plan(job: JobSpec) -> Iterator[Diagnosis]:
         yield Diagnosis(name="replay", status="ok", found=plan.replay)
     yield from _fp8_support(plan)
     if plan.faster:
-        yield Diagnosis(name="dtype", status="note", found=plan.faster)
+        yield Diagnosis(name="dtype" if plan.device == "cpu" else "copies", status="note", found=plan.faster)
     free = hardware.free_memory(plan.device)
     workers = plan.workers if plan.device == "cpu" else 1
     weights, pages = plan.weight_bytes * workers, plan.kv_bytes * workers

@@ -23,6 +23,7 @@ from specpipe.pipeline.job_check import (
     check_memory,
     check_models,
     faster_dtype,
+    faster_length,
     fit_copies,
     kv_budget,
     memory_need,
@@ -82,7 +83,7 @@ class RunPlan:
     loading_bytes: int
     """The most while it loads, which may be more; 0 on a GPU."""
     faster: str
-    """Advice on a faster number format and its cost; "" for none."""
+    """Advice on a faster number format and its cost, or on shorter rows; "" for none."""
     output: str
     replay: str = ""
     """One line: rows that have an earlier answer (`speculation.replay`); "" for a job that follows none."""
@@ -118,7 +119,8 @@ def plan_run(job: JobSpec) -> RunPlan:
         shards = prepared.shards(prepared.shared_blocks(), workers=placement.workers, device=placement.device)
         done = 0
     dtype = resolve_dtype(job.model.dtype, placement.device)
-    need = fit_copies(memory_need(prepared, dtype, placement.device))
+    largest = memory_need(prepared, dtype, placement.device)
+    need = fit_copies(largest)
     pages = kv_budget(need, placement.device, placement.workers)
     on_cpu = placement.device == "cpu"
     return RunPlan(
@@ -149,7 +151,7 @@ def plan_run(job: JobSpec) -> RunPlan:
         kv_budget=pages,
         process_bytes=need.process_bytes(pages) if on_cpu else 0,
         loading_bytes=need.loading_bytes if on_cpu else 0,
-        faster=faster_dtype(need, dtype, placement.device),
+        faster=faster_dtype(need, dtype, placement.device) or faster_length(largest, need),
     )
 
 

@@ -15,7 +15,14 @@ from specpipe.cli.plan_table import describe_endings, describe_sampling, print_p
 from specpipe.core.host_memory import CPU_MEMORY_SHARE, cpu_kv_budget, total_memory
 from specpipe.errors import JobError, MachineError, ModelError, OutputError
 from specpipe.models.quantization.planned_weights import PlannedWeights
-from specpipe.pipeline.job_check import PROCESS_BYTES, MemoryNeed, faster_dtype, fit_copies, memory_need
+from specpipe.pipeline.job_check import (
+    PROCESS_BYTES,
+    MemoryNeed,
+    faster_dtype,
+    faster_length,
+    fit_copies,
+    memory_need,
+)
 from specpipe.pipeline.prepare import prepare
 from specpipe.pipeline.run.dry_run import RunPlan, plan_run
 from specpipe.pipeline.run.prompt_tokens import PromptTokens
@@ -145,6 +152,8 @@ def test_copies_get_the_memory_that_kv_pages_leave(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr("specpipe.pipeline.job_check.gpu_memory", lambda: memory * gib)
         found = fit_copies(need)
         assert found.weight_bytes == need.weight_bytes and found.kv_bytes == need.kv_bytes
+        advice = faster_length(need, found)
+        assert advice == "" if found.copy_bytes else "a lower model.max_model_len (1,024) leaves GPU memory" in advice
         return [one.copies / gib for one in found.weights.values()]
 
     assert copies(0) == [137, 2], "no GPU here"
