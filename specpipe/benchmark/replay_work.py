@@ -37,8 +37,8 @@ from specpipe.engine.kv_memory import sized_engine
 from specpipe.engine.state.text_decoder import NoTextDecoder
 from specpipe.models.loader import outline_of
 from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
+from specpipe.speculation.policies.fixed import Fixed
 from specpipe.speculation.policies.goodput import Goodput
-from specpipe.speculation.policies.off import Off
 from specpipe.speculation.policies.policy import Policy
 
 DEPARTED = (0.0, 0.1, 0.5, 1.0)
@@ -153,7 +153,7 @@ class _ReplayJob:
 
     def results(self) -> Iterator[ReplayResult]:
         """Yields plain decoding, then each share of answers that depart."""
-        plain, answers = self._run(self._rows, Off(), None, {}, 1.0)
+        plain, answers = self._run(self._rows, Fixed(), None, {}, 1.0)
         yield plain
         for departed in DEPARTED:
             rows = _with_references(self._rows, answers, departed, self._engine.target.vocab_size)

@@ -39,11 +39,7 @@ class Evidence:
     """Observations of past rounds and rows: the only input of a policy."""
 
     verified: Mapping[ProposerName, AcceptanceCounts] = field(default_factory=dict)
-    """Acceptance by proposer."""
-    rounds: Mapping[ProposerName, int] = field(default_factory=dict)
-    """Rounds with K > 0, by proposer."""
-    row_rounds: Mapping[ProposerName, int] = field(default_factory=dict)
-    """Sum over those rounds of their rows that may have drafts (`StepReport.speculating`)."""
+    """Acceptance by proposer. Where drafts are looked up, a row without one reaches the first position too."""
     costs: tuple[CostPoint, ...] = ()
     rows: int = 0
     """Rows that ended."""

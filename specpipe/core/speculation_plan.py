@@ -41,7 +41,8 @@ class SpeculationPlan:
     """Rows running, waiting in the workers and not yet dispatched, divided by live workers, when the plan was made."""
     reason: str
     """One sentence for logs and reports."""
-    explore: Exploration | None = None
+    explore: tuple[Exploration, ...] = ()
+    """Trials, the rarest first: where several are due, the first one runs."""
     tokens_per_s: tuple[float, ...] = ()
     """Expected tokens per second of a worker at each occupancy, indexed like `ks`; empty where the policy makes no
     estimate."""
@@ -72,7 +73,7 @@ class SpeculationPlan:
 
     def exploring(self, round_index: int) -> Exploration | None:
         """Returns the exploration of this round, or None."""
-        return self.explore if self.explore is not None and self.explore.due(round_index) else None
+        return next((explore for explore in self.explore if explore.due(round_index)), None)
 
     def expected_tokens_per_s(self, running: int) -> float:
         """Returns the expected tokens per second of a worker with `running` rows; 0.0 without an estimate."""
@@ -81,4 +82,4 @@ class SpeculationPlan:
     @property
     def max_k(self) -> int:
         """Largest K of any round, exploration included."""
-        return max(*self.ks, self.explore.k if self.explore else 0)
+        return max((*self.ks, *(explore.k for explore in self.explore)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from specpipe.core import Evidence, KVScaleTable, Profile, Shard, ShardReport, SpeculationPlan
-from specpipe.speculation.estimates.observer import Priors
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.telemetry.timeline_interval import TimelineInterval
 
 
@@ -23,8 +23,8 @@ class ShardOrder:
     plan: SpeculationPlan
     attempt: int
     """Number of this attempt, from 1."""
-    priors: Priors = field(default_factory=Priors)
-    """Estimates of the whole run, used until the worker has enough of its own."""
+    priors: PolicyInputs | None = None
+    """Estimates of the whole run, used until the worker has its own."""
     failed_only: bool = False
     """Run again only the rows of the published part that have an error, and replace the part."""
     kv_scales: KVScaleTable = field(default_factory=dict)

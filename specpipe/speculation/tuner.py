@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from specpipe.core import EXPECTED_OUTPUT_TOKENS, Evidence, ProposerName, SpeculationPlan, StepReport
 from specpipe.speculation.estimates.evidence_log import EvidenceLog
-from specpipe.speculation.estimates.observer import WORKER_HALF_LIFE, Observer, Priors
+from specpipe.speculation.estimates.observer import WORKER_HALF_LIFE, Observer
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.policies.policy import REPLAN_ROUNDS, Policy
 
 PLANNING_SHARE = 0.02
@@ -52,14 +54,15 @@ class Tuner:
         self.plan: SpeculationPlan | None = None
         """Plan in force."""
 
-    def order(self, plan: SpeculationPlan, priors: Priors) -> SpeculationPlan:
+    def order(self, plan: SpeculationPlan, priors: PolicyInputs | None) -> SpeculationPlan:
         """Takes in a shard order with the driver's plan and priors. Returns the plan in force from now on.
 
         The policy plans again here, because the worker has newer evidence of its rows than the driver.
         """
         self.queue_depth = plan.queue_depth
-        self._observer.use_priors(priors)
-        return self._replan(admit_rows=True)
+        if priors is not None:
+            self._observer.start(priors)
+        return self._replan(new_rows=True)
 
     def step(self, step: StepReport) -> SpeculationPlan | None:
         """Takes in a finished step. Returns a new plan every few rounds if its K, proposer or trial has changed."""
@@ -76,14 +79,13 @@ class Tuner:
         plan = self._replan()
         return None if before is not None and _effect(before) == _effect(plan) else plan
 
-    def _replan(self, *, admit_rows: bool = False) -> SpeculationPlan:
-        """Makes a plan from all evidence so far. admit_rows: a shard's rows are about to take the free slots."""
+    def _replan(self, *, new_rows: bool = False) -> SpeculationPlan:
+        """Makes a plan from all evidence so far. new_rows: a shard's rows are about to take the free slots."""
         began = self._clock()
         self._since = 0
         self._observer.add(self._recent.take())
-        if admit_rows:
-            self._observer.admit_rows(queue_depth=self.queue_depth)
-        self.plan = self._policy.plan(self._observer.policy_inputs(queue_depth=self.queue_depth))
+        inputs = replace(self._observer.inputs, queue_depth=self.queue_depth)
+        self.plan = self._policy.plan(replace(inputs, occupancy=0) if new_rows else inputs)
         now = self._clock()
         self.planning_s += now - began
         self._next = now + (now - began) / PLANNING_SHARE if self._rounds >= REPLAN_ROUNDS else 0.0

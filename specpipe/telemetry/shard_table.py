@@ -92,17 +92,16 @@ def evidence(table: pa.Table) -> Evidence:
         "draft": sum(by_position(table, "k_histogram")[1:]) - ngram_rows - replay_rows,
         "ngram": 0 if replay_rows else ngram_rows,
     }
+    draft, ngram = (by_source.get(name, AcceptanceCounts()) for name in ("draft", "ngram"))
+    reached = (ngram_rows, *ngram.reached_per_position[1:])  # rows without a match accept none
     verified: dict[ProposerName, AcceptanceCounts] = {
-        "draft": by_source.get("draft", AcceptanceCounts()),
-        "ngram": by_source.get("ngram", AcceptanceCounts()),
+        "draft": draft,
+        "ngram": dataclasses.replace(ngram, reached_per_position=reached),
     }
     done, scored = total(table, "rows") - total(table, "failed_rows"), total(table, "scored_rows")
     generated = (done - scored) / done if done else 0.0
-    speculating = [name for name, count in row_rounds.items() if count > 0]
     return Evidence(
-        verified={name: verified[name] for name in speculating},
-        rounds=dict.fromkeys(speculating, total(table, "rounds")),
-        row_rounds={name: row_rounds[name] for name in speculating},
+        verified={name: verified[name] for name, count in row_rounds.items() if count > 0},
         rows=done - scored,
         input_tokens=round(generated * total(table, "input_tokens")),
         output_tokens=total(table, "output_tokens"),

@@ -17,11 +17,11 @@ def test_last_k_holds_for_more_rows() -> None:
     assert [plan().choice(running, 0) for running in (0, 1, 2, 99)] == [
         ("none", 0), ("draft", 4), ("draft", 2), ("draft", 2)
     ]  # fmt: skip
-    assert (plan().max_k, plan(explore=Exploration(k=7, proposer="draft", every=2)).max_k) == (4, 7)
+    assert (plan().max_k, plan(explore=(Exploration(k=7, proposer="draft", every=2),)).max_k) == (4, 7)
 
 
 def test_last_round_of_each_period_explores() -> None:
-    explored = plan(explore=EXPLORATION)
+    explored = plan(explore=(EXPLORATION,))
     assert [explored.choice(2, round_) for round_ in range(6)] == [("draft", 2)] * 4 + [("ngram", 3), ("draft", 2)]
 
 

@@ -36,7 +36,7 @@ def test_exploring_rounds_follow_the_round_count(small_pair) -> None:
     pair = small_pair("llama")
     engine = make_engine(pair.target, pair.draft, proposer="auto", max_k=3)
     explore = Exploration(k=3, proposer="ngram", every=7)
-    exploring_plan = SpeculationPlan(ks=(1,), proposer="draft", queue_depth=0.0, reason="test", explore=explore)
+    exploring_plan = SpeculationPlan(ks=(1,), proposer="draft", queue_depth=0.0, reason="test", explore=(explore,))
     engine.submit(make_requests(3, vocab_size=pair.vocab_size, max_new_tokens=50), exploring_plan)
 
     rounds = [(step.proposer, step.k) for step in steps_of(engine) if step.running]

@@ -17,7 +17,7 @@ from specpipe.pipeline.run.run import Viewer, execute
 from specpipe.pipeline.store.verify import verify
 from specpipe.pipeline.worker.config import WorkerConfig
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
-from specpipe.speculation.policies.off import Off
+from specpipe.speculation.policies.fixed import Fixed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
 FAULTS = ("kill", "exit", "cuda", "oom", "hang", "stop")
@@ -103,7 +103,7 @@ def test_worker_of_an_earlier_start_publishes_nothing(tmp_path: Path) -> None:
     part = tmp_path / "out/outputs/part-00000.parquet"
     part.unlink()
     shard = Shard(index=0, file=str(tmp_path / "rows.parquet"), start=0, stop=4, first_row=0)
-    plan = Off().plan(PolicyInputs(slots=3, queue_depth=1.0, acceptance={}))
+    plan = Fixed().plan(PolicyInputs(slots=3, queue_depth=1.0, acceptance={}))
     execute(job, backend=FaultyBackend(tmp_path))  # start 2 makes the part anew
     made = part.read_bytes()
     part.unlink()

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 from specpipe.core import AcceptanceCounts, Completion, Request, SamplingParams, ShardRound, SpeculationPlan, StepReport
-from specpipe.speculation.estimates.observer import Observer, Priors
+from specpipe.speculation.estimates.observer import Observer
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.policies.fixed import Fixed
 from specpipe.speculation.policies.policy import REPLAN_ROUNDS
@@ -63,7 +63,7 @@ def rounds(tuned: Tuner, count: int) -> list[SpeculationPlan]:
 def test_evidence_changes_the_plan_between_two_shards() -> None:
     policy = Recording(lambda inputs: 3 if inputs.acceptance["draft"].weights[0] > 50 else 1)
     tuned = tuner(policy)
-    assert tuned.order(ordered(), Priors()).ks == (1,)
+    assert tuned.order(ordered(), None).ks == (1,)
     plans = rounds(tuned, 4 * REPLAN_ROUNDS)
     assert [plan.ks for plan in plans] == [(3,)], "returned once"
     assert len(policy.inputs) == 1 + 5 + 3, "after 1, 2, 4, 8 and 16 rounds, then every 16"
@@ -72,13 +72,13 @@ def test_evidence_changes_the_plan_between_two_shards() -> None:
 def test_ended_rows_lower_queue_depth_until_the_next_order() -> None:
     policy = Recording()
     tuned = tuner(policy)
-    tuned.order(ordered(depth=40.0), Priors())
+    tuned.order(ordered(depth=40.0), None)
     for _ in range(REPLAN_ROUNDS):
         tuned._next = -1.0
         tuned.step(step(ended=2))
     ended = [0, 2, 4, 8, 16, 32]
     assert [inputs.queue_depth for inputs in policy.inputs] == [40.0 - rows for rows in ended]
-    tuned.order(ordered(depth=25.0), Priors())
+    tuned.order(ordered(depth=25.0), None)
     assert policy.inputs[-1].queue_depth == 25.0
 
 
@@ -88,7 +88,7 @@ def test_worker_starts_with_the_priors_of_the_run() -> None:
     rounds(log, 200)
     others.add(log.evidence())
     policy = Recording()
-    tuner(policy).order(ordered(), others.priors)
+    tuner(policy).order(ordered(), others.inputs)
     (inputs,) = policy.inputs
     assert inputs.acceptance["draft"].conditional(1)[0] > 0.95
     assert inputs.costs
@@ -96,16 +96,16 @@ def test_worker_starts_with_the_priors_of_the_run() -> None:
 
 def test_evidence_for_the_driver_is_returned_once() -> None:
     tuned = tuner(Recording())
-    tuned.order(ordered(), Priors())
+    tuned.order(ordered(), None)
     rounds(tuned, 40)
-    assert tuned.evidence().rounds == {"draft": 40}
-    assert tuned.evidence().rounds == {}
+    assert tuned.evidence().verified["draft"].drafts == 3 * 40
+    assert tuned.evidence().verified == {}
 
 
 def test_planning_time_is_limited_to_a_small_share() -> None:
     policy = Recording()
     tuned = Tuner(policy, slots=4, proposers=("draft",))
-    tuned.order(ordered(), Priors())
+    tuned.order(ordered(), None)
     tuned._next = float("inf")  # as if the last plan had taken long
     for _ in range(10 * REPLAN_ROUNDS):
         assert tuned.step(step()) is None
@@ -114,14 +114,14 @@ def test_planning_time_is_limited_to_a_small_share() -> None:
 
 def test_unchanged_plan_is_not_returned_again() -> None:
     tuned = tuner(Fixed(k=2, proposer="draft"))
-    assert tuned.order(ordered(), Priors()).ks == (2,)
+    assert tuned.order(ordered(), None).ks == (2,)
     assert rounds(tuned, 100) == []
 
 
 def test_plan_is_reviewed_soon_after_the_proposer_changed() -> None:
     policy = Recording()
     tuned = tuner(policy)
-    tuned.order(ordered(), Priors())
+    tuned.order(ordered(), None)
     rounds(tuned, 20)
     planned = len(policy.inputs)
     tuned._next = -1.0

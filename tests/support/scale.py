@@ -37,7 +37,7 @@ from specpipe.telemetry.shard_record import shard_schema
 WORKERS = 1000
 RUN_ID = "feed" * 4
 EVIDENCE = Evidence(
-    verified={"draft": random_record(0).verified}, rounds={"draft": 1000}, row_rounds={"draft": 60_000}, rows=500,
+    verified={"draft": random_record(0).verified}, rows=500,
     input_tokens=10_000, output_tokens=100_000,
     costs=tuple(
         CostPoint(proposer="draft" if k else "none", k=k, running=rows, context=300.0, rounds=50, seconds=0.8 + 0.1 * k)

@@ -101,7 +101,7 @@ class Dispatcher:
             shard=task.shard,
             plan=self.plan(member),
             attempt=task.attempt,
-            priors=self._estimates.priors(member.name),
+            priors=self._estimates.policy_inputs(member.name),
             failed_only=task.failed_rows is not None,
             kv_scales=self._fleet.kv_scales,
         )

@@ -21,7 +21,7 @@ from specpipe.pipeline.tuning import job_tuner
 from specpipe.pipeline.worker.build import build_parts
 from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
 from specpipe.pipeline.worker.engine_loop import EngineLoop
-from specpipe.speculation.estimates.observer import Priors
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.telemetry.engine_totals import EngineTotals
 from specpipe.telemetry.shard_meter import ShardMeter
 from specpipe.telemetry.timeline_sampler import TimelineSampler
@@ -90,7 +90,7 @@ class EngineHost:
         self._notes.append(text)
 
     def run(
-        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, priors: Priors
+        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, priors: PolicyInputs | None
     ) -> tuple[list[Completion], ShardMeter]:
         """Runs all rows of a shard; from their start again, in smaller batches, when memory runs out. Blocks.
 

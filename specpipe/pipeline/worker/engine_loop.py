@@ -11,7 +11,7 @@ from specpipe.core import Request, SpeculationPlan
 from specpipe.pipeline.failures import EngineError, MemoryFailure, is_out_of_memory
 from specpipe.pipeline.worker.engine_protocol import EngineProtocol
 from specpipe.pipeline.worker.engine_steps import EngineSteps, ShardResult
-from specpipe.speculation.estimates.observer import Priors
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.shard_meter import ShardMeter
 from specpipe.telemetry.timeline_sampler import TimelineSampler
@@ -32,7 +32,9 @@ class EngineLoop(EngineSteps):
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def run(self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, priors: Priors) -> ShardResult:
+    def run(
+        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, priors: PolicyInputs | None
+    ) -> ShardResult:
         """Runs all rows of a shard. Blocks. `plan` and `priors` come from the shard order.
 
         Raises EngineError when the engine has died or dies meanwhile.

@@ -14,7 +14,7 @@ from specpipe.core import Completion, Evidence, Request, SpeculationPlan, StepRe
 from specpipe.pipeline.failures import EngineError
 from specpipe.pipeline.messages import EngineGauges, WorkerStatus
 from specpipe.pipeline.worker.engine_protocol import EngineProtocol, StoppedEngine
-from specpipe.speculation.estimates.observer import Priors
+from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.engine_totals import EngineTotals
 from specpipe.telemetry.shard_meter import ShardMeter
@@ -65,7 +65,7 @@ class EngineSteps:
         self._totals = EngineTotals()
 
     def submit(
-        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, priors: Priors
+        self, shard: int, requests: Sequence[Request], plan: SpeculationPlan, priors: PolicyInputs | None
     ) -> Future[ShardResult]:
         """Queues the rows of a shard, at least one. `plan` and `priors` come from the shard order.
 

@@ -34,21 +34,17 @@ class Acceptance:
         """Returns the acceptance before any draft."""
         return cls(rates=(FOLLOWED_PRIOR if proposer in ("replay", "joined") else PRIOR,))
 
-    def with_counts(self, counts: AcceptanceCounts, *, row_rounds: float, keep: float) -> Acceptance:
-        """Returns the means with the weights multiplied by `keep` (0 to 1) and `counts` added.
-
-        row_rounds: rows in rounds with K > 0, summed over rounds, rows without a draft included.
-        """
+    def with_counts(self, counts: AcceptanceCounts, *, keep: float) -> Acceptance:
+        """Returns the means with the weights multiplied by `keep` (0 to 1) and `counts` added."""
         size = max(len(self.rates), len(counts.reached_per_position))
-        reached = _padded((row_rounds, *counts.reached_per_position[1:]), size, 0.0)
+        means = self.conditional(size)
+        reached = _padded(counts.reached_per_position, size, 0.0)
         accepted = _padded(counts.accepted_per_position, size, 0.0)
-        old_weights = _padded(self.faded(keep).weights, size, MIN_WEIGHT)
-        before = [_doubted(*one) for one in zip(old_weights, self.conditional(size), reached, accepted, strict=True)]
-        weights = [old + new for old, new in zip(before, reached, strict=True)]
-        sums = (w * rate + a for w, rate, a in zip(before, self.conditional(size), accepted, strict=True))
-        return Acceptance(
-            rates=tuple(total / weight for total, weight in zip(sums, weights, strict=True)), weights=tuple(weights)
-        )
+        before = _padded(self.faded(keep).weights, size, MIN_WEIGHT)
+        before = tuple(_doubted(*one) for one in zip(before, means, reached, accepted, strict=True))
+        weights = tuple(old + new for old, new in zip(before, reached, strict=True))
+        sums = (old * mean + new for old, mean, new in zip(before, means, accepted, strict=True))
+        return Acceptance(rates=tuple(x / weight for x, weight in zip(sums, weights, strict=True)), weights=weights)
 
     def faded(self, keep: float) -> Acceptance:
         """Returns the same means with the weights multiplied by `keep`."""
@@ -58,16 +54,16 @@ class Acceptance:
         """Returns k probabilities: position i is accepted, given that it is reached."""
         return _padded(self.rates, k, self.rates[-1])
 
-    def tokens(self, max_k: int, *, hope: float = 0.0, hope_weight: float = 0.0) -> list[float]:
+    def tokens(self, max_k: int, *, hope: float = 0.0) -> list[float]:
         """Returns max_k + 1 values: expected tokens of a row's round of K drafts, 1 + Σ_i Π_{j ≤ i} c_j.
 
-        hope: acceptance that `hope_weight` further observations of each position would have, where above its mean.
+        hope: acceptance that replaces a lower mean, in part: as much as `MIN_WEIGHT` is of the position's weight.
         """
         product, out = 1.0, [1.0]
         weights = _padded(self.weights, max_k, MIN_WEIGHT)
         for rate, weight in zip(self.conditional(max_k), weights, strict=True):
             if hope > rate:
-                rate += (hope - rate) * hope_weight / (hope_weight + weight - MIN_WEIGHT)
+                rate += (hope - rate) * min(1.0, MIN_WEIGHT / weight)
             product *= rate
             out.append(out[-1] + product)
         return out

@@ -2,57 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
-from typing import NamedTuple
 
+import numpy as np
+
+from specpipe.arrays import Array
 from specpipe.core import AcceptanceCounts, CostPoint, Evidence, ProposerName, StepReport
-
-
-class RoundShape(NamedTuple):
-    """Class of rounds that are summed."""
-
-    proposer: ProposerName
-    k: int
-    octave: int
-    """Bits of the number of rows."""
-
-
-class RoundSum(NamedTuple):
-    """Sums over rounds of one shape."""
-
-    rounds: int = 0
-    rate: float = 0.0
-    """Reciprocal seconds. Their mean gives little weight to a few slow rounds, as a busy machine has them."""
-    running: int = 0
-    context: float = 0.0
-
-    def plus(self, step: StepReport) -> RoundSum:
-        """Returns the sums with one more round."""
-        return RoundSum(
-            self.rounds + 1, self.rate + 1 / step.round_s, self.running + step.running, self.context + step.context
-        )
-
-    def point(self, shape: RoundShape) -> CostPoint:
-        """Returns the rounds as one cost point with mean rows and context."""
-        return CostPoint(
-            proposer=shape.proposer,
-            k=shape.k,
-            running=round(self.running / self.rounds),
-            context=self.context / self.rounds,
-            rounds=self.rounds,
-            seconds=self.rounds**2 / self.rate,
-        )
-
-
-def _of_whole_rounds(counts: AcceptanceCounts, k: int) -> AcceptanceCounts:
-    """Returns the counts as if every draft had K tokens, of which those that it lacks are rejected.
-
-    Rows of several sources have drafts of different lengths: those that reach a late position are not like the others.
-    """
-    accepted = (*counts.accepted_per_position, *[0] * k)[:k]
-    reached = (counts.drafts, *accepted[:-1])
-    return replace(counts, reached_per_position=reached, accepted_per_position=accepted)
 
 
 class EvidenceLog:
@@ -62,10 +17,9 @@ class EvidenceLog:
         self._clear()
 
     def _clear(self) -> None:
-        self._costs: dict[RoundShape, RoundSum] = {}
+        self._costs: dict[tuple[ProposerName, int, int], Array] = {}
+        """Rounds, and sums of their reciprocal seconds, rows and contexts; by proposer, K and bits of the rows."""
         self._verified: dict[ProposerName, AcceptanceCounts] = {}
-        self._rounds: Counter[ProposerName] = Counter()
-        self._row_rounds: Counter[ProposerName] = Counter()
         self._rows = self._input_tokens = self._output_tokens = self._prefill_tokens = self._running = 0
         self._prefill_s = self._behind = 0.0
 
@@ -80,25 +34,32 @@ class EvidenceLog:
                 self._input_tokens += len(completion.request.prompt_token_ids)
         if not step.running:
             return
-        self._running, self._behind, who = step.running, step.draft_behind, step.proposer
+        self._running, self._behind = step.running, step.draft_behind
         if step.k:
-            counts = sum((part.verified for part in step.shards.values()), AcceptanceCounts())
-            if who in ("replay", "joined"):
-                counts = _of_whole_rounds(counts, step.k)
-            self._verified[who] = counts + self._verified.get(who, AcceptanceCounts())
-            self._rounds[who] += 1
-            self._row_rounds[who] += step.speculating
+            self._verified[step.proposer] = _counts(step) + self._verified.get(step.proposer, AcceptanceCounts())
         if step.round_s > 0:
-            shape = RoundShape(who, step.k, step.running.bit_length())
-            self._costs[shape] = self._costs.get(shape, RoundSum()).plus(step)
+            shape = step.proposer, step.k, step.running.bit_length()
+            sums = np.array((1.0, 1 / step.round_s, step.running, step.context))
+            self._costs[shape] = self._costs.get(shape, 0.0) + sums
 
     def take(self) -> Evidence:
         """Returns and clears the sums."""
         evidence = Evidence(
             verified=self._verified,
-            rounds=self._rounds,
-            row_rounds=self._row_rounds,
-            costs=tuple(known.point(shape) for shape, known in self._costs.items()),
+            costs=tuple(
+                CostPoint(
+                    proposer=proposer,
+                    k=k,
+                    running=round(running / rounds),
+                    context=context / rounds,
+                    rounds=round(rounds),
+                    # The harmonic mean gives little weight to a few slow rounds, as a busy machine has them.
+                    seconds=rounds**2 / rate,
+                )
+                for (proposer, k, _), (rounds, rate, running, context) in (
+                    (shape, sums.tolist()) for shape, sums in self._costs.items()
+                )
+            ),
             rows=self._rows,
             input_tokens=self._input_tokens,
             output_tokens=self._output_tokens,
@@ -109,3 +70,17 @@ class EvidenceLog:
         )
         self._clear()
         return evidence
+
+
+def _counts(step: StepReport) -> AcceptanceCounts:
+    """Returns the acceptance of a round with K > 0. Drafts that are looked up count as if all had K tokens.
+
+    A row without a match, and tokens that a draft lacks, count as rejected: rows that reach a late position are not
+    like the others. With the draft model, a row lacks a draft only while it is being caught up.
+    """
+    counts = sum((part.verified for part in step.shards.values()), AcceptanceCounts())
+    if step.proposer == "draft":
+        return counts
+    accepted = (*counts.accepted_per_position, *[0] * step.k)[: step.k]
+    reached = (max(step.speculating, counts.drafts), *accepted[:-1])
+    return replace(counts, reached_per_position=reached, accepted_per_position=accepted)

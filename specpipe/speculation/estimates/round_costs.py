@@ -12,7 +12,7 @@ Shapes: T terms, K widest round, N slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,15 +25,12 @@ from specpipe.speculation.estimates.round_model import FIRST_WORK, TERMS, RoundW
 PRICE_SD, SPEED_SD = 1.5, 0.7
 """Standard deviations of the logarithms of prices before any measurement of this run: of each, and of all together.
 An earlier run's machine may have been twice as slow, and its rounds of a kind the first of their shape."""
-PRICE_DRIFT = 3e-4
-"""Variance that the logarithm of each price gains in a round: prices follow the rows and context of the moment."""
+PRICE_DRIFT = 1e-5
+"""Variance that the logarithm of each price gains in a round: a long run follows a machine that changes."""
 ROUND_SD = 0.1
 """Standard deviation of the logarithm of a measurement, however many rounds: neighbours of a CPU slow all of them."""
 SURPRISE = 2.0
 """Standard deviations from which a measurement is doubted: it is too long, or those before it were."""
-AGREED = 0.3
-"""Largest logarithm of measured over expected seconds that confirms an estimate: a first round may take ten times as
-long, and is no reason to leave a proposer alone."""
 _PASSES, _STEP, _CLOSE = 32, 1.0, 0.05  # linearisations of the model at most; largest change in each, and in the last
 _VERSION = 6  # of the JSON values; others are refused
 _START = PRICE_SD**2 * np.eye(len(TERMS)) + SPEED_SD**2
@@ -47,8 +44,8 @@ class RoundCosts:
     """`RoundWork.expert_share` of the target."""
     rounds: float = 0.0
     """Rounds measured so far; those of an earlier run count as one."""
-    timed: Mapping[ProposerName, float] = field(default_factory=dict)
-    """`rounds` when a measurement last confirmed the estimate of a proposer, or of plain decoding ("none")."""
+    timed: frozenset[ProposerName] = frozenset()
+    """Proposers, "none" included, of rounds that the job has timed."""
     log_prices: Array = field(default_factory=lambda: np.zeros(len(TERMS)))
     """[T] logarithms of the prices."""
     covariance: Array = field(default_factory=lambda: _START)
@@ -65,7 +62,7 @@ class RoundCosts:
         works = [self._work(RoundWork.of(point)) for point in points]
         seconds = [math.log(point.seconds / point.rounds) for point in points]
         rounds = sum(point.rounds for point in points)
-        start, known = self.log_prices, self._drifted(rounds)
+        start, known = self.log_prices, self.covariance + PRICE_DRIFT * rounds * np.eye(len(TERMS))
         if not self:  # the first point sets the scale
             start = seconds[0] - math.log((works[0] / FIRST_WORK).sum()) - np.log(FIRST_WORK)
         near = start
@@ -77,16 +74,12 @@ class RoundCosts:
             near, moved = state, float(np.abs(state - near).max())
             if moved < _CLOSE:
                 break
-        total = self.rounds + rounds
-        timed = dict(self.timed)
-        for point, work, measured_log in zip(points, works, seconds, strict=True):
-            if self and abs(measured_log - _predict(start, work)[0]) < AGREED:
-                timed[point.proposer] = total
-        return replace(self, log_prices=near, covariance=covariance, rounds=total, timed=timed)
+        timed = self.timed.union(point.proposer for point in points)
+        return replace(self, log_prices=near, covariance=covariance, rounds=self.rounds + rounds, timed=timed)
 
-    def seconds(self, work: RoundWork) -> float:
-        """Returns the seconds of one round."""
-        return math.exp(_predict(self.log_prices, self._work(work))[0])
+    def seconds(self, work: RoundWork) -> Array:
+        """Returns the seconds of one round, or of an array of rounds."""
+        return np.asarray(np.tensordot(np.exp(self.log_prices), self._work(work), 1))
 
     def grid(self, *, proposer: ProposerName, max_k: int, slots: int, context: float) -> Array:
         """Returns the seconds of a round, [max_k + 1, slots + 1] by K and rows; the column of 0 rows equals that of 1.
@@ -95,27 +88,14 @@ class RoundCosts:
         """
         if not self:
             raise ValueError("no round was measured; expected at least one cost point")
-        k, rows = np.meshgrid(np.arange(max_k + 1.0), np.maximum(np.arange(slots + 1.0), 1.0), indexing="ij")
-        return np.asarray(
-            np.tensordot(np.exp(self.log_prices), self._work(RoundWork(proposer, k, rows, context * rows)), 1)
-        )
+        k, rows = np.arange(max_k + 1.0)[:, None], np.maximum(np.arange(slots + 1.0), 1.0)
+        return self.seconds(RoundWork(proposer, k, rows, context * rows))
 
-    def shares(self, *, proposer: ProposerName, max_k: int, rows: float, context: float) -> Array:
-        """Returns [T, max_k + 1]: the share of each term in the seconds of a round, by K. context: tokens of a row."""
-        k = np.arange(max_k + 1.0)
-        work = self._work(RoundWork(proposer, k, np.full_like(k, rows), np.full_like(k, rows * context)))
-        parts = np.exp(self.log_prices)[:, None] * work
-        return np.asarray(parts / parts.sum(axis=0))
-
-    def sd(self, weights: Array) -> Array:
-        """Returns [...]: standard deviations of weighted sums of log prices. weights: [T, ...]."""
-        return np.asarray(np.sqrt(np.einsum("t...,tu,u...->...", weights, self.covariance, weights)))
-
-    def _drifted(self, rounds: float) -> Array:
-        """Returns the covariance after this many rounds. No price gets less certain than at first."""
-        known = self.covariance + PRICE_DRIFT * rounds * np.eye(len(TERMS))
-        shrink = np.sqrt(np.minimum(1.0, np.diagonal(_START) / np.diagonal(known)))
-        return np.asarray(known * np.outer(shrink, shrink))
+    def ratio_sd(self, work: RoundWork, other: RoundWork) -> Array:
+        """Returns the standard deviation of the logarithm of the seconds of `work`, [...], over those of `other`."""
+        parts, others = ((np.exp(self.log_prices) * self._work(one).T).T for one in (work, other))
+        slope = (parts / parts.sum(axis=0)).T - others / others.sum()
+        return np.asarray(np.sqrt(np.einsum("...t,tu,...u->...", slope, self.covariance, slope)))
 
     def _work(self, work: RoundWork) -> Array:
         return work_by_term(work._replace(expert_share=self.expert_share))

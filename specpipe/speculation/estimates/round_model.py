@@ -75,7 +75,7 @@ experts, which have most of a mixture's weights; 3 steps of the draft model in a
 
 def work_by_term(work: RoundWork) -> Array:
     """Returns [terms, ...] with the shape of the features."""
-    out = np.empty((len(TERMS), *np.shape(work.rows)))
+    out = np.empty((len(TERMS), *np.broadcast(work.k, work.rows).shape))
     for i, term in enumerate(TERMS.values()):
         out[i] = term(work)
     return out

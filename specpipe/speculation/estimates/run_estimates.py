@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from specpipe.core import EXPECTED_OUTPUT_TOKENS, Evidence, Profile, ProposerName
-from specpipe.speculation.estimates.observer import Observer, Priors
+from specpipe.speculation.estimates.observer import Observer
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.estimates.round_costs import RoundCosts
 
@@ -37,26 +37,20 @@ class RunEstimates:
         old = self.costs.get(hardware) or self._cached_costs(hardware) or RoundCosts(expert_share=profile.expert_share)
         new = old.with_points(profile.rounds)
         # A profile may mislead: its rounds do not count, so that each proposer is soon tried in the job.
-        self.costs[hardware] = dataclasses.replace(new, rounds=max(old.rounds, min(1.0, new.rounds)), timed=old.timed)
+        self.costs[hardware] = replace(new, rounds=min(new.rounds, max(1.0, old.rounds)), timed=old.timed)
 
     def add(self, worker: str | None, evidence: Evidence) -> None:
         """Adds evidence of a worker; None for rounds of an earlier start, whose costs are in the cache already."""
-        self._observer.add(evidence)
+        self._observer.add(replace(evidence, costs=()))
         hardware = self._hardware.get(worker) if worker is not None else None
         if hardware is not None:
             self.costs[hardware] = self.costs[hardware].with_points(evidence.costs)
 
-    def priors(self, worker: str) -> Priors:
-        """Returns the estimates to send with a shard to this worker."""
-        return dataclasses.replace(self._observer.priors, costs=self._costs(worker))
-
-    def policy_inputs(self, worker: str, *, queue_depth: float) -> PolicyInputs:
-        """Returns the inputs for a plan of this worker."""
-        return dataclasses.replace(self._observer.policy_inputs(queue_depth=queue_depth), costs=self._costs(worker))
+    def policy_inputs(self, worker: str, *, queue_depth: float = 0.0) -> PolicyInputs:
+        """Returns the inputs for a plan of this worker, with which it starts too."""
+        costs = self.costs.get(self.hardware(worker), RoundCosts())
+        return replace(self._observer.inputs, queue_depth=queue_depth, costs=costs)
 
     def hardware(self, worker: str) -> str:
         """Returns the name of the worker's hardware; empty before the worker is ready."""
         return self._hardware.get(worker, "")
-
-    def _costs(self, worker: str) -> RoundCosts:
-        return self.costs.get(self.hardware(worker), RoundCosts())

@@ -10,10 +10,10 @@ from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fixed:
-    """K = k at every occupancy."""
+    """K = k at every occupancy. With k = 0 the draft is neither run nor prefilled: policy `off`."""
 
-    k: int
-    proposer: ProposerName
+    k: int = 0
+    proposer: ProposerName = "none"
 
     @property
     def max_k(self) -> int:
@@ -22,6 +22,5 @@ class Fixed:
 
     def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
         """Returns the same K for every occupancy."""
-        return SpeculationPlan(
-            ks=(self.k,), proposer=self.proposer, queue_depth=inputs.queue_depth, reason=f"fixed: K={self.k}"
-        )
+        reason = f"fixed: K={self.k}" if self.k else "off"
+        return SpeculationPlan(ks=(self.k,), proposer=self.proposer, queue_depth=inputs.queue_depth, reason=reason)

@@ -5,6 +5,7 @@ Shapes: N slots, K widest round; arrays are indexed by draft tokens, 0 … K, an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,13 +39,13 @@ class Goodput:
         choices = [self._rates(name, inputs) for name in self.proposers]
         best = max(choices, key=lambda choice: float(choice.rate[:, n].max()))
         ks = best.rate.argmax(axis=0)
-        trial = explore(best, int(ks[n]), choices, inputs)
+        trials = explore(best, int(ks[n]), choices, inputs)
         return SpeculationPlan(
             ks=tuple(ks.tolist()),
             proposer=best.proposer if ks.any() else "none",
             queue_depth=depth,
-            reason=_reason(best, int(ks[n]), trial, inputs),
-            explore=trial,
+            reason=_reason(best, int(ks[n]), trials, inputs),
+            explore=trials,
             tokens_per_s=tuple(best.rate.max(axis=0).tolist()),
         )
 
@@ -63,7 +64,7 @@ class Goodput:
         return DraftRates(proposer, 1 / token_s, tokens, seconds)
 
 
-def _reason(best: DraftRates, k: int, trial: Exploration | None, inputs: PolicyInputs) -> str:
+def _reason(best: DraftRates, k: int, trials: Sequence[Exploration], inputs: PolicyInputs) -> str:
     """Returns the reason of a plan, as a sentence."""
     n, rates = inputs.running, best.rate[:, inputs.running].tolist()
     other = max(range(1, len(rates)), key=rates.__getitem__)
@@ -73,7 +74,7 @@ def _reason(best: DraftRates, k: int, trial: Exploration | None, inputs: PolicyI
     else:
         text = f"goodput: plain at {n} rows, {rates[0]:,.0f} tok/s; K={other} would give {rates[other]:,.0f}"
     text += f"; {best.proposer} accepted {accepted} where reached"
-    if trial is not None:
+    for trial in reversed(trials):
         what = f"{trial.proposer} K={trial.k}" if trial.k else "plain"
         text += f"; tries {what} in 1 of {trial.every} rounds"
     return text

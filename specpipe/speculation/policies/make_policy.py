@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from specpipe.core import AppliesTo, ProposerName
 from specpipe.speculation.policies.fixed import Fixed
 from specpipe.speculation.policies.goodput import Goodput
-from specpipe.speculation.policies.off import Off
 from specpipe.speculation.policies.policy import Policy
 from specpipe.speculation.policies.queue_threshold import QueueThreshold
 
@@ -21,14 +20,14 @@ def make_policy(
     applies_to: AppliesTo = "batch",
     replay_k: int = 0,
 ) -> Policy:
-    """Returns the policy of this name; `Off` if there is no proposer. Raises ValueError for an unknown name.
+    """Returns the policy of this name; K = 0 if there is no proposer. Raises ValueError for an unknown name.
 
     k: draft tokens of a round, for goodput at most; max_running: threshold of queue_threshold; proposers: those that
     the workers have. Goodput chooses among them, the other policies use the first. applies_to: of queue_threshold.
     replay_k: the same as k for the proposers "replay" and "joined".
     """
     if name == "off" or not proposers:
-        return Off()
+        return Fixed()
     first_k = replay_k if proposers[0] == "replay" else k
     if name == "fixed":
         return Fixed(k=first_k, proposer=proposers[0])

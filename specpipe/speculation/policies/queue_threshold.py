@@ -28,19 +28,13 @@ class QueueThreshold:
 
     def plan(self, inputs: PolicyInputs) -> SpeculationPlan:
         """Returns K = k up to the threshold and 0 above it, or K = k and the threshold as the limit of new rows."""
-        if self.applies_to == "new":
-            return SpeculationPlan(
-                ks=(self.k,),
-                proposer=self.proposer,
-                queue_depth=inputs.queue_depth,
-                new_rows_limit=self.threshold,
-                reason=f"queue_threshold: K={self.k} for rows that start while at most {self.threshold} run, else 0",
-            )
+        new = self.applies_to == "new"
         speculating = (self.k,) * (min(self.threshold, inputs.slots) + 1)  # occupancies 0 … threshold
-        plain = (0,) if self.threshold < inputs.slots else ()
+        which = "for rows that start while at most {} run" if new else "while at most {} rows run"
         return SpeculationPlan(
-            ks=speculating + plain,
+            ks=(self.k,) if new else (*speculating, 0),
             proposer=self.proposer,
             queue_depth=inputs.queue_depth,
-            reason=f"queue_threshold: K={self.k} while at most {self.threshold} rows run, else 0",
+            new_rows_limit=self.threshold if new else None,
+            reason=f"queue_threshold: K={self.k} {which.format(self.threshold)}, else 0",
         )

@@ -130,7 +130,7 @@ def behind_by_20_rounds(small_pair, *, prefill_budget: int, rounds_behind: int =
 def test_an_exploring_round_catches_up_a_few_rows(small_pair) -> None:
     engine = behind_by_20_rounds(small_pair, prefill_budget=500)
     tries = Exploration(k=3, proposer="draft", every=8, catch_up=40)
-    off = SpeculationPlan(ks=(0,), proposer="none", queue_depth=0.0, reason="test", explore=tries)
+    off = SpeculationPlan(ks=(0,), proposer="none", queue_depth=0.0, reason="test", explore=(tries,))
     engine.submit([], off)
 
     tried = [step for step in steps_of(engine) if step.k]

@@ -12,11 +12,11 @@ from specpipe.errors import MachineError, ModelError, OutputError, SpecpipeError
 from specpipe.pipeline.failures import EngineError, ShardError, StaleRunError
 from specpipe.pipeline.interrupts import drain_on_interrupt
 from specpipe.pipeline.messages import ShardOrder, WorkerInfo
-from specpipe.speculation.policies.off import Off
+from specpipe.speculation.policies.fixed import Fixed
 
 
 def drive(pool: FakePool, count: int = 6, workers: int = 2, **config: object) -> RecordingDriver:
-    return RecordingDriver(shards(count), pool, Off(), driver_config(workers=workers, **{"poll_s": 0.01, **config}))
+    return RecordingDriver(shards(count), pool, Fixed(), driver_config(workers=workers, **{"poll_s": 0.01, **config}))
 
 
 def test_failed_shard_is_retried_on_another_worker() -> None:

@@ -13,12 +13,12 @@ from specpipe.pipeline.driver.config import Observers
 from specpipe.pipeline.driver.progress import Progress
 from specpipe.pipeline.failures import EngineError, ShardError
 from specpipe.pipeline.messages import ShardOrder, WorkerInfo
-from specpipe.speculation.policies.off import Off
+from specpipe.speculation.policies.fixed import Fixed
 
 
 def drive(pool: FakePool, count: int, *, observers: Observers | None = None, **config: object) -> RecordingDriver:
     settings = driver_config(**{"workers": 2, "poll_s": 0.01, **config})
-    return RecordingDriver(shards(count), pool, Off(), settings, observers=observers)
+    return RecordingDriver(shards(count), pool, Fixed(), settings, observers=observers)
 
 
 # workers that the cluster has no room for

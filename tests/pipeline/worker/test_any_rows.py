@@ -19,9 +19,9 @@ from specpipe.pipeline.messages import ShardOrder
 from specpipe.pipeline.store.part_check import PartCheck
 from specpipe.pipeline.worker.worker import Worker
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
-from specpipe.speculation.policies.off import Off
+from specpipe.speculation.policies.fixed import Fixed
 
-PLAN = Off().plan(PolicyInputs(slots=3, queue_depth=1.0, acceptance=AcceptanceCounts()))
+PLAN = Fixed().plan(PolicyInputs(slots=3, queue_depth=1.0, acceptance=AcceptanceCounts()))
 
 OTHERS = [name for name in input_columns(None) if name != "prompt"]
 

@@ -10,7 +10,6 @@ from specpipe.core import EngineConfig, Request, SamplingParams, SpeculationPlan
 from specpipe.pipeline.failures import EngineError
 from specpipe.pipeline.worker.engine_loop import EngineLoop
 from specpipe.pipeline.worker.engine_steps import WARM_UP_SHARD
-from specpipe.speculation.estimates.observer import Priors
 from specpipe.speculation.policies.fixed import Fixed
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.timeline_sampler import TimelineSampler
@@ -64,7 +63,7 @@ def test_concurrent_shards_get_their_own_rows() -> None:
     results: dict[int, list[tuple[int, ...]]] = {}
 
     def run(shard: int) -> None:
-        completions, _ = loop.run(shard, requests(shard, 5), PLAN, Priors())
+        completions, _ = loop.run(shard, requests(shard, 5), PLAN, None)
         results[shard] = [completion.token_ids for completion in completions]
 
     threads = [threading.Thread(target=run, args=(shard,)) for shard in (4, 5, 6)]
@@ -83,9 +82,7 @@ def test_seconds_of_shards_sum_to_those_of_the_engine() -> None:
     loop = loop_of(fake)
     meters = []
     threads = [
-        threading.Thread(
-            target=lambda shard=shard: meters.append(loop.run(shard, requests(shard, 6), PLAN, Priors())[1])
-        )
+        threading.Thread(target=lambda shard=shard: meters.append(loop.run(shard, requests(shard, 6), PLAN, None)[1]))
         for shard in (1, 2)
     ]
     for thread in threads:
@@ -109,7 +106,7 @@ def test_engine_error_fails_waiting_and_later_shards() -> None:
 
     def run(shard: int) -> None:
         try:
-            loop.run(shard, requests(shard, 4, tokens=50), PLAN, Priors())
+            loop.run(shard, requests(shard, 4, tokens=50), PLAN, None)
         except EngineError as error:
             errors.append(error)
 
@@ -121,17 +118,17 @@ def test_engine_error_fails_waiting_and_later_shards() -> None:
     assert len(errors) == 2
     assert "illegal memory access" in str(errors[0])
     with pytest.raises(EngineError, match="illegal memory access"):
-        loop.run(3, requests(3, 1), PLAN, Priors())
+        loop.run(3, requests(3, 1), PLAN, None)
 
 
 def test_engine_that_loses_rows_raises_instead_of_hanging() -> None:
     with pytest.raises(EngineError, match=r"owes rows of shards \[1\]"):
-        loop_of(LosingEngine(CONFIG)).run(1, requests(1, 2), PLAN, Priors())
+        loop_of(LosingEngine(CONFIG)).run(1, requests(1, 2), PLAN, None)
 
 
 def test_shard_without_rows_returns_at_once() -> None:
     loop = loop_of(engine())
-    completions, meter = loop.run(1, [], PLAN, Priors())
+    completions, meter = loop.run(1, [], PLAN, None)
     assert completions == []
     loop.close()
     assert meter is not None
@@ -141,13 +138,13 @@ def test_close_fails_shards_in_flight() -> None:
     loop = loop_of(engine(step_s=0.01))
     threading.Timer(0.05, loop.close).start()
     with pytest.raises(EngineError, match="stopped"):
-        loop.run(1, requests(1, 3, tokens=90), PLAN, Priors())
+        loop.run(1, requests(1, 3, tokens=90), PLAN, None)
 
 
 def test_status_counts_rows_and_shows_a_hanging_step() -> None:
     fake = engine(step_s=0.1)
     loop = loop_of(fake)
-    thread = threading.Thread(target=loop.run, args=(1, requests(1, 2, tokens=3), PLAN, Priors()))
+    thread = threading.Thread(target=loop.run, args=(1, requests(1, 2, tokens=3), PLAN, None))
     thread.start()
     wait_for(lambda: loop.status(after=0).in_step_s > 0.05)
     thread.join(20)
@@ -159,7 +156,7 @@ def test_status_counts_rows_and_shows_a_hanging_step() -> None:
 
 def test_warm_up_is_not_counted() -> None:
     loop = loop_of(engine())
-    loop.run(WARM_UP_SHARD, requests(WARM_UP_SHARD, 4), PLAN, Priors())
+    loop.run(WARM_UP_SHARD, requests(WARM_UP_SHARD, 4), PLAN, None)
     status = loop.status(after=0, final=True)
     assert (status.rows_done, status.output_tokens, status.drafts, status.samples) == (0, 0, 0, ())
     began = time.monotonic()

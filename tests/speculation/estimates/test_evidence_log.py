@@ -46,7 +46,7 @@ def test_rounds_without_seconds_add_no_costs() -> None:
         log.add(step(running=0, round_s=0.0))
     found = log.take()
     assert found.costs == ()
-    assert found.rounds == {"draft": 5}
+    assert found.verified["draft"].drafts == 10
 
 
 def test_acceptance_is_summed_by_proposer() -> None:
@@ -55,15 +55,20 @@ def test_acceptance_is_summed_by_proposer() -> None:
     log.add(step(proposer="ngram", running=7))
     log.add(step(k=0))
     found = log.take()
-    assert found.verified == {"draft": COUNTS, "ngram": COUNTS}
-    assert found.rounds == {"draft": 1, "ngram": 1}
-    assert found.row_rounds == {"draft": 3, "ngram": 7}
+    assert found.verified == {"draft": COUNTS, "ngram": dataclasses.replace(COUNTS, reached_per_position=(7, 1))}
 
 
-def test_rows_without_drafts_are_no_lack_of_coverage() -> None:
+def test_rows_that_never_draft_are_no_lack_of_coverage() -> None:
     log = EvidenceLog()
     log.add(step(proposer="ngram", running=5, shards={0: ShardRound(rows=5, plain_rows=3, verified=COUNTS)}))
-    assert log.take().row_rounds == {"ngram": 2}
+    assert log.take().verified["ngram"].reached_per_position == (2, 1)
+
+
+def test_tokens_that_a_looked_up_draft_lacks_count_as_rejected() -> None:
+    log = EvidenceLog()
+    log.add(step(k=4, proposer="joined", running=2))
+    found = log.take().verified["joined"]
+    assert (found.reached_per_position, found.accepted_per_position) == ((2, 1, 0, 0), (1, 0, 0, 0))
 
 
 def test_ended_rows_are_summed() -> None:
@@ -91,7 +96,7 @@ def test_take_clears_the_sums() -> None:
         log.add(step())
     assert [point.rounds for point in log.take().costs] == [3]
     again = log.take()
-    assert (again.costs, again.verified, again.rounds, again.rows) == ((), {}, {}, 0)
+    assert (again.costs, again.verified, again.rows) == ((), {}, 0)
 
 
 def test_number_of_points_is_bounded_for_many_shapes() -> None:

@@ -102,12 +102,29 @@ def test_burst_of_a_neighbour_leaves_the_comparison_of_k() -> None:
     assert ratio(costs, 3, 16) == pytest.approx(before, rel=0.1)
 
 
-def test_estimate_is_confirmed_by_a_measurement_near_it() -> None:
+def test_proposers_of_timed_rounds_are_kept() -> None:
+    costs = RoundCosts().with_points([point(0, 8)])
+    assert costs.timed == {"none"} and costs.with_points([point(2, 8)]).timed == {"none", "draft"}
+    assert prior([point(0, 8)]).timed == frozenset(), "in this job"
+
+
+def test_prices_follow_a_machine_that_changes_after_long_runs() -> None:
     costs = RoundCosts().with_points(PROFILE)
-    assert not costs.timed, "nothing was expected before"
-    costs = costs.with_points([point(0, 8), point(2, 8, rounds=1, factor=10)])
-    assert costs.timed == {"none": costs.rounds}
-    assert costs.with_points([point(2, 8)]).timed["draft"] > costs.rounds
+    for _ in range(2000):
+        costs = costs.with_points([point(3, 16, rounds=15), point(0, 16, rounds=1)])
+    for _ in range(40):
+        costs = costs.with_points([point(3, 16, rounds=15, factor=1.3), point(0, 16, rounds=1)])
+    assert ratio(costs, 3, 16) == pytest.approx(1.3 * truth(3, 16) / truth(0, 16), rel=0.05)
+
+
+def test_uncertainty_of_a_ratio_falls_with_measurements_of_both() -> None:
+    costs = RoundCosts().with_points(PROFILE)
+    works = RoundWork("draft", np.arange(4.0), 16, 16 * 256.0)
+    before, after = (
+        costs.ratio_sd(works, work(0, 16)),
+        costs.with_points([point(3, 16)] * 9).ratio_sd(works, work(0, 16)),
+    )
+    assert before[0] == 0 and (after[1:] < before[1:]).all() and (np.diff(before) > 0).all()
 
 
 CPU_PROFILE: dict[tuple[ProposerName, int, int], float] = {

@@ -26,20 +26,21 @@ def test_costs_are_shared_by_hardware() -> None:
     estimates.add("b", Evidence(costs=(point(0.4),)))
     assert seconds(estimates, "a") == seconds(estimates, "c")
     assert 3.5 < seconds(estimates, "b") / seconds(estimates, "c") < 4.5
-    assert estimates.priors("c").costs is estimates.costs["H200"]
+    assert estimates.policy_inputs("c").costs is estimates.costs["H200"]
 
 
 def test_acceptance_is_shared_by_all_workers() -> None:
     estimates = RunEstimates(slots=4, proposers=("draft",))
     estimates.admit("a", "H200", Profile())
-    estimates.add("a", Evidence(verified={"draft": COUNTS}, rounds={"draft": 30}, row_rounds={"draft": 100}))
-    assert estimates.priors("later worker").acceptance["draft"].conditional(1)[0] < 0.3
+    estimates.add("a", Evidence(verified={"draft": COUNTS}))
+    assert estimates.policy_inputs("later worker").acceptance["draft"].conditional(1)[0] < 0.3
 
 
 def test_start_up_profile_adds_costs() -> None:
     estimates = RunEstimates(slots=4, proposers=("draft",))
     estimates.admit("a", "H200", Profile(rounds=(point(0.2, rounds=5),)))
     assert 0.15 < seconds(estimates, "a") < 0.25
+    assert (estimates.costs["H200"].rounds, estimates.costs["H200"].timed) == (1, frozenset())
 
 
 def test_cached_costs_are_loaded_once_by_hardware() -> None:
@@ -58,7 +59,7 @@ def test_cached_costs_are_loaded_once_by_hardware() -> None:
 
 def test_shards_of_earlier_starts_add_acceptance() -> None:
     estimates = RunEstimates(slots=4, proposers=("draft",))
-    estimates.add(None, Evidence(verified={"draft": COUNTS}, rounds={"draft": 30}, row_rounds={"draft": 100}))
+    estimates.add(None, Evidence(verified={"draft": COUNTS}))
     assert estimates.policy_inputs("a", queue_depth=1.0).acceptance["draft"].conditional(1)[0] < 0.3
 
 

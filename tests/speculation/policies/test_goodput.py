@@ -10,7 +10,6 @@ from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.estimates.round_costs import RoundCosts
 from specpipe.speculation.policies.exploration import FIRST_ROUNDS
 from specpipe.speculation.policies.goodput import Goodput
-from specpipe.speculation.policies.policy import REPLAN_ROUNDS
 
 SLOTS = 64
 
@@ -35,7 +34,7 @@ def costs(**changes: float) -> RoundCosts:
         for n in (1, 2, 4, 8, 16, 32, 64)
     ]
     known = RoundCosts().with_points(points)
-    return replace(known, timed={"draft": known.rounds, "none": known.rounds})
+    return replace(known, timed=frozenset({"draft", "none", "ngram"}))
 
 
 def acceptance(*rates: float, weight: float = 100_000.0) -> Acceptance:
@@ -54,13 +53,18 @@ def inputs(draft: Acceptance, **changes: object) -> PolicyInputs:
 
 
 COSTS = costs()
+NGRAM_POINTS = [
+    CostPoint(proposer="ngram", k=k, running=n, context=1, rounds=64, seconds=64 * seconds(k, n))
+    for k in (2, 4)
+    for n in (1, 8, 64)
+]
 GOOD, BAD = acceptance(*[0.9] * 5), acceptance(*[0.01] * 5)
 POLICY = Goodput(k=5, proposers=("draft",))
 
 
 def trial(plan: SpeculationPlan) -> Exploration:
-    assert plan.explore is not None
-    return plan.explore
+    (explore,) = plan.explore
+    return explore
 
 
 def test_k_is_the_one_with_most_tokens_per_second() -> None:
@@ -102,11 +106,7 @@ def test_long_prompts_of_waiting_rows_turn_the_draft_off() -> None:
 
 def test_proposer_with_higher_throughput_is_chosen() -> None:
     policy = Goodput(k=5, proposers=("draft", "ngram"))
-    timed = COSTS.with_points(
-        CostPoint(proposer="ngram", k=k, running=n, context=1, rounds=64, seconds=64 * seconds(k, n))
-        for k in (2, 4)
-        for n in (1, 8, 64)
-    )
+    timed = COSTS.with_points(NGRAM_POINTS)
     for draft, ngram, best in ((GOOD, BAD, "draft"), (BAD, GOOD, "ngram"), (BAD, BAD, "none")):
         plan = policy.plan(inputs(draft, acceptance={"draft": draft, "ngram": ngram}, costs=timed))
         assert plan.proposer == best, plan.reason
@@ -115,26 +115,35 @@ def test_proposer_with_higher_throughput_is_chosen() -> None:
 def test_promising_k_is_tried_within_the_budget() -> None:
     plan = POLICY.plan(inputs(acceptance(0.0, 0.0, weight=20.0), queue_depth=8))
     explore = trial(plan)
-    assert explore.k > plan.k_for(8) == 0 and explore.every >= 64
+    assert explore.k > plan.k_for(8) == 0 and explore.every >= 32
     assert f"tries draft K={explore.k} in 1 of {explore.every} rounds" in plan.reason
     rounds = [plan.choice(8, i) for i in range(10 * explore.every)]
     assert rounds.count(("draft", explore.k)) == 10
 
 
 @pytest.mark.parametrize(("known", "other"), [(GOOD, "none"), (BAD, "draft")])
-def test_other_side_is_tried_again_whatever_the_estimates_say(known: Acceptance, other: ProposerName) -> None:
+def test_proposer_that_the_job_has_not_timed_is_tried_soon(known: Acceptance, other: ProposerName) -> None:
     one_row = inputs(known, queue_depth=1, occupancy=1)
-    for rounds, timed, every in ((0, 0, FIRST_ROUNDS), (50, 20, None), (100, 20, REPLAN_ROUNDS)):
-        costs_then = replace(COSTS, rounds=max(1, rounds), timed={"draft": timed, "none": timed})
-        explore = POLICY.plan(replace(one_row, costs=costs_then)).explore
-        assert (None if explore is None else explore.every) == every, (rounds, timed)
-        if every:
-            assert explore is not None and (explore.proposer, explore.k) == (other, int(other == "draft"))
+    assert POLICY.plan(one_row).explore == ()
+    doubtful = replace(COSTS, timed=COSTS.timed - {other})
+    explore = trial(POLICY.plan(replace(one_row, costs=doubtful)))
+    assert (explore.every, explore.proposer, explore.k) == (FIRST_ROUNDS, other, int(other == "draft"))
+
+
+def test_each_proposer_has_a_trial_of_its_own() -> None:
+    means = acceptance(0.5, 0.5, weight=20.0)
+    known = inputs(means, acceptance={"draft": means, "ngram": means}, costs=COSTS.with_points(NGRAM_POINTS))
+    plan = Goodput(k=5, proposers=("draft", "ngram")).plan(replace(known, queue_depth=8))
+    assert {"draft", "ngram"} <= {explore.proposer for explore in plan.explore}
+    every = [explore.every for explore in plan.explore]
+    assert every == sorted(every, reverse=True)
+    tried = {plan.exploring(i) for i in range(every[0])}
+    assert set(plan.explore) <= tried or len(set(every)) < len(every)
 
 
 def test_no_trial_where_hope_is_slower_than_the_plan() -> None:
     hopeless = inputs(Acceptance(), occupancy=SLOTS, costs=costs(draft_step_s=2e-2))
-    assert POLICY.plan(hopeless).explore is None
+    assert POLICY.plan(hopeless).explore == ()
 
 
 def test_trial_catches_up_one_row_while_the_draft_is_off() -> None:

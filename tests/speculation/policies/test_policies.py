@@ -2,7 +2,6 @@ import pytest
 
 from specpipe.speculation.estimates.policy_inputs import PolicyInputs
 from specpipe.speculation.policies.fixed import Fixed
-from specpipe.speculation.policies.off import Off
 from specpipe.speculation.policies.queue_threshold import QueueThreshold
 
 
@@ -25,9 +24,9 @@ def test_queue_threshold_for_new_rows_keeps_k() -> None:
     assert QueueThreshold(k=5, threshold=3, proposer="ngram").plan(inputs()).new_rows_limit is None
 
 
-def test_off_never_speculates() -> None:
-    plan = Off().plan(inputs())
-    assert (plan.max_k, plan.proposer, Off().max_k) == (0, "none", 0)
+def test_fixed_k_of_0_never_speculates() -> None:
+    plan = Fixed().plan(inputs())
+    assert (plan.max_k, plan.proposer, plan.reason, Fixed().max_k) == (0, "none", "off", 0)
 
 
 def test_fixed_k_does_not_depend_on_load() -> None:
@@ -37,7 +36,7 @@ def test_fixed_k_does_not_depend_on_load() -> None:
 
 
 def test_every_plan_has_queue_depth_and_reason() -> None:
-    for policy in (Off(), Fixed(k=2, proposer="draft"), QueueThreshold(k=2, threshold=3, proposer="draft")):
+    for policy in (Fixed(), Fixed(k=2, proposer="draft"), QueueThreshold(k=2, threshold=3, proposer="draft")):
         plan = policy.plan(inputs(queue_depth=7.25))
         assert plan.queue_depth == 7.25
         assert plan.reason
