@@ -11,15 +11,6 @@ from specpipe_kernels.runtime.sizes import power_of_2
 MAX_ROWS, MAX_GLU_ROWS = 64, 128
 MAX_INT4_GLU_ROWS = 32
 """Most rows of a gated product in 4 bits; beyond, converting once for tiles of 64 rows is faster."""
-MAX_CONVERTED_ROWS = 128
-"""Most rows for which 4 bits are read of a weight that has a dense copy: with more, converting takes longer.
-
-Of a layer's products in 8B/70B, 4 bits and dense weights take 140/439 and 139/471 µs with 128 rows, 178/523 and 148/486
-with 136 (H200).
-"""
-SMALL_INT4 = 1 << 25
-"""Most entries of a weight for which that number is MAX_ROWS: 72 rows of 8B take 41 µs in its qkv and output
-projections, dense 31."""
 MAX_WHOLE_HEAD_ROWS = 32
 """Most rows of a projection that completes norms of heads: with 64 it takes 16 µs, apart 9 and 4 (5120 x 2048)."""
 LARGE = 1 << 15
@@ -46,6 +37,18 @@ class GemmTiling(NamedTuple):
     warps: int
     by_descriptor: bool
     """Tiles are loaded by the tensor memory accelerator instead of by each thread. Not for ROPE."""
+
+
+def max_int4_rows(entries: int, epilogue: int) -> int:
+    """Returns the most rows for which 4 bits are read of a weight that has a dense copy. entries: of the weight.
+
+    With more, converting takes longer: in 8B/70B, gate and up projection of 136 rows 71/278 µs, dense 70/255; queries,
+    keys and values of 128 rows 22/51, dense 18/47, and in 8B of 64 rows 19, dense 18 (H200).
+    """
+    small = entries <= 1 << 25
+    if epilogue in (PLAIN, ROPE):
+        return 32 if small else 96
+    return 64 if small else 128
 
 
 @cache
