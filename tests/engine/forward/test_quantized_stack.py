@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from specpipe_kernels import QuantizedWeight, dequantize
 FORMATS = {
     "fp8": {},
     "mixed": {"o_proj": "none", "gate_proj": "int4", "up_proj": "int4", "k_proj": "none"},
+    "int4": dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), "int4"),
 }
 
 
@@ -61,16 +63,17 @@ def logits(run: ModelRunner, steps: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("formats", "hidden", "steps"),
+    ("formats", "hidden", "steps", "copies"),
     [
-        ("fp8", 96, [9, 1]),
-        pytest.param("fp8", 96, [66, 1, 70], marks=pytest.mark.slow),
-        pytest.param("mixed", 512, [9, 1], marks=pytest.mark.slow),
-        pytest.param("mixed", 512, [66, 1, 70], marks=pytest.mark.slow),
+        ("fp8", 96, [9, 1], False),
+        pytest.param("fp8", 96, [66, 1, 70], False, marks=pytest.mark.slow),
+        pytest.param("mixed", 512, [9, 1], False, marks=pytest.mark.slow),
+        pytest.param("mixed", 512, [66, 1, 70], False, marks=pytest.mark.slow),
+        pytest.param("int4", 256, [66, 1, 33], True, marks=pytest.mark.slow),
     ],
 )
 def test_logits_are_those_of_dequantised_weights(
-    monkeypatch: pytest.MonkeyPatch, formats: str, hidden: int, steps: list[int]
+    monkeypatch: pytest.MonkeyPatch, formats: str, hidden: int, steps: list[int], copies: bool
 ) -> None:
     """Rounding of activations to 8 bits changes logits by a few percent of their spread, a wrong scale by all of it."""
     register()
@@ -87,5 +90,8 @@ def test_logits_are_those_of_dequantised_weights(
     want = logits(runner(dense, fused=False), steps)
     monkeypatch.setenv("SPECPIPE_KERNELS", "triton")
     with exact_interpreter(), patch_once_per_launch():
-        got = logits(runner(model, fused=True), steps)
+        run = runner(model, fused=True)
+        run.keep_dense_copies(sys.maxsize if copies else 0)
+        assert (run.copy_bytes > 0) == copies
+        got = logits(run, steps)
     assert float((got - want).norm() / want.norm()) < 0.1
