@@ -5,13 +5,13 @@ Quantised weights go to the device tensor by tensor: neither the host nor the de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from specpipe.core import QuantizeChoice
 from specpipe.engine.loading.expert_modules import (
@@ -27,6 +27,7 @@ from specpipe.engine.loading.tensor_reader import DTYPES, TensorReader
 from specpipe.errors import ModelError
 from specpipe.models.loader import load_config, load_model, outline_of, skeleton_of
 from specpipe.models.quantization.checkpoint import Checkpoint, inspect_checkpoint
+from specpipe.models.quantization.mxfp4_experts import WEIGHTS
 from specpipe.models.quantization.planned_weights import check_quantize
 from specpipe.models.quantization.quantized_weight import quantized_weight
 from specpipe.models.quantization.stored_tensors import StoredTensor
@@ -147,7 +148,7 @@ class _Filling:
             raise ValueError(f"layer {stored}: {error}") from error
 
     def _fill_mxfp4(self, stored: str) -> None:
-        tensors = {part: self._reader.read(tensor) for part, tensor in self._checkpoint.experts[stored].items()}
+        tensors = self._read(self._checkpoint.experts[stored], [f"{weight}_scales" for weight in WEIGHTS])
         module = self._model.get_submodule(self._places.experts[stored])
         set_experts(module, *mxfp4_experts(tensors), self._device)
 
@@ -163,8 +164,24 @@ class _Filling:
 
     def _quantized(self, stored: str) -> QuantizedWeight:
         layer = self._checkpoint.layers[stored]
-        tensors = {part: self._reader.read(tensor) for part, tensor in layer.tensors.items()}
+        tensors = self._read(layer.tensors, [part for part in layer.layout.required if "scale" in part])
         return quantized_weight(layer.layout, tensors, layer.shape)
+
+    def _read(self, stored: Mapping[str, StoredTensor], scales: Iterable[str]) -> dict[str, Tensor]:
+        """Reads the tensors of a module by the last part of their names.
+
+        scales: those that must be finite. Raises ValueError for NaN and infinity; in uint8 (mxfp4) 255 is NaN.
+        """
+        tensors = {part: self._reader.read(tensor) for part, tensor in stored.items()}
+        for part in scales:
+            values = tensors[part]
+            finite = values != 255 if values.dtype == torch.uint8 else values.float().isfinite()
+            if not bool(finite.all()):
+                raise ValueError(
+                    f"{stored[part].name} in {stored[part].file} has {int((~finite).sum()):,} of {values.numel():,} "
+                    "scales that are NaN or infinite; copy or download the file again, or quantise the model anew"
+                )
+        return tensors
 
     def _quantize_layer(self, stored: str) -> None:
         name = self._places.dense[stored].removesuffix(".weight")

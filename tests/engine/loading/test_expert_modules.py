@@ -192,6 +192,16 @@ def test_layers_that_the_family_leaves_out_are_not_read(tmp_path: Path) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
 
 
+def test_a_scale_of_mxfp4_that_is_nan_is_named(tmp_path: Path) -> None:
+    written = write_mxfp4(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    tensors[name].view(-1)[3] = 255
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"{name} in .*model\.safetensors has 1 of .* are NaN or infinite"):
+        load_weights(written.source, "cpu", torch.float32)
+
+
 def test_missing_scales_and_missing_configuration_are_named(tmp_path: Path) -> None:
     written = write_mxfp4(tmp_path / "scales", drop="layers.1.mlp.experts.down_proj_scales")
     with pytest.raises(ModelError, match=r"experts model.layers.1.mlp.experts do not fit.*lacks down_proj_scales"):

@@ -166,6 +166,25 @@ def test_tensors_that_do_not_fit_are_named(change: Any, message: str, tmp_path: 
         load(checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("name", "scale", "value"),
+    [
+        ("fp8-block", "weight_scale_inv", float("nan")),
+        ("awq", "scales", float("inf")),
+        slow("w4a16", "weight_scale", float("nan")),
+    ],
+)
+def test_scales_that_are_not_finite_are_named(name: str, scale: str, value: float, tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        tensors[f"model.layers.1.mlp.up_proj.{scale}"].view(-1)[1] = value
+
+    checkpoint = write_checkpoint(tmp_path, name, change=spoil)
+    with pytest.raises(
+        ModelError, match=rf"layers\.1\.mlp\.up_proj\.{scale} in .*\.safetensors has 1 of .* are NaN or"
+    ):
+        load(checkpoint)
+
+
 def test_layers_in_16_bits_and_tied_heads_stay(tmp_path: Path) -> None:
     def dense(tensors: dict[str, Tensor]) -> None:
         values, scale = (tensors.pop(f"model.layers.0.mlp.up_proj.{part}") for part in ("weight", "weight_scale"))
