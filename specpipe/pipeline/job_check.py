@@ -76,7 +76,9 @@ class MemoryNeed:
 
 
 def check_models(job: JobSpec, sources: Sequence[ModelSource]) -> None:
-    """Raises ModelError unless the engine supports the models and their vocabularies match. Imports transformers."""
+    """Raises ModelError unless the engine supports the models, their weights fit their configurations, and their
+    vocabularies match. Imports torch and transformers, and reads no weights."""
+    from specpipe.engine.loading.load_weights import check_tensors
     from specpipe.models.loader import load_config
     from specpipe.models.support import check_pair, check_support
     from specpipe.models.tokenizer import load_tokenizer
@@ -85,6 +87,7 @@ def check_models(job: JobSpec, sources: Sequence[ModelSource]) -> None:
     for source in sources:
         config = load_config(source, trust_remote_code=trust)
         check_support(config, name=source.name, max_model_len=job.model.max_model_len)
+        check_tensors(source, trust_remote_code=trust)
     tokenizers = [load_tokenizer(source, trust_remote_code=trust) for source in sources]
     if len(sources) == 2:
         check_pair(*tokenizers, target_name=sources[0].name, draft_name=sources[1].name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -92,6 +93,16 @@ def test_wrong_job_settings_are_problems(
 def test_draft_with_another_vocabulary_is_a_problem(job: dict[str, dict[str, object]], models: Path) -> None:
     found = diagnoses(spec(job, f"model.draft={models / 'other'}"))["models"]
     assert found.status == "problem" and "vocabularies differ" in found.found
+
+
+def test_weights_that_do_not_fit_the_configuration_are_a_problem(
+    job: dict[str, dict[str, object]], models: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(models / "target", tmp_path / "changed")
+    config = tmp_path / "changed/config.json"
+    config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    found = diagnoses(spec(job, f"model.target={tmp_path / 'changed'}"))["models"]
+    assert found.status == "problem" and "lacks model.layers.2.input_layernorm.weight" in found.found
 
 
 def test_foreign_or_unwritable_output_folder_is_a_problem(job: dict[str, dict[str, object]], tmp_path: Path) -> None:

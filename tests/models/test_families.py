@@ -6,6 +6,7 @@ pages. The test finds families whose attention has features that the attention i
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from huggingface_hub.errors import StrictDataclassError
 
 from specpipe.engine.forward.attention_interface import register
 from specpipe.engine.forward.model_runner import ModelRunner
+from specpipe.engine.loading.load_weights import check_tensors
 from specpipe.errors import ModelError
+from specpipe.models.source import ModelSource
 from specpipe.models.support import check_support
 
 SMALL: dict[str, Any] = {
@@ -137,6 +140,19 @@ def check_family(config_class: type, compiler: str) -> bool:
     for got, want in zip(in_chunks(runner, rows, CHUNKS[-1], kept=1), expected, strict=True):
         torch.testing.assert_close(got, want[-len(got) :], rtol=1e-4, atol=tolerance)
     return runner.compiled
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # families warn about their own defaults
+def test_headers_of_every_supported_family_fit_its_configuration(tmp_path: Path) -> None:
+    refused = {}
+    for model_type, config_class in supported().items():
+        build(config_class, "eager").save_pretrained(tmp_path / model_type)
+        try:
+            check_tensors(ModelSource(path=str(tmp_path / model_type), name=model_type, revision=""))
+        except ModelError as error:
+            refused[model_type] = str(error)
+    assert not refused
 
 
 @pytest.mark.slow

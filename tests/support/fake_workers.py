@@ -66,11 +66,11 @@ TINY = Path(specpipe.models.tiny.__file__).parent / "target"
 
 
 def real_models(folder: Path, **changes: object) -> None:
-    """Gives the models of `make_job` the configuration and tokenizer of a real one."""
+    """Gives the models of `make_job` configuration, weights and tokenizer of a real one."""
     config = json.loads((TINY / "config.json").read_text()) | {"eos_token_id": None}
     for model in ("target", "draft"):
         (folder / model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 200, **changes}))
-        for name in ("tokenizer.json", "tokenizer_config.json"):
+        for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
             shutil.copy(TINY / name, folder / model)
 
 

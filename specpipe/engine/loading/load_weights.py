@@ -59,6 +59,7 @@ def load_weights(
         remedy = "use a checkpoint in 16 bits without model.quantize"
         check_fp8(device, f"model {source.name} has weights in fp8", remedy)
     if quantize == "none" and not checkpoint.quantised:
+        check_tensors(source, trust_remote_code=trust_remote_code)
         return load_model(source, device, dtype, attn_implementation, trust_remote_code=trust_remote_code)
     config = load_config(source, trust_remote_code=trust_remote_code)
     model = skeleton_of(config, dtype, attn_implementation, trust_remote_code=trust_remote_code)
@@ -75,6 +76,16 @@ def load_weights(
     except (OSError, ValueError) as error:
         raise ModelError(f"model {source.name} cannot be loaded from {source.path}: {error}") from error
     return model
+
+
+def check_tensors(source: ModelSource, *, trust_remote_code: bool = False) -> None:
+    """Raises ModelError where names, shapes or dtypes in the headers of the weight files do not fit config.json.
+
+    Reads no weights. Pickles have no headers, and code of a checkpoint may not run without weights: neither is checked.
+    """
+    checkpoint, config = inspect_checkpoint(source), load_config(source, trust_remote_code=trust_remote_code)
+    if (checkpoint.dense or checkpoint.quantised) and not getattr(config, "auto_map", None):
+        find_places(skeleton_of(config, torch.float32, "eager"), checkpoint, source.name)
 
 
 def load_outline(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -73,6 +74,7 @@ class CheckpointNames:
         self.known = model.state_dict()
         self._prefix: str = getattr(model, "base_model_prefix", "")
         unused: Any = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        self._optional = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
         self._ignored = [re.compile(pattern) for pattern in unused]
 
     def tensor(self, name: str) -> str:
@@ -86,6 +88,10 @@ class CheckpointNames:
         """Returns True for a tensor without a place that the family leaves out, such as DeepSeek's layers of MTP."""
         return name not in self.known and any(pattern.search(name) for pattern in self._ignored)
 
+    def may_be_missing(self, name: str) -> bool:
+        """Returns True for a tensor of the model that the family does without."""
+        return any(re.search(pattern, name) for pattern in self._optional)
+
     def module(self, name: str) -> str:
         """Returns the model's name for a module with a weight."""
         return self.tensor(f"{name}.weight").removesuffix(".weight")
@@ -94,11 +100,12 @@ class CheckpointNames:
 def find_places(model: Any, checkpoint: Checkpoint, name: str) -> TensorPlaces:
     """Returns the places of all tensors. model: a skeleton; name: the model's, for messages.
 
-    Raises ModelError with the names of missing, unexpected and misshapen tensors. Unexpected ones are an error in
-    quantised checkpoints alone: they may belong to a format that is misunderstood.
+    Raises ModelError for missing, unexpected and misshapen tensors, with their names, files, shapes and dtypes.
+    Unexpected ones are an error in quantised checkpoints alone: they may belong to a format that is misunderstood. In
+    others, missing ones are found by transformers where it merges weights of the family.
     """
     names = CheckpointNames(model)
-    if not names.merges_experts_only:
+    if checkpoint.quantised and not names.merges_experts_only:
         raise ModelError(
             f"model {name}: transformers merges weights of {type(model).__name__} at load, which specpipe cannot do "
             "with quantised ones; expected a checkpoint in 16 bits"
@@ -120,17 +127,17 @@ def find_places(model: Any, checkpoint: Checkpoint, name: str) -> TensorPlaces:
     tied = model.all_tied_weights_keys
     present = quantised | set(dense.values())
     missing = [n for n in expected if n not in present and not (n in tied and tied[n] in present)]
-    wrong = [s for s, n in dense.items() if checkpoint.dense[s].shape != tuple(expected[n].shape)]
-    wrong += [s for s, n in layers.items() if n in modules and not _is_linear(modules[n], checkpoint.layers[s].shape)]
+    if not checkpoint.quantised:
+        missing = [n for n in missing if names.renames_only and not names.may_be_missing(n)]
+    wrong, dtypes = _misfits(checkpoint, dense, layers, expected, modules)
     wrong += [s for s, n in experts.items() if not _fits(modules.get(n), expert_shapes(checkpoint.experts[s]))]
     for module in whole:
         shapes = {part: checkpoint.layers[stored].shape for part, stored in merged[module].items()}
         wrong += [] if _fits_merged(modules[module], shapes) else [module]
-    dtypes = [f"{s} ({d})" for s, n in dense.items() if not _fits_dtype(d := checkpoint.dense[s].dtype, expected[n])]
     problems = [
         ("lacks", missing),
-        ("has other shapes or kinds of layers for", wrong),
-        ("has other dtypes for", dtypes),
+        ("has other shapes or kinds of layers:", wrong),
+        ("has other dtypes:", dtypes),
     ]
     unexpected += [m for m in (*merged, *experts.values()) if m not in modules]
     problems += [("has unexpected", unexpected)] if checkpoint.quantised else []
@@ -138,7 +145,7 @@ def find_places(model: Any, checkpoint: Checkpoint, name: str) -> TensorPlaces:
     if found:
         raise ModelError(
             f"model {name}: its weights do not fit its config.json: it {'; it '.join(found)}; expected a complete "
-            "checkpoint of a causal language model"
+            "checkpoint of a causal language model: copy or download config.json and weights again, from one place"
         )
     kv_scales = {key: names.module(f"{key[0]}.k_proj").removesuffix(".k_proj") for key in checkpoint.kv_scales}
     return TensorPlaces(
@@ -181,8 +188,34 @@ def weight_shape(module: Any, name: str) -> tuple[int, int, int]:
     return (experts, columns, rows) if module.is_transposed else (experts, rows, columns)
 
 
-def _is_linear(module: nn.Module, shape: tuple[int, int]) -> bool:
-    return type(module) is nn.Linear and (module.out_features, module.in_features) == shape
+def _linear_shape(module: nn.Module) -> list[int] | str:
+    """Returns [outputs, inputs] of a linear layer, or the class of any other module."""
+    return [module.out_features, module.in_features] if type(module) is nn.Linear else type(module).__name__
+
+
+def _misfits(
+    checkpoint: Checkpoint,
+    dense: Mapping[str, str],
+    layers: Mapping[str, str],
+    expected: Mapping[str, Tensor],
+    modules: Mapping[str, nn.Module],
+) -> tuple[list[str], list[str]]:
+    """Returns dense tensors and quantised layers of wrong shapes, and dense tensors of wrong dtypes, as described for
+    messages: what is stored, in which file, and what was expected."""
+    shapes, dtypes = [], []
+    for stored, place in dense.items():
+        tensor, wanted = checkpoint.dense[stored], expected[place]
+        found = f"{stored} {tensor.dtype} {list(tensor.shape)} in {Path(tensor.file).name} (expected"
+        if tensor.shape != tuple(wanted.shape):
+            shapes.append(f"{found} {list(wanted.shape)})")
+        if not _fits_dtype(tensor.dtype, wanted):
+            dtypes.append(f"{found} {'floating-point' if wanted.is_floating_point() else 'integers'})")
+    for stored, place in layers.items():
+        layer = checkpoint.layers[stored]
+        if place in modules and (wanted_shape := _linear_shape(modules[place])) != list(layer.shape):
+            file = Path(layer.tensors[layer.layout.required[0]].file).name
+            shapes.append(f"{stored} {list(layer.shape)} in {file} (expected {wanted_shape})")
+    return shapes, dtypes
 
 
 def _fits_dtype(dtype: str, expected: Tensor) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.engines import generate, make_engine, make_requests, run, slow
 from support.quantized_checkpoints import FORMATS, QuantizedCheckpoint, write_checkpoint
 from support.small_models import make_small_model
@@ -17,7 +18,7 @@ from specpipe.engine.forward.attention_interface import register
 from specpipe.engine.forward.model_runner import ModelRunner
 from specpipe.engine.forward.quantized_linear import QuantizedLinear
 from specpipe.engine.loading.linear_modules import quantize_linears
-from specpipe.engine.loading.load_weights import load_weights
+from specpipe.engine.loading.load_weights import check_tensors, load_weights
 from specpipe.errors import ModelError
 from specpipe.models.loader import load_model
 from specpipe.models.source import resolve
@@ -146,10 +147,17 @@ def also(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], None]:
             without("model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight_scale"),
             "lacks model.*up_pro",
         ),
-        (also("model.norm.weight", torch.ones(255)), r"other shapes or kinds of layers for model\.norm\.weight"),
+        (
+            also("model.norm.weight", torch.ones(255)),
+            r"other shapes .*: model\.norm\.weight F32 \[255\] in model-0000\d.*\.safetensors \(expected \[256\]\)",
+        ),
+        (
+            also("model.layers.0.mlp.up_proj.weight", torch.ones(300, 256).to(torch.float8_e4m3fn)),
+            r"up_proj does not fit FP8 by channel .*weight_scale has shape \[320, 1\]",
+        ),
         (
             also("model.norm.weight", torch.ones(256, dtype=torch.int32)),
-            r"has other dtypes for model\.norm\.weight \(I32\)",
+            r"has other dtypes: model\.norm\.weight I32 \[256\] in .*\(expected floating-point\)",
         ),
         (also("model.extra.weight", torch.ones(3)), r"unexpected model\.extra\.weight"),
         (
@@ -164,6 +172,43 @@ def test_tensors_that_do_not_fit_are_named(change: Any, message: str, tmp_path: 
     checkpoint = write_checkpoint(tmp_path, "ct-dynamic", change=change)
     with pytest.raises(ModelError, match=message):
         load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "tensor", "message"),
+    [
+        (
+            "llama",
+            "model.layers.1.mlp.up_proj.weight",
+            None,
+            r"it lacks model\.layers\.1\.mlp\.up_proj\.weight; expected",
+        ),
+        (
+            "gpt2",
+            "transformer.h.1.mlp.c_fc.weight",
+            torch.ones(9, 4),
+            r"c_fc\.weight F32 \[9, 4\] in .*\(expected \[48, 192\]",
+        ),
+        (
+            "mixtral",
+            "model.norm.weight",
+            torch.ones(64).int(),
+            r"model\.norm\.weight I32 \[64\] in .*\(expected floating",
+        ),
+    ],
+)
+def test_headers_that_do_not_fit_the_configuration_are_named(
+    kind: str, name: str, tensor: Tensor | None, message: str, tmp_path: Path
+) -> None:
+    make_small_model(kind, tmp_path, seed=1)
+    source, file = resolve(str(tmp_path), "target"), tmp_path / "model.safetensors"
+    check_tensors(source)
+    tensors = {key: values for key, values in load_file(file).items() if key != name}
+    save_file(tensors if tensor is None else tensors | {name: tensor}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=message):
+        check_tensors(source)
+    with pytest.raises(ModelError, match=message):
+        load_weights(source, "cpu", torch.float32, "eager")
 
 
 @pytest.mark.parametrize(

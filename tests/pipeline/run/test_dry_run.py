@@ -104,11 +104,11 @@ def test_more_slots_than_memory_get_the_kv_pages_that_fit(tmp_path: Path, monkey
 
 
 def test_loading_in_another_dtype_needs_the_mapped_file_beside_it(tmp_path: Path) -> None:
-    same, converted = plan(tmp_path), plan(tmp_path, "model.dtype=bfloat16")
+    same, converted = plan(tmp_path, "model.dtype=bfloat16"), plan(tmp_path)
     weights = converted.weights["target"]
-    assert same.weights["target"].mapped == 0 and weights.mapped == 2 * weights.bytes == 4 * 16
+    assert same.weights["target"].mapped == 0 and 2 * weights.mapped == weights.bytes == 4 * 4_525_312
     need = need_of(tmp_path)
-    assert same.process_bytes == need.process_bytes(same.kv_bytes) > PROCESS_BYTES + same.kv_bytes
+    assert converted.process_bytes == need.process_bytes(converted.kv_bytes) > PROCESS_BYTES + converted.kv_bytes
     need = dataclasses.replace(need, weights={"target": PlannedWeights("float32", 600, 300)})
     assert need.loading_bytes == PROCESS_BYTES + 900
     pair = {"target": PlannedWeights("float32", 600, 300), "draft": PlannedWeights("float32", 400, 200)}
@@ -217,7 +217,6 @@ def test_samples_and_min_tokens_are_shown(tmp_path: Path) -> None:
 def test_dtype_and_memory_are_those_of_the_workers_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specpipe.pipeline.run.dry_run.visible_gpus", lambda: 0)
     monkeypatch.setenv("RAY_ADDRESS", "cluster:6379")  # its machines may have GPUs, unlike this one
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "max_position_embeddings": 200}
 
     def found(device: str, kv_dtype: str = "auto", **latent: int) -> RunPlan:
         job = make_job(
@@ -227,7 +226,7 @@ def test_dtype_and_memory_are_those_of_the_workers_device(tmp_path: Path, monkey
             "workers.count=1",
             "sampling.defaults=specpipe",
         )
-        real_models(tmp_path, **sizes, **latent, dtype="float32")
+        real_models(tmp_path, **latent)
         return plan_run(job)
 
     cpu, cuda = found("cpu"), found("cuda")
@@ -235,7 +234,7 @@ def test_dtype_and_memory_are_those_of_the_workers_device(tmp_path: Path, monkey
     assert cpu.kv_bytes == 2 * cuda.kv_bytes > 0
     assert found("cpu", "fp8").kv_bytes == found("cuda", "fp8").kv_bytes == cuda.kv_bytes // 2
     latent = found("cuda", kv_lora_rank=8, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
-    assert 2 * 32 * latent.kv_bytes == (16 + 8 + 16) * cuda.kv_bytes, "keys and values of every head"
+    assert 4 * (32 + 32) * latent.kv_bytes == 8 * (16 + 8 + 16) * cuda.kv_bytes, "keys and values of every head"
     assert cpu.weight_bytes == 2 * cuda.weight_bytes > 0
 
 
