@@ -19,7 +19,7 @@ from specpipe.benchmark.synthetic_engine import random_requests
 from specpipe.benchmark.tuned_job import JobResult, TunedEngine
 from specpipe.core import Profile, Request, SamplingParams
 from specpipe.engine.engine import Engine
-from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
+from specpipe.engine.rounds.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 from specpipe.speculation.policies.fixed import Fixed
 from specpipe.speculation.policies.make_policy import make_policy
 from specpipe.speculation.policies.policy import Policy

@@ -34,9 +34,9 @@ from specpipe.engine.compile_ahead import EngineCompileAhead
 from specpipe.engine.engine import Engine
 from specpipe.engine.forward.attention_interface import register
 from specpipe.engine.kv_memory import sized_engine
+from specpipe.engine.rounds.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 from specpipe.engine.state.text_decoder import NoTextDecoder
 from specpipe.models.loader import outline_of
-from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 from specpipe.speculation.policies.fixed import Fixed
 from specpipe.speculation.policies.goodput import Goodput
 from specpipe.speculation.policies.policy import Policy

@@ -14,7 +14,7 @@ from specpipe.benchmark.bench_config import SHARED_WORKS, SharedWork
 from specpipe.benchmark.synthetic_engine import run_policy, run_requests
 from specpipe.core import Profile, Request, SamplingParams, StepReport
 from specpipe.engine.engine import Engine
-from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
+from specpipe.engine.rounds.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 from specpipe.speculation.policies.fixed import Fixed
 from specpipe.speculation.policies.make_policy import make_policy
 from specpipe.speculation.policies.policy import Policy

@@ -10,8 +10,8 @@ import numpy as np
 
 from specpipe.arrays import Array
 from specpipe.core import CostPoint, Profile, ProposerName
+from specpipe.engine.rounds.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 from specpipe.simulator.scenarios import Scenario
-from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 from specpipe.speculation.estimates.round_costs import RoundCosts
 
 _NOISE = 0.03  # standard deviation of measured seconds, log-normal

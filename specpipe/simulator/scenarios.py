@@ -13,9 +13,9 @@ import yaml
 
 from specpipe.arrays import Array
 from specpipe.core import EngineConfig, ProposerName, Request, SamplingParams
+from specpipe.engine.rounds.profiled_rounds import PROFILED_CONTEXT
 from specpipe.errors import JobError
 from specpipe.simulator.machine import Machine, read_machine
-from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT
 
 LEAST_ROUNDS = 250
 """Approximate number of rounds of a scenario in which every round drafts max K tokens."""

@@ -18,6 +18,7 @@ from specpipe.core import DeviceName, Profile, ProposerName, Request, Shard, fol
 from specpipe.core.host_memory import free_memory, keep_freed_memory
 from specpipe.data import read_rows
 from specpipe.data.requests.request_builder import EncoderProtocol, RequestBuilder
+from specpipe.engine.rounds.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 from specpipe.errors import MachineError, ModelError
 from specpipe.job import JobSpec
 from specpipe.models.quantization.planned_weights import PlannedWeights
@@ -27,7 +28,6 @@ from specpipe.pipeline.job_check import check_device_memory
 from specpipe.pipeline.prepare import PreparedJob, find_model
 from specpipe.pipeline.replay.run_answers import open_answers
 from specpipe.pipeline.worker.config import WorkerConfig, WorkerParts
-from specpipe.speculation.estimates.profiled_rounds import PROFILED_CONTEXT, rounds_to_profile
 
 if TYPE_CHECKING:
     from specpipe.engine.engine import Engine

@@ -17,59 +17,50 @@ class EvidenceLog:
         self._clear()
 
     def _clear(self) -> None:
+        self._sums = Evidence()
+        """All but `verified` and `costs`."""
+        self._verified: dict[ProposerName, AcceptanceCounts] = {}
         self._costs: dict[tuple[ProposerName, int, int], Array] = {}
         """Rounds, and sums of their reciprocal seconds, rows and contexts; by proposer, K and bits of the rows."""
-        self._verified: dict[ProposerName, AcceptanceCounts] = {}
-        self._rows = self._input_tokens = self._output_tokens = self._prefill_tokens = self._running = 0
-        self._prefill_s = self._behind = 0.0
 
     def add(self, step: StepReport) -> None:
         """Adds one engine step."""
-        self._output_tokens += sum(part.emitted_tokens for part in step.shards.values())
-        self._prefill_tokens += step.draft_prefill_tokens
-        self._prefill_s += step.draft_prefill_s
-        for completion in step.completions:
-            if completion.finish_reason not in ("scored", "error"):
-                self._rows += 1
-                self._input_tokens += len(completion.request.prompt_token_ids)
-        if not step.running:
-            return
-        self._running, self._behind = step.running, step.draft_behind
-        if step.k:
+        before = self._sums
+        ended = [row.request for row in step.completions if row.finish_reason not in ("scored", "error")]
+        self._sums = Evidence(
+            rows=before.rows + len(ended),
+            input_tokens=before.input_tokens + sum(len(request.prompt_token_ids) for request in ended),
+            output_tokens=before.output_tokens + sum(part.emitted_tokens for part in step.shards.values()),
+            draft_prefill_tokens=before.draft_prefill_tokens + step.draft_prefill_tokens,
+            draft_prefill_s=before.draft_prefill_s + step.draft_prefill_s,
+            running=step.running or before.running,
+            draft_behind=step.draft_behind if step.running else before.draft_behind,
+        )
+        if step.running and step.k:
             self._verified[step.proposer] = _counts(step) + self._verified.get(step.proposer, AcceptanceCounts())
-        if step.round_s > 0:
+        if step.running and step.round_s > 0:
             shape = step.proposer, step.k, step.running.bit_length()
             sums = np.array((1.0, 1 / step.round_s, step.running, step.context))
             self._costs[shape] = self._costs.get(shape, 0.0) + sums
 
     def take(self) -> Evidence:
         """Returns and clears the sums."""
-        evidence = Evidence(
-            verified=self._verified,
-            costs=tuple(
-                CostPoint(
-                    proposer=proposer,
-                    k=k,
-                    running=round(running / rounds),
-                    context=context / rounds,
-                    rounds=round(rounds),
-                    # The harmonic mean gives little weight to a few slow rounds, as a busy machine has them.
-                    seconds=rounds**2 / rate,
-                )
-                for (proposer, k, _), (rounds, rate, running, context) in (
-                    (shape, sums.tolist()) for shape, sums in self._costs.items()
-                )
-            ),
-            rows=self._rows,
-            input_tokens=self._input_tokens,
-            output_tokens=self._output_tokens,
-            draft_prefill_tokens=self._prefill_tokens,
-            draft_prefill_s=self._prefill_s,
-            running=self._running,
-            draft_behind=self._behind,
-        )
+        points = (_point(proposer, k, *sums.tolist()) for (proposer, k, _), sums in self._costs.items())
+        evidence = replace(self._sums, verified=self._verified, costs=tuple(points))
         self._clear()
         return evidence
+
+
+def _point(proposer: ProposerName, k: int, rounds: float, rate: float, running: float, context: float) -> CostPoint:
+    """Returns rounds of one shape as one cost point with mean rows and context."""
+    return CostPoint(
+        proposer=proposer,
+        k=k,
+        running=round(running / rounds),
+        context=context / rounds,
+        rounds=round(rounds),
+        seconds=rounds**2 / rate,  # the harmonic mean gives little weight to a few slow rounds, as on a busy machine
+    )
 
 
 def _counts(step: StepReport) -> AcceptanceCounts:

@@ -31,7 +31,7 @@ ROUND_SD = 0.1
 """Standard deviation of the logarithm of a measurement, however many rounds: neighbours of a CPU slow all of them."""
 SURPRISE = 2.0
 """Standard deviations from which a measurement is doubted: it is too long, or those before it were."""
-_PASSES, _STEP, _CLOSE = 32, 1.0, 0.05  # linearisations of the model at most; largest change in each, and in the last
+_PASSES, _STEP = 8, 1.0  # linearisations of the model, and the largest change in each; 8 suffice for profiles
 _VERSION = 6  # of the JSON values; others are refused
 _START = PRICE_SD**2 * np.eye(len(TERMS)) + SPEED_SD**2
 
@@ -59,7 +59,7 @@ class RoundCosts:
         points = [point for point in points if point.rounds > 0 and point.seconds > 0 and point.running > 0]
         if not points:
             return self
-        works = [self._work(RoundWork.of(point)) for point in points]
+        works = [self._work(RoundWork(p.proposer, p.k, p.running, p.running * p.context)) for p in points]
         seconds = [math.log(point.seconds / point.rounds) for point in points]
         rounds = sum(point.rounds for point in points)
         start, known = self.log_prices, self.covariance + PRICE_DRIFT * rounds * np.eye(len(TERMS))
@@ -70,10 +70,7 @@ class RoundCosts:
             state, covariance = start, known
             for measured in zip(works, seconds, strict=True):
                 state, covariance = _corrected(state, covariance, near, *measured)
-            state = near + np.clip(state - near, -_STEP, _STEP)
-            near, moved = state, float(np.abs(state - near).max())
-            if moved < _CLOSE:
-                break
+            near = near + np.clip(state - near, -_STEP, _STEP)
         timed = self.timed.union(point.proposer for point in points)
         return replace(self, log_prices=near, covariance=covariance, rounds=self.rounds + rounds, timed=timed)
 

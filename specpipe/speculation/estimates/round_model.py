@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specpipe.arrays import Array
-from specpipe.core import CostPoint, ProposerName
+from specpipe.core import ProposerName
 
 Amount = float | Array
 WIDE = 192.0
@@ -32,24 +32,18 @@ class RoundWork(NamedTuple):
     expert_share: float = 0.0
     """Share of the target's experts that one token is routed to; 0 for a dense model."""
 
-    @classmethod
-    def of(cls, point: CostPoint) -> RoundWork:
-        """Returns the features of measured rounds."""
-        return cls(point.proposer, point.k, point.running, point.running * point.context)
-
     @property
     def tokens(self) -> Amount:
         """Tokens that the target verifies."""
         return self.rows * (self.k + 1)
 
-    @property
-    def searched(self) -> Amount:
-        """1 if drafts are looked up in texts, else 0."""
-        return np.minimum(self.drafted("ngram") + self.drafted("replay"), 1.0)
+    def drafted(self, *proposers: ProposerName) -> Amount:
+        """Returns K if the round's proposer is one of these, else 0."""
+        return self.k * float(self.proposer in proposers)
 
-    def drafted(self, proposer: ProposerName) -> Amount:
-        """Returns K if this is the round's proposer, else 0."""
-        return self.k * float(self.proposer == proposer)
+    def ran(self, *proposers: ProposerName) -> Amount:
+        """Returns 1 if one of these proposers drafts, whatever K is, else 0."""
+        return np.minimum(self.drafted(*proposers), 1.0)
 
 
 TERMS: dict[str, Callable[[RoundWork], Amount]] = {
@@ -61,10 +55,10 @@ TERMS: dict[str, Callable[[RoundWork], Amount]] = {
     "experts": lambda work: 1.0 - (1.0 - work.expert_share) ** work.tokens,  # reads of distinct experts, as a share
     "draft": lambda work: work.drafted("draft"),  # reads of the draft model's weights, once a draft token
     "draft_tokens": lambda work: work.drafted("draft") * work.rows,  # arithmetic of the draft tokens
-    "ngram": lambda work: work.searched,  # one look-up, whatever K
-    "ngram_rows": lambda work: work.searched * work.rows,
-    "joined": lambda work: np.minimum(work.drafted("joined"), 1.0),  # the draft model's steps, as many whatever K
-    "joined_rows": lambda work: np.minimum(work.drafted("joined"), 1.0) * work.rows,
+    "ngram": lambda work: work.ran("ngram", "replay"),  # one look-up
+    "ngram_rows": lambda work: work.ran("ngram", "replay") * work.rows,
+    "joined": lambda work: work.ran("joined"),  # the draft model's steps, as many whatever K
+    "joined_rows": lambda work: work.ran("joined") * work.rows,
 }
 """Work of a round by name of the term."""
 FIRST_WORK = np.array([1.0, 384.0, 40.0, 192.0, 32768.0, 0.3, 2.0, 256.0, 30.0, 3840.0, 0.7, 85.0])

@@ -37,57 +37,48 @@ class DraftRates(NamedTuple):
     """[K + 1, N + 1] seconds of a round."""
 
 
-class _Trial(NamedTuple):
-    """One candidate for a trial."""
-
-    every: float
-    """Rounds from one trial to the next; infinite if it cannot be faster than the plan."""
-    loss: float
-    """Share of time that it costs at best: negative if it may be faster than the plan."""
-    k: int
-    proposer: ProposerName
-
-
 def explore(best: DraftRates, k: int, choices: Sequence[DraftRates], inputs: PolicyInputs) -> tuple[Exploration, ...]:
     """Returns the best trial of each proposer and of plain decoding, the rarest first.
 
     best, k: proposer and K of the plan.
     """
-    soonest: dict[ProposerName, _Trial] = {}
-    for trial in (trial for choice in choices for trial in _trials(choice, best, k, inputs)):
-        soonest[trial.proposer] = min(trial, soonest.get(trial.proposer, trial))
+    soonest: dict[ProposerName, tuple[float, float, int]] = {}
+    for name, trial in (one for choice in choices for one in _trials(choice, best, k, inputs)):
+        soonest[name] = min(trial, soonest.get(name, trial))
     catch_up = None if best.proposer in WITH_DRAFT_MODEL and k else math.ceil(inputs.behind)  # of one row
+    # Powers of 2, so that most new plans keep the phase.
+    periods = {name: 2 ** math.floor(math.log2(every)) for name, (every, _, _) in soonest.items() if every < math.inf}
     return tuple(
-        Exploration(
-            k=trial.k,
-            proposer=trial.proposer,
-            every=2 ** math.floor(math.log2(trial.every)),  # a power of 2, so that most new plans keep the phase
-            catch_up=catch_up,
-        )
-        for trial in sorted(soonest.values(), reverse=True)
-        if trial.every < math.inf
+        Exploration(k=soonest[name][2], proposer=name, every=every, catch_up=catch_up)
+        for name, every in sorted(periods.items(), key=lambda period: -period[1])
     )
 
 
-def _trials(choice: DraftRates, best: DraftRates, now_k: int, inputs: PolicyInputs) -> Iterator[_Trial]:
-    """Yields each K of a proposer, other than the plan's, as it would be with the acceptance to hope for."""
+def _trials(
+    choice: DraftRates, best: DraftRates, now_k: int, inputs: PolicyInputs
+) -> Iterator[tuple[ProposerName, tuple[float, float, int]]]:
+    """Yields for each K of a proposer, other than the plan's, its proposer or "none" and the trial.
+
+    Trial: rounds from one to the next, infinite if it cannot be faster than the plan; share of time that it costs with
+    the acceptance and seconds to hope for, negative if it may be faster; K.
+    """
     n, proposer = inputs.running, choice.proposer
     now, round_s = float(best.rate[now_k, n]), float(best.seconds[now_k, n])
     hoped = inputs.acceptance[proposer].tokens(len(choice.tokens) - 1, hope=HOPED_ACCEPTANCE)
+    ks, of_rows = np.arange(float(len(hoped))), (float(n), n * inputs.context)
+    sd = inputs.costs.ratio_sd(RoundWork(proposer, ks, *of_rows), RoundWork(best.proposer, now_k, *of_rows)).tolist()
     drafting, catch_up_s, charge_s = n, 0.0, 0.0
     if proposer in WITH_DRAFT_MODEL:
         charge_s = inputs.prefill_s * inputs.missing_per_token
         if inputs.behind > 1 and not (best.proposer in WITH_DRAFT_MODEL and now_k):
             drafting, catch_up_s = 1, inputs.behind * inputs.prefill_s
-    ks, of_rows = np.arange(float(len(hoped))), (float(n), n * inputs.context)
-    sd = inputs.costs.ratio_sd(RoundWork(proposer, ks, *of_rows), RoundWork(best.proposer, now_k, *of_rows)).tolist()
     for k, seconds in enumerate(choice.seconds[:, n].tolist()):
         if k == now_k and (proposer == best.proposer or not k):
             continue
+        name: ProposerName = proposer if k else "none"
         loss = now * (seconds * math.exp(-sd[k]) / (n * hoped[k]) + (charge_s if k else 0.0)) - 1
         lost_s = seconds - (n + drafting * (float(choice.tokens[k]) - 1)) / now + (catch_up_s if k else 0.0)
         every = max(REPLAN_ROUNDS, lost_s / round_s / (GAIN_SHARE * -loss)) if loss < 0 else math.inf
-        name = proposer if k else "none"
         if name != (best.proposer if now_k else "none") and name not in inputs.costs.timed:
             every = FIRST_ROUNDS
-        yield _Trial(every, loss, k, name)
+        yield name, (every, loss, k)

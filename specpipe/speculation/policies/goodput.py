@@ -66,15 +66,16 @@ class Goodput:
 
 def _reason(best: DraftRates, k: int, trials: Sequence[Exploration], inputs: PolicyInputs) -> str:
     """Returns the reason of a plan, as a sentence."""
-    n, rates = inputs.running, best.rate[:, inputs.running].tolist()
-    other = max(range(1, len(rates)), key=rates.__getitem__)
+    rates = best.rate[:, inputs.running].tolist()
+    other = 0 if k else max(range(1, len(rates)), key=rates.__getitem__)
     accepted = " ".join(f"{rate:.2f}" for rate in inputs.acceptance[best.proposer].conditional(max(1, k)))
-    if k:
-        text = f"goodput: {best.proposer} K={k} at {n} rows, expects {rates[k]:,.0f} tok/s, plain {rates[0]:,.0f} tok/s"
-    else:
-        text = f"goodput: plain at {n} rows, {rates[0]:,.0f} tok/s; K={other} would give {rates[other]:,.0f}"
-    text += f"; {best.proposer} accepted {accepted} where reached"
-    for trial in reversed(trials):
-        what = f"{trial.proposer} K={trial.k}" if trial.k else "plain"
-        text += f"; tries {what} in 1 of {trial.every} rounds"
-    return text
+    tries = (f"; tries {_round(each.proposer, each.k)} in 1 of {each.every} rounds" for each in reversed(trials))
+    return (
+        f"goodput: {_round(best.proposer, k)} at {inputs.running} rows, expects {rates[k]:,.0f} tok/s, "
+        f"{_round(best.proposer, other)} {rates[other]:,.0f} tok/s; {best.proposer} accepted {accepted} where reached"
+        + "".join(tries)
+    )
+
+
+def _round(proposer: ProposerName, k: int) -> str:
+    return f"{proposer} K={k}" if k else "plain"

@@ -7,8 +7,8 @@ import torch
 from support.engines import drain, make_engine, make_requests, plan, run
 
 from specpipe.core import Profile, SamplingParams
+from specpipe.engine.rounds.profiled_rounds import rounds_to_profile
 from specpipe.engine.rounds.profiler import CPU_TURNS
-from specpipe.speculation.estimates.profiled_rounds import rounds_to_profile
 
 
 def test_rounds_of_every_shape_are_timed(small_pair) -> None:
