@@ -150,15 +150,19 @@ def _load_group(tiles, tile):
 
 @triton.jit
 def _sums_of_tile(
-    x, weight, inputs, expert, source, row, in_n, in_m, split, pairs, stride_x,
+    x, weight, inputs, expert, pair, place, n, in_n, in_m, split, pairs, stride_x,
     SIZES: tl.constexpr, TILES: tl.constexpr, FP8: tl.constexpr, MXFP4: tl.constexpr, ASM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    BLOCK_M: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Returns the sums over a split of K [BLOCK_N, BLOCK_M], and with a gate those of the up projection.
+    """Returns the rows of the weight [BLOCK_N], the sums over a split of K [BLOCK_N, BLOCK_M], and with a gate those of
+    the up projection. Then lets the next kernel start.
 
-    source [BLOCK_M]: rows of x.
+    pair, place [BLOCK_M]: numbers of the pairs, and places of their activations.
     """
+    GATED: tl.constexpr = SIZES.up_offset > 0
     BLOCK_N: tl.constexpr = TILES.block_n
+    source = (pair // SIZES.top_k if GATED else place).to(tl.int64)
+    row = expert * (SIZES.n * (2 if GATED else 1)) + n * SIZES.gate_step
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     acc_up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     x_rows = x + source[None, :] * stride_x
@@ -169,12 +173,13 @@ def _sums_of_tile(
         )  # fmt: skip
     elif FP8.rows > 0:
         acc, acc_up = _multiply_fp8(
-            x_rows, inputs.x_scale, source, pairs // SIZES.top_k if SIZES.up_offset > 0 else pairs, weight,
+            x_rows, inputs.x_scale, source, pairs // SIZES.top_k if GATED else pairs, weight,
             inputs.weight_scale, expert, row, in_n, in_m, split, acc, acc_up, SIZES, TILES, FP8
         )  # fmt: skip
     else:
         acc, acc_up = _multiply(x_rows, weight, row, in_n, in_m, split, acc, acc_up, SIZES, TILES)
-    return acc, acc_up
+    let_next_start(PDL)
+    return row, acc, acc_up
 
 
 @triton.jit
@@ -233,7 +238,6 @@ def _grouped_tile(
     ASM: tl.constexpr, ABOVE: tl.constexpr, BLOCK_M: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Computes the results of a tile of grouped pairs if it has more than ABOVE and at most BLOCK_M."""
-    GATED: tl.constexpr = SIZES.up_offset > 0
     BLOCK_N: tl.constexpr = TILES.block_n
     if (rows > ABOVE) & (rows <= BLOCK_M):
         split = tl.program_id(2)
@@ -243,13 +247,10 @@ def _grouped_tile(
         in_m = lane < rows
         place = first + lane
         pair = tl.load(tiles.pairs + place, mask=in_m, other=0)
-        source = (pair // SIZES.top_k if GATED else place).to(tl.int64)
-        row = expert * (SIZES.n * (2 if GATED else 1)) + n * SIZES.gate_step
-        acc, acc_up = _sums_of_tile(
-            x, weight, inputs, expert, source, row, in_n, in_m, split, pairs, stride_x, SIZES, TILES, FP8, MXFP4, ASM,
-            BLOCK_M,
+        row, acc, acc_up = _sums_of_tile(
+            x, weight, inputs, expert, pair, place, n, in_n, in_m, split, pairs, stride_x, SIZES, TILES, FP8, MXFP4,
+            ASM, BLOCK_M, PDL,
         )  # fmt: skip
-        let_next_start(PDL)
         _finish_tile(
             acc, acc_up, inputs, outputs, parts, tl.program_id(0), split, pairs, pair, place, row, lane, n, in_n, in_m,
             SIZES, TILES, ACTIVATION, FP8,
@@ -356,13 +357,10 @@ def _ungrouped_gemm_kernel(
         return
     expert = expert.to(tl.int64)
     in_m = lane < rows
-    source = (pair // SIZES.top_k if GATED else pair).to(tl.int64)
-    row = expert * (SIZES.n * (2 if GATED else 1)) + n * SIZES.gate_step
-    acc, acc_up = _sums_of_tile(
-        x, weight, inputs, expert, source, row, in_n, in_m, split, pairs, stride_x, SIZES, TILES, FP8, MXFP4, ASM,
-        BLOCK_M,
+    row, acc, acc_up = _sums_of_tile(
+        x, weight, inputs, expert, pair, pair, n, in_n, in_m, split, pairs, stride_x, SIZES, TILES, FP8, MXFP4, ASM,
+        BLOCK_M, PDL,
     )  # fmt: skip
-    let_next_start(PDL)
     if inputs.residual is not None:
         _add_pairs(
             acc, inputs, outputs, parts, expert, split, pairs, pair, row, n, in_n, in_m, norm_scale, SIZES, TILES, P_PAD
