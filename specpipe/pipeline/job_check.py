@@ -27,8 +27,9 @@ from specpipe.pipeline.prepare import PreparedJob
 
 PROCESS_BYTES = 640 << 20
 """Memory of a worker's process beside weights, slots and KV pages: Python, torch and Ray; 605 to 665 MiB measured."""
-_CONTEXT_BYTES = 1 << 30
-"""Memory of a GPU that driver and CUDA context take, about."""
+_CONTEXT_BYTES = 4 << 30
+"""Memory of a GPU that driver, context, kernels and unused parts of torch's blocks take, about: 1.9 GiB beside 8B in 4
+bits, 4.9 beside 70B (H200)."""
 _BF16_BYTES = 1 << 30
 """Weights in fp32 from which bfloat16 is known to be faster: 2.5 times plain, 2.4 with drafts (7.6 GiB, 2 cores)."""
 _HOST_BYTES_PER_TOKEN = 16
@@ -46,6 +47,8 @@ class MemoryNeed:
     """KV pages with every slot at max_model_len."""
     slot_bytes: int
     """All slots without KV pages: their tokens, and the logits of a verification."""
+    prefill_bytes: int = 0
+    """Activations of the target in its largest prefill, and the dense copy of one weight, about."""
 
     @property
     def weight_bytes(self) -> int:
@@ -109,17 +112,15 @@ def memory_need(prepared: PreparedJob, dtype: DtypeName, device: DeviceName) -> 
         weights=_weights(prepared, dtype, device),
         kv_bytes=sum(tokens * _kv_values_per_token(config) * value_bytes for config in configs),
         slot_bytes=engine.slots * (_HOST_BYTES_PER_TOKEN * max_model_len + logits),
+        prefill_bytes=prefill_bytes(configs[0], engine.prefill_budget, DTYPE_BYTES[dtype]),
     )
 
 
 def fit_copies(need: MemoryNeed) -> MemoryNeed:
-    """Returns the need with the dense copies that `sized_engine` makes on the driver's GPU, all where it has none.
-
-    Activations are left out: a few GiB of copies at most may give way to them.
-    """
+    """Returns the need with the dense copies that `sized_engine` makes on the driver's GPU, all where it has none."""
     left = need.copy_bytes
     if left and (memory := gpu_memory()):
-        free = memory - _CONTEXT_BYTES - need.weight_bytes - ALLOCATOR_SLACK * need.slot_bytes
+        free = memory - _CONTEXT_BYTES - need.weight_bytes - ALLOCATOR_SLACK * (need.slot_bytes + need.prefill_bytes)
         left = max(0, int(GPU_MEMORY_SHARE * free) - need.kv_bytes)
     fitting: dict[Role, PlannedWeights] = {}
     for role in reversed(list(need.weights)):
@@ -207,6 +208,12 @@ def _weights(prepared: PreparedJob, dtype: DtypeName, device: DeviceName) -> dic
     if prepared.draft is not None:
         found["draft"] = plan_weights(prepared.draft, dtype=dtype, device=device, quantize=model.quantize_draft)
     return found
+
+
+def prefill_bytes(config: Mapping[str, Any], tokens: int, value_bytes: int) -> int:
+    """Returns the bytes that a layer needs at once for so many tokens, and for a dense copy of its largest weight."""
+    inner, hidden = _first(config, "intermediate_size", "n_inner"), _first(config, "hidden_size", "n_embd")
+    return value_bytes * (tokens * (3 * inner + 4 * hidden) + 2 * inner * hidden)
 
 
 def _kv_values_per_token(config: Mapping[str, Any]) -> int:

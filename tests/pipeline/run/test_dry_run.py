@@ -157,8 +157,8 @@ def test_copies_get_the_memory_that_kv_pages_leave(monkeypatch: pytest.MonkeyPat
         return [one.copies / gib for one in found.weights.values()]
 
     assert copies(0) == [137, 2], "no GPU here"
-    assert copies(141) == [pytest.approx(0.95 * (141 - 1 - 37) - 22 - 2), 2]
-    assert copies(63) == [0, pytest.approx(0.95 * (63 - 1 - 37) - 22)]
+    assert copies(141) == [pytest.approx(0.95 * (141 - 4 - 37) - 22 - 2), 2]
+    assert copies(66) == [0, pytest.approx(0.95 * (66 - 4 - 37) - 22)]
     assert copies(48) == [0, 0]
 
 
