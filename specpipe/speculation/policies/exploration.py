@@ -46,11 +46,10 @@ def explore(best: DraftRates, k: int, choices: Sequence[DraftRates], inputs: Pol
     for name, trial in (one for choice in choices for one in _trials(choice, best, k, inputs)):
         soonest[name] = min(trial, soonest.get(name, trial))
     catch_up = None if best.proposer in WITH_DRAFT_MODEL and k else math.ceil(inputs.behind)  # of one row
-    # Powers of 2, so that most new plans keep the phase.
-    periods = {name: 2 ** math.floor(math.log2(every)) for name, (every, _, _) in soonest.items() if every < math.inf}
-    return tuple(
-        Exploration(k=soonest[name][2], proposer=name, every=every, catch_up=catch_up)
-        for name, every in sorted(periods.items(), key=lambda period: -period[1])
+    return tuple(  # powers of 2, so that most new plans keep the phase
+        Exploration(k=trial_k, proposer=name, every=2 ** math.floor(math.log2(every)), catch_up=catch_up)
+        for (every, _, trial_k), name in sorted(((trial, name) for name, trial in soonest.items()), reverse=True)
+        if every < math.inf
     )
 
 
