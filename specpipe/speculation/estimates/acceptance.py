@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from specpipe.arrays import Array
 from specpipe.core import AcceptanceCounts, ProposerName
 from specpipe.speculation.estimates.round_costs import SURPRISE
 
@@ -35,16 +38,22 @@ class Acceptance:
         return cls(rates=(FOLLOWED_PRIOR if proposer in ("replay", "joined") else PRIOR,))
 
     def with_counts(self, counts: AcceptanceCounts, *, keep: float) -> Acceptance:
-        """Returns the means with the weights multiplied by `keep` (0 to 1) and `counts` added."""
+        """Returns the means with the weights multiplied by `keep` (0 to 1) and `counts` added.
+
+        Rows of another job accept other drafts. So weights are cut until the counts are within SURPRISE standard
+        deviations of the means.
+        """
         size = max(len(self.rates), len(counts.reached_per_position))
-        means = self.conditional(size)
-        reached = _padded(counts.reached_per_position, size, 0.0)
-        accepted = _padded(counts.accepted_per_position, size, 0.0)
-        before = _padded(self.faded(keep).weights, size, MIN_WEIGHT)
-        before = tuple(_doubted(*one) for one in zip(before, means, reached, accepted, strict=True))
-        weights = tuple(old + new for old, new in zip(before, reached, strict=True))
-        sums = (old * mean + new for old, mean, new in zip(before, means, accepted, strict=True))
-        return Acceptance(rates=tuple(x / weight for x, weight in zip(sums, weights, strict=True)), weights=weights)
+        means = np.array(self.conditional(size))
+        weights = np.array(_padded(self.faded(keep).weights, size, MIN_WEIGHT))
+        reached = np.array(_padded(counts.reached_per_position, size, 0.0))
+        accepted = np.array(_padded(counts.accepted_per_position, size, 0.0))
+        variance = reached * means * (1 - means) * (1 + reached / weights)
+        surprise = ((accepted - reached * means) / SURPRISE) ** 2
+        doubted = surprise > variance
+        weights[doubted] = np.maximum(1.0, (weights * variance)[doubted] / surprise[doubted])
+        rates = (weights * means + accepted) / (weights + reached)
+        return Acceptance(rates=tuple(rates.tolist()), weights=tuple((weights + reached).tolist()))
 
     def faded(self, keep: float) -> Acceptance:
         """Returns the same means with the weights multiplied by `keep`."""
@@ -54,29 +63,14 @@ class Acceptance:
         """Returns k probabilities: position i is accepted, given that it is reached."""
         return _padded(self.rates, k, self.rates[-1])
 
-    def tokens(self, max_k: int, *, hope: float = 0.0) -> list[float]:
-        """Returns max_k + 1 values: expected tokens of a row's round of K drafts, 1 + Σ_i Π_{j ≤ i} c_j.
+    def tokens(self, max_k: int, *, hope: float = 0.0) -> Array:
+        """Returns [max_k + 1]: expected tokens of a row's round of K drafts, 1 + Σ_i Π_{j ≤ i} c_j.
 
         hope: acceptance that replaces a lower mean, in part: as much as `MIN_WEIGHT` is of the position's weight.
         """
-        product, out = 1.0, [1.0]
-        weights = _padded(self.weights, max_k, MIN_WEIGHT)
-        for rate, weight in zip(self.conditional(max_k), weights, strict=True):
-            if hope > rate:
-                rate += (hope - rate) * min(1.0, MIN_WEIGHT / weight)
-            product *= rate
-            out.append(out[-1] + product)
-        return out
-
-
-def _doubted(weight: float, rate: float, reached: float, accepted: float) -> float:
-    """Returns the weight that leaves the counts no more than SURPRISE standard deviations from what was expected.
-
-    Rows of another job accept other drafts: what was observed before them counts for less.
-    """
-    variance = reached * rate * (1 - rate) * (1 + reached / weight)
-    surprise = (accepted - reached * rate) ** 2 / SURPRISE**2
-    return max(1.0, weight * variance / surprise) if surprise > variance else weight
+        rates, weights = np.array(self.conditional(max_k)), np.array(_padded(self.weights, max_k, MIN_WEIGHT))
+        rates += np.maximum(hope - rates, 0.0) * np.minimum(1.0, MIN_WEIGHT / weights)
+        return np.cumsum([1.0, *np.cumprod(rates)])
 
 
 def _padded(values: Sequence[float], size: int, fill: float) -> tuple[float, ...]:

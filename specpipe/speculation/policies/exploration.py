@@ -63,7 +63,7 @@ def _trials(
     """
     n, proposer = inputs.running, choice.proposer
     now, round_s = float(best.rate[now_k, n]), float(best.seconds[now_k, n])
-    hoped = inputs.acceptance[proposer].tokens(len(choice.tokens) - 1, hope=HOPED_ACCEPTANCE)
+    hoped = inputs.acceptance[proposer].tokens(len(choice.tokens) - 1, hope=HOPED_ACCEPTANCE).tolist()
     ks, of_rows = np.arange(float(len(hoped))), (float(n), n * inputs.context)
     sd = inputs.costs.ratio_sd(RoundWork(proposer, ks, *of_rows), RoundWork(best.proposer, now_k, *of_rows)).tolist()
     drafting, catch_up_s, charge_s = n, 0.0, 0.0

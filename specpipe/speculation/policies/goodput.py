@@ -56,7 +56,7 @@ class Goodput:
         seconds = inputs.costs.grid(proposer=proposer, max_k=max_k, slots=inputs.slots, context=inputs.context)
         if follows:
             seconds[sorted({*range(1, max_k)} - {*followed_ks(max_k)})] = np.inf  # never chosen
-        tokens = np.array(inputs.acceptance[proposer].tokens(max_k))
+        tokens = inputs.acceptance[proposer].tokens(max_k)
         tokens /= 1 + (tokens - 1) / (2 * max(1.0, inputs.output_tokens))  # the last round of a row exceeds its end
         token_s = seconds / (tokens[:, None] * np.maximum(np.arange(inputs.slots + 1.0), 1.0))
         if proposer in WITH_DRAFT_MODEL:
