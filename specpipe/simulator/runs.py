@@ -29,7 +29,7 @@ from specpipe.speculation.policies.policy import REPLAN_ROUNDS, Policy
 from specpipe.speculation.tuner import Tuner
 from specpipe.telemetry.timeline_sampler import TimelineSampler
 
-_POLL_ROUNDS = 16.0  # plain rounds between two statuses
+_POLL_ROUNDS = 64.0  # plain rounds between two statuses: about one second of the scenarios, as in a run
 _NEAR = 1.04  # fixed K up to this multiple of the least estimate are simulated; estimates were within 2 %
 
 
@@ -139,7 +139,7 @@ class SimulatedRuns:
         policy = _Reference(engine, make_policy(engine), self._warm_up)
         steps = _ReferenceSteps(engine, self._tuner(policy, measurement.now), policy, len(self._warm_up))
         try:
-            unread = RunEstimates(**self._sizes)
+            unread = RunEstimates(slots=self._scenario.slots, proposers=())
             self._run(engine, steps, Fixed(k=0, proposer="draft"), measurement.now, watch, unread, Profile())
         except _TooSlowError:
             return math.inf

@@ -150,6 +150,7 @@ class EngineSteps:
         `final`: with the interval that is not over.
         """
         with self._lock:
+            verified = self._totals.verified
             return WorkerStatus(
                 running=self._engine.running,
                 waiting=self._engine.waiting,
@@ -157,8 +158,8 @@ class EngineSteps:
                 rows_done=self._totals.rows,
                 input_tokens=self._totals.input_tokens,
                 output_tokens=self._totals.output_tokens + self._totals.scored_tokens,
-                drafts=self._totals.verified.drafts,
-                accepted_tokens=self._totals.verified.accepted_tokens,
+                drafts=verified.drafts,
+                accepted_tokens=verified.accepted_tokens,
                 in_step_s=self._in_step_s(),
                 samples=tuple(self._sampler.since(after, now=math.inf if final else time.time())),
                 evidence=self._tuner.evidence(),
