@@ -238,19 +238,16 @@ class SimulatedEngine:
         starts = [0, *accumulate(self._shards.values())]
         shards = {}
         for (shard, rows), start in zip(self._shards.items(), starts, strict=False):
-            verified, tokens, kept = _NO_COUNTS, rows, 0
+            verified, tokens = _NO_COUNTS, rows
             if k:
                 part = slice(start, start + rows)
                 verified, tokens = count_acceptance(proposed[part], accepted[part]), int(emitted[part].sum())
-                kept = int(np.minimum(accepted[part], emitted[part]).sum())
             shards[shard] = ShardRound(
                 rows=rows,
                 plain_rows=self._plain[shard],
                 prefill_tokens=prefilled.pop(shard, 0),
                 verified=verified,
-                by_source={"draft" if proposer == "draft" else "ngram": verified} if verified.drafts else {},
                 emitted_tokens=tokens,
-                emitted_accepted_tokens=kept,
             )
         return shards | {shard: ShardRound(prefill_tokens=tokens) for shard, tokens in prefilled.items()}
 

@@ -1,8 +1,8 @@
 """Runs of one scenario: under a policy, under every fixed K, and under the oracle.
 
-Driver, worker steps, scheduler, tuner, estimates and policies are those of real runs; only the rounds are simulated.
-Reference runs repeat the plans of the policy up to the end of its warm-up. There the oracle and every fixed K begin,
-with the draft model caught up at no cost. They leave out telemetry and evidence, which take half of a round's time.
+Driver, worker steps, scheduler, tuner, estimates and policies are those of real runs; only the rounds are simulated,
+and telemetry is left out. Reference runs repeat the plans of the policy up to the end of its warm-up. There the oracle
+and every fixed K begin, with the draft model caught up at no cost. They leave out evidence too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,17 @@ class _Reference:
         return self._warm_up[steps] if steps < len(self._warm_up) else self._policy.plan(inputs)
 
 
-class _ReferenceSteps(EngineSteps):
+class _Steps(EngineSteps):
+    """Worker steps without telemetry."""
+
+    def observe(self, step: StepReport) -> None:
+        """Counts completions, for the driver, and plans."""
+        for completion in step.completions:
+            self._totals.add_completion(completion)
+        self._tune(step)
+
+
+class _ReferenceSteps(_Steps):
     """Worker steps that only plan: in every step of the warm-up, then every few rounds."""
 
     def __init__(self, engine: SimulatedEngine, tuner: Tuner, policy: Policy, warm_up_steps: int) -> None:
@@ -64,10 +74,7 @@ class _ReferenceSteps(EngineSteps):
         self._simulated, self._policy, self._warm_up_steps = engine, policy, warm_up_steps
         self._inputs = PolicyInputs(slots=engine.config.slots, queue_depth=0.0)  # reference policies read none
 
-    def observe(self, step: StepReport) -> None:
-        """Counts completions, for the driver, and submits the next plan if it is due."""
-        for completion in step.completions:
-            self._totals.add_completion(completion)
+    def _tune(self, step: StepReport) -> None:
         engine, left = self._simulated, self._warm_up_steps - len(self._simulated.plans)
         if left == 0:
             engine.catch_up()
@@ -103,7 +110,7 @@ class SimulatedRuns:
             on_step(step)
 
         tuner = self._tuner(policy, measurement.now)
-        steps = EngineSteps(engine, TimelineSampler(worker="", epoch=0), tuner)
+        steps = _Steps(engine, TimelineSampler(worker="", epoch=0), tuner)
         estimates = RunEstimates(cached_costs=lambda hardware: cached_costs(self._scenario), **self._sizes)
         self._run(engine, steps, policy, measurement.now, watch, estimates, start_profile(self._scenario))
         return engine

@@ -62,13 +62,12 @@ def plan_chunks(missing: Iterable[MissingTokens], *, budget: int, page_size: int
             tails.add(row.tail)
         if first >= stop:
             continue
-        end = min(stop, first + budget)
-        end -= max(0, row.scored_before(end) - row.scored_before(first) - left_to_score)
-        chunk = Chunk(row.slot, first, end)
-        budget -= chunk.stop - chunk.start
-        left_to_score -= row.scored_before(end) - row.scored_before(first)
-        computed.update(prefix[page : chunk.stop // page_size])
-        chunks.append(chunk)
+        end, scored = min(stop, first + budget), row.scored_before(first)
+        end -= max(0, row.scored_before(end) - scored - left_to_score)
+        budget -= end - first
+        left_to_score -= row.scored_before(end) - scored
+        computed.update(prefix[page : end // page_size])
+        chunks.append(Chunk(row.slot, first, end))
     return chunks
 
 
