@@ -39,16 +39,13 @@ class GemmTiling(NamedTuple):
     """Tiles are loaded by the tensor memory accelerator instead of by each thread. Not for ROPE."""
 
 
-def max_int4_rows(entries: int, epilogue: int) -> int:
+def max_int4_rows(entries: int) -> int:
     """Returns the most rows for which 4 bits are read of a weight that has a dense copy. entries: of the weight.
 
-    With more, converting takes longer: in 8B/70B, gate and up projection of 136 rows 71/278 µs, dense 70/255; queries,
-    keys and values of 128 rows 22/51, dense 18/47, and in 8B of 64 rows 19, dense 18 (H200).
+    With more, the copy takes as long or less: of 8B/70B, gate and up projection of 136 rows 70/255 µs, converted 71/278;
+    in 8B queries, keys, values and attention's output of 72 rows 32, converted 42 (H200).
     """
-    small = entries <= 1 << 25
-    if epilogue in (PLAIN, ROPE):
-        return 32 if small else 96
-    return 64 if small else 128
+    return 64 if entries <= 1 << 25 else 128
 
 
 @cache

@@ -30,23 +30,20 @@ from specpipe_kernels.types import UNSCALED, KVScales
 from specpipe_kernels.weights import MAX_FP8_ROWS, Fp8Rows, Normed, QuantizedWeight, Rows, Weight, dtype_of, is_fp8
 
 
-def _operands(x: Rows, weight: Weight, epilogue: int) -> tuple[Normed | Fp8Rows, Weight]:
-    """Returns x in the number format that the weight is multiplied with, and the weight or its dense copy.
-
-    epilogue: of the product, if it were skinny.
-    """
+def _operands(x: Rows, weight: Weight) -> tuple[Normed | Fp8Rows, Weight]:
+    """Returns x in the number format that the weight is multiplied with, and the weight or its dense copy."""
     normed = x if isinstance(x, Normed | Fp8Rows) else Normed(x, None, 0.0)
     if isinstance(normed, Fp8Rows) or not is_fp8(weight):
         assert is_fp8(weight) or isinstance(normed, Normed), "rows in 8 bits are for weights in 8 bits"
-        return normed, _dense_copy(weight, normed.values, epilogue)
+        return normed, _dense_copy(weight, normed.values)
     return quantize_rows(normed.values)._replace(squares=normed.squares, eps=normed.eps), weight
 
 
-def _dense_copy(weight: Weight, x: Tensor, epilogue: int) -> Weight:
+def _dense_copy(weight: Weight, x: Tensor) -> Weight:
     """Returns the weight's dense copy, if it has one and the product with x [M, K] is faster with it; else itself."""
     if not isinstance(weight, QuantizedWeight) or weight.dense is None:
         return weight
-    few = x.shape[0] <= max_int4_rows(weight.shape.numel(), epilogue)
+    few = x.shape[0] <= max_int4_rows(weight.shape.numel())
     reads_int4 = few and x.element_size() == 2 and has_int4_tiles(weight)
     return weight if reads_int4 else weight.dense
 
@@ -84,7 +81,7 @@ def linear(
     out: Tensor | None = None,
 ) -> Tensor:
     """See `specpipe_kernels.linear`."""
-    (rows, weight), outputs = _operands(x, weight, PLAIN), weight.shape[0]
+    (rows, weight), outputs = _operands(x, weight), weight.shape[0]
     if not rows.values.shape[0]:  # a prefill that needs no logits
         return rows.values.new_empty(0, outputs, dtype=dtype_of(rows)) if out is None else out
     pending = rows.squares is not None  # by a product in 8 bits, which is skinny up to more rows
@@ -96,7 +93,7 @@ def linear(
 
 def linear_glu(x: Rows, weight: Weight, *, fp8: bool = False) -> Tensor | Fp8Rows:
     """See `specpipe_kernels.linear_glu`."""
-    rows, weight = _operands(x, weight, GLU)
+    rows, weight = _operands(x, weight)
     if _is_skinny(rows, weight, MAX_GLU_ROWS if isinstance(weight, Tensor) else MAX_INT4_GLU_ROWS, fp8=fp8):
         result = skinny_gemm(rows, weight, GLU, fp8=fp8)
         return result.fp8_rows(dtype_of(rows)) if fp8 else result.out
@@ -116,7 +113,7 @@ def linear_residual(
     fp8: bool = False,
 ) -> tuple[Tensor, Normed | Fp8Rows]:
     """See `specpipe_kernels.linear_residual`."""
-    rows, weight = _operands(x, weight, RESIDUAL)
+    rows, weight = _operands(x, weight)
     fp8 = fp8 and norm_weight is not None
     if _is_skinny(rows, weight, fp8=fp8):
         result = skinny_gemm(rows, weight, RESIDUAL, bias=bias, residual=residual, norm_weight=norm_weight, fp8=fp8)
@@ -149,7 +146,7 @@ def linear_rope_store_kv(
     scales: KVScales = UNSCALED,
 ) -> Tensor:
     """See `specpipe_kernels.linear_rope_store_kv`."""
-    rows, weight = _operands(x, weight, ROPE)
+    rows, weight = _operands(x, weight)
     # A program that completes norms owns a whole head: of more rows, or in 4 bits, registers do not suffice for it.
     whole_heads = rows.values.shape[0] <= MAX_WHOLE_HEAD_ROWS and (
         not isinstance(weight, QuantizedWeight) or is_fp8(weight)
