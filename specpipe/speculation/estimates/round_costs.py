@@ -12,7 +12,7 @@ Shapes: T terms, K widest round, N slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,9 @@ ROUND_SD = 0.1
 """Standard deviation of the logarithm of a measurement, however many rounds: neighbours of a CPU slow all of them."""
 SURPRISE = 2.0
 """Standard deviations from which a measurement is doubted: it is too long, or those before it were."""
+AGREED = 0.3
+"""Largest logarithm of measured over expected seconds that confirms an estimate: first rounds may take ten times as
+long."""
 _PASSES, _STEP = 8, 1.0  # linearisations of the model, and the largest change in each; 8 suffice for profiles
 _VERSION = 6  # of the JSON values; others are refused
 _START = PRICE_SD**2 * np.eye(len(TERMS)) + SPEED_SD**2
@@ -44,8 +47,8 @@ class RoundCosts:
     """`RoundWork.expert_share` of the target."""
     rounds: float = 0.0
     """Rounds measured so far; those of an earlier run count as one."""
-    timed: frozenset[ProposerName] = frozenset()
-    """Proposers, "none" included, of rounds that the job has timed."""
+    confirmed: Mapping[ProposerName, float] = field(default_factory=dict)
+    """`rounds` when a measurement was last near the estimate of a proposer, or of plain decoding ("none")."""
     log_prices: Array = field(default_factory=lambda: np.zeros(len(TERMS)))
     """[T] logarithms of the prices."""
     covariance: Array = field(default_factory=lambda: _START)
@@ -71,8 +74,11 @@ class RoundCosts:
             for measured in zip(works, seconds, strict=True):
                 state, covariance = _corrected(state, covariance, near, *measured)
             near = near + np.clip(state - near, -_STEP, _STEP)
-        timed = self.timed.union(point.proposer for point in points)
-        return replace(self, log_prices=near, covariance=covariance, rounds=self.rounds + rounds, timed=timed)
+        total, confirmed = self.rounds + rounds, dict(self.confirmed)
+        for point, work, measured_log in zip(points, works, seconds, strict=True):
+            if self and abs(measured_log - _predict(start, work)[0]) < AGREED:
+                confirmed[point.proposer] = total
+        return replace(self, log_prices=near, covariance=covariance, rounds=total, confirmed=confirmed)
 
     def seconds(self, work: RoundWork) -> Array:
         """Returns the seconds of one round, or of an array of rounds."""

@@ -37,7 +37,7 @@ class RunEstimates:
         old = self.costs.get(hardware) or self._cached_costs(hardware) or RoundCosts(expert_share=profile.expert_share)
         new = old.with_points(profile.rounds)
         # A profile may mislead: its rounds do not count, so that each proposer is soon tried in the job.
-        self.costs[hardware] = replace(new, rounds=min(new.rounds, max(1.0, old.rounds)), timed=old.timed)
+        self.costs[hardware] = replace(new, rounds=min(new.rounds, max(1.0, old.rounds)), confirmed=old.confirmed)
 
     def add(self, worker: str | None, evidence: Evidence) -> None:
         """Adds evidence of a worker; None for rounds of an earlier start, whose costs are in the cache already."""

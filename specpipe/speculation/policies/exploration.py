@@ -19,7 +19,9 @@ HOPED_ACCEPTANCE = 0.85
 GAIN_SHARE = 0.02
 """Largest share of the possible gain that is spent on trials."""
 FIRST_ROUNDS = 4
-"""Rounds from one trial to the next until the job has timed a proposer: profile and cache may be far off."""
+"""Rounds from one trial to the next until a measurement of the job confirms a proposer's estimate."""
+DUE = 4.0
+"""Growth of the measured rounds since then from which the proposer is tried again: bursts of load mislead."""
 
 WITH_DRAFT_MODEL: tuple[ProposerName, ...] = ("draft", "joined")
 """Proposers that run the draft model, which has to catch up first."""
@@ -78,6 +80,8 @@ def _trials(
         loss = now * (seconds * math.exp(-sd[k]) / (n * hoped[k]) + (charge_s if k else 0.0)) - 1
         lost_s = seconds - (n + drafting * (float(choice.tokens[k]) - 1)) / now + (catch_up_s if k else 0.0)
         every = max(REPLAN_ROUNDS, lost_s / round_s / (GAIN_SHARE * -loss)) if loss < 0 else math.inf
-        if name != (best.proposer if now_k else "none") and name not in inputs.costs.timed:
+        if name != (best.proposer if now_k else "none") and inputs.costs.rounds >= DUE * inputs.costs.confirmed.get(
+            name, 0.0
+        ):
             every = FIRST_ROUNDS
         yield name, (every, loss, k)

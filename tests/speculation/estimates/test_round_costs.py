@@ -102,10 +102,12 @@ def test_burst_of_a_neighbour_leaves_the_comparison_of_k() -> None:
     assert ratio(costs, 3, 16) == pytest.approx(before, rel=0.1)
 
 
-def test_proposers_of_timed_rounds_are_kept() -> None:
-    costs = RoundCosts().with_points([point(0, 8)])
-    assert costs.timed == {"none"} and costs.with_points([point(2, 8)]).timed == {"none", "draft"}
-    assert prior([point(0, 8)]).timed == frozenset(), "in this job"
+def test_estimate_is_confirmed_by_a_measurement_near_it() -> None:
+    costs = RoundCosts().with_points(PROFILE)
+    assert not costs.confirmed, "nothing was expected before"
+    costs = costs.with_points([point(0, 8), point(2, 8, rounds=1, factor=10)])
+    assert costs.confirmed == {"none": costs.rounds}
+    assert costs.with_points([point(2, 8)]).confirmed["draft"] > costs.rounds
 
 
 def test_prices_follow_a_machine_that_changes_after_long_runs() -> None:

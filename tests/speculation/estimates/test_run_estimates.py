@@ -40,7 +40,7 @@ def test_start_up_profile_adds_costs() -> None:
     estimates = RunEstimates(slots=4, proposers=("draft",))
     estimates.admit("a", "H200", Profile(rounds=(point(0.2, rounds=5),)))
     assert 0.15 < seconds(estimates, "a") < 0.25
-    assert (estimates.costs["H200"].rounds, estimates.costs["H200"].timed) == (1, frozenset())
+    assert (estimates.costs["H200"].rounds, estimates.costs["H200"].confirmed) == (1, {})
 
 
 def test_cached_costs_are_loaded_once_by_hardware() -> None:

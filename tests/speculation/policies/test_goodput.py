@@ -12,6 +12,7 @@ from specpipe.speculation.policies.exploration import FIRST_ROUNDS
 from specpipe.speculation.policies.goodput import Goodput
 
 SLOTS = 64
+PROPOSERS: tuple[ProposerName, ...] = ("none", "draft", "ngram")
 
 
 def seconds(k: int, n: int, *, draft_step_s: float = 2e-4) -> float:
@@ -34,7 +35,7 @@ def costs(**changes: float) -> RoundCosts:
         for n in (1, 2, 4, 8, 16, 32, 64)
     ]
     known = RoundCosts().with_points(points)
-    return replace(known, timed=frozenset({"draft", "none", "ngram"}))
+    return replace(known, confirmed=dict.fromkeys(PROPOSERS, known.rounds))
 
 
 def acceptance(*rates: float, weight: float = 100_000.0) -> Acceptance:
@@ -122,12 +123,13 @@ def test_promising_k_is_tried_within_the_budget() -> None:
 
 
 @pytest.mark.parametrize(("known", "other"), [(GOOD, "none"), (BAD, "draft")])
-def test_proposer_that_the_job_has_not_timed_is_tried_soon(known: Acceptance, other: ProposerName) -> None:
+def test_other_side_is_tried_again_whatever_the_estimates_say(known: Acceptance, other: ProposerName) -> None:
     one_row = inputs(known, queue_depth=1, occupancy=1)
-    assert POLICY.plan(one_row).explore == ()
-    doubtful = replace(COSTS, timed=COSTS.timed - {other})
-    explore = trial(POLICY.plan(replace(one_row, costs=doubtful)))
-    assert (explore.every, explore.proposer, explore.k) == (FIRST_ROUNDS, other, int(other == "draft"))
+    for rounds, confirmed, due in ((1, 0, True), (79, 20, False), (80, 20, True)):
+        costs_then = replace(COSTS, rounds=rounds, confirmed={"draft": confirmed, "none": confirmed})
+        plan = POLICY.plan(replace(one_row, costs=costs_then))
+        expected = [(FIRST_ROUNDS, other, int(other == "draft"))] if due else []
+        assert [(explore.every, explore.proposer, explore.k) for explore in plan.explore] == expected, rounds
 
 
 def test_each_proposer_has_a_trial_of_its_own() -> None:
