@@ -80,8 +80,7 @@ def _trials(
         loss = now * (seconds * math.exp(-sd[k]) / (n * hoped[k]) + (charge_s if k else 0.0)) - 1
         lost_s = seconds - (n + drafting * (float(choice.tokens[k]) - 1)) / now + (catch_up_s if k else 0.0)
         every = max(REPLAN_ROUNDS, lost_s / round_s / (GAIN_SHARE * -loss)) if loss < 0 else math.inf
-        if name != (best.proposer if now_k else "none") and inputs.costs.rounds >= DUE * inputs.costs.confirmed.get(
-            name, 0.0
-        ):
+        due = inputs.costs.rounds >= DUE * inputs.costs.confirmed.get(name, 0.0)
+        if due and name != (best.proposer if now_k else "none"):
             every = FIRST_ROUNDS
         yield name, (every, loss, k)
