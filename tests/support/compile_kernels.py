@@ -56,6 +56,7 @@ from specpipe_kernels import (
 from specpipe_kernels.experts import mix_experts, route_tokens
 from specpipe_kernels.layers import linear, rms_norm, rope_store_kv, silu_mul
 from specpipe_kernels.layers.dequantize import dequantize
+from specpipe_kernels.layers.quantized.int4_gemm import int4_gemm
 from specpipe_kernels.reference.layers.quantize_rows import quantize_rows
 from specpipe_kernels.rounds.commit_rows import commit_rows
 from specpipe_kernels.rounds.feed_rows import feed_rows
@@ -204,6 +205,8 @@ def multiply(dtype: torch.dtype, rows: int) -> None:
             linear.linear_glu(normed, inner_weight, fp8=fp8)
             if isinstance(out, QuantizedWeight) and not fp8:
                 dequantize(out, dtype)  # of more rows
+                int4_gemm(x, out, by)
+                int4_gemm(Normed(x, torch.ones(3, rows), 1e-5), inner_weight, glu=True)
             for bias in (None, torch.zeros(24 * dim, dtype=dtype)):
                 linear.linear_rope_store_kv(
                     normed, heads, bias, table, table, positions, pages, pages, positions, q_heads=16

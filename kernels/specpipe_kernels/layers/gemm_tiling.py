@@ -42,8 +42,8 @@ class GemmTiling(NamedTuple):
 def max_int4_rows(entries: int) -> int:
     """Returns the most rows for which 4 bits are read of a weight that has a dense copy. entries: of the weight.
 
-    With more, the copy takes as long or less: in 8B/70B, gate and up projection of 136 rows 70/255 µs, not 71/278;
-    in 8B queries, keys, values and attention's output of 72 rows 32, not 42 (H200).
+    With more, the copy takes as long or less: in 8B/70B, gate and up projection of 136 rows 75/255 µs, not 77/256;
+    in 8B queries, keys, values and attention's output of 72 rows 31, not 33 (H200).
     """
     return 64 if entries <= 1 << 25 else 128
 
