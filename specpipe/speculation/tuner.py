@@ -84,8 +84,9 @@ class Tuner:
         began = self._clock()
         self._since = 0
         self._observer.add(self._recent.take())
-        inputs = replace(self._observer.inputs, queue_depth=self.queue_depth)
-        self.plan = self._policy.plan(replace(inputs, occupancy=0) if new_rows else inputs)
+        depth, known = self.queue_depth, self._observer
+        inputs = known.with_new_rows(depth) if new_rows else replace(known.inputs, queue_depth=depth)
+        self.plan = self._policy.plan(inputs)
         now = self._clock()
         self.planning_s += now - began
         self._next = now + (now - began) / PLANNING_SHARE if self._rounds >= REPLAN_ROUNDS else 0.0

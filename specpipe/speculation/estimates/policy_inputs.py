@@ -33,6 +33,9 @@ class PolicyInputs:
     """Mean prompt tokens of a row."""
     output_tokens: float = EXPECTED_OUTPUT_TOKENS
     """Mean generated tokens of a row."""
+    left_tokens: float = EXPECTED_OUTPUT_TOKENS / 2
+    """Tokens that a running row is still expected to generate: half of those generated lately for each row that ended.
+    They are few where a queue drains: then the rows that run are near their end."""
     prefill_s: float = 0.0
     """Seconds of a draft prefill per token; 0 before any."""
     behind: float = 0.0
@@ -47,5 +50,5 @@ class PolicyInputs:
     def missing_per_token(self) -> float:
         """Tokens that the draft model prefills for each generated token if it is in use from now on."""
         waiting = max(0.0, self.queue_depth - self.running)
-        left = (self.running / 2 + waiting) * self.output_tokens  # running rows are half generated
+        left = self.running * self.left_tokens + waiting * self.output_tokens
         return (self.running * self.behind + waiting * self.input_tokens) / max(1.0, left)

@@ -44,6 +44,25 @@ def test_draft_prefills_give_their_seconds_by_token() -> None:
     assert twice.prefill_s == pytest.approx(4e-6)
 
 
+def test_new_rows_fill_the_slots_and_lack_their_prompts() -> None:
+    known = observer()
+    known.add(replace(ROUNDS, rows=8, input_tokens=8 * 60, output_tokens=8 * 80))
+    found = known.with_new_rows(queue_depth=50)
+    assert (found.running, found.queue_depth) == (8, 50)
+    assert found.behind == pytest.approx((2 * 40 + 6 * 60) / 8)
+    assert found.context == pytest.approx((2 * 300 + 6 * (60 + 40)) / 8)
+    assert known.with_new_rows(queue_depth=3).running == 3
+    assert known.inputs.behind == 40, "later plans read the rounds"
+
+
+def test_rows_of_a_draining_queue_are_near_their_end() -> None:
+    ended = replace(ROUNDS, rows=8, input_tokens=8 * 60, output_tokens=8 * 80)
+    assert seen(ended).left_tokens == pytest.approx(80 / 2)
+    drained = replace(ended, running=4, rows=40, output_tokens=40 * 10)
+    assert seen(*[ended] * 8, *[drained] * 4).left_tokens < 80 / 4
+    assert seen(replace(ROUNDS, output_tokens=10_000)).left_tokens == 100 / 2, "the limit of a row"
+
+
 def test_rows_that_end_first_are_no_measure_of_the_others() -> None:
     early = replace(ROUNDS, rows=2, input_tokens=120, output_tokens=8 * 20)
     assert seen(early).output_tokens == pytest.approx(80.0)
