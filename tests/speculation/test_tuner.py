@@ -82,6 +82,17 @@ def test_ended_rows_lower_queue_depth_until_the_next_order() -> None:
     assert policy.inputs[-1].queue_depth == 25.0
 
 
+def test_prompts_of_new_rows_are_missing_in_the_draft_when_a_shard_arrives() -> None:
+    policy = Recording()
+    tuned = tuner(policy)
+    tuned.order(ordered(), None)
+    rounds(tuned, REPLAN_ROUNDS)
+    tuned.order(ordered(), None)
+    running, ordered_again = policy.inputs[-2:]
+    assert (running.running, running.behind) == (3, 0.0)
+    assert (ordered_again.running, ordered_again.behind) == (4, running.input_tokens / 4)
+
+
 def test_worker_starts_with_the_priors_of_the_run() -> None:
     others = Observer(slots=4, proposers=("draft",))
     log = tuner(Recording())

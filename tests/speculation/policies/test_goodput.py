@@ -97,6 +97,7 @@ def test_catching_up_is_paid_by_the_tokens_that_remain() -> None:
     dear = inputs(GOOD, queue_depth=3, occupancy=3, prefill_s=3e-6, costs=costs(draft_step_s=1e-3))
     assert POLICY.plan(replace(dear, behind=500.0)).k_for(3) > 0
     assert POLICY.plan(replace(dear, behind=200_000.0)).k_for(3) == 0
+    assert POLICY.plan(replace(dear, behind=500.0, left_tokens=0.1)).k_for(3) == 0, "rows near their end"
 
 
 def test_long_prompts_of_waiting_rows_turn_the_draft_off() -> None:
