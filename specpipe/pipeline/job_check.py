@@ -187,7 +187,7 @@ def faster_length(need: MemoryNeed, fitting: MemoryNeed) -> str:
         return ""
     return (
         f"a lower model.max_model_len ({need.max_model_len:,}) leaves GPU memory for dense copies of 4-bit weights "
-        f"({_gib(need.copy_bytes)}): rounds and prefills of more than 128 tokens are up to 1.3 times as fast with them"
+        f"({_gib(need.copy_bytes)}): rounds and prefills of more than 128 tokens are up to 1.2 times as fast with them"
     )
 
 
