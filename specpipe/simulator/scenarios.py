@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,9 @@ class Scenario:
     """Costs that earlier runs have left: "empty", "slower machine" or "one slow round"."""
     profile: str = "whole"
     """Start-up profile of the worker: "whole", "slow plain rounds" or "none"."""
-    prefill_budget: int = field(default_factory=lambda: EngineConfig().prefill_budget)
-    """Largest number of tokens that each model prefills in a step."""
+    prefill_budget: int = 2**20
+    """Largest number of tokens that each model prefills in a step. Enough for all slots by default: where the target's
+    prefill takes no time, a limit would only leave slots empty."""
 
     @property
     def plain_round_s(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specpipe.core import AcceptanceCounts, ProposerName, SpeculationPlan, StepReport
+from specpipe.core import AcceptanceCounts, EngineConfig, ProposerName, SpeculationPlan, StepReport
 from specpipe.simulator.draws import Draws
 from specpipe.simulator.engine import SimulatedEngine
 from specpipe.simulator.measurement import Measurement
@@ -77,7 +77,7 @@ def test_seconds_equal_the_sum_over_rounds_of_an_undisturbed_machine() -> None:
 
 
 def test_rows_get_drafts_only_after_catching_up() -> None:
-    scenario = small()
+    scenario = replace(small(), prefill_budget=EngineConfig().prefill_budget)
     engine = submitted(scenario, plan(0))
     for _ in range(30):
         engine.step()
