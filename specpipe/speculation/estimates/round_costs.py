@@ -25,16 +25,16 @@ from specpipe.speculation.estimates.round_model import FIRST_WORK, TERMS, RoundW
 PRICE_SD, SPEED_SD = 1.5, 0.7
 """Standard deviations of the logarithms of prices before any measurement of this run: of each, and of all together.
 An earlier run's machine may have been twice as slow, and its rounds of a kind the first of their shape."""
-PRICE_DRIFT = 1e-5
+PRICE_DRIFT = 1e-4
 """Variance that the logarithm of each price gains in a round: a long run follows a machine that changes."""
-ROUND_SD = 0.1
-"""Standard deviation of the logarithm of a measurement, however many rounds: neighbours of a CPU slow all of them."""
+ROUND_SD = 0.05
+"""Standard deviation of the logarithm of a measurement, however many rounds: neighbours slow all of them."""
 SURPRISE = 2.0
 """Standard deviations from which a measurement is doubted: it is too long, or those before it were."""
 AGREED = 0.3
 """Largest logarithm of measured over expected seconds that confirms an estimate: first rounds may take ten times as
 long."""
-_PASSES, _STEP = 8, 1.0  # linearisations of the model, and the largest change in each; 8 suffice for profiles
+_PASSES, _STEP, _SETTLED = 8, 1.0, 1e-3  # linearisations of the model, the largest change in each, and in the last one
 _VERSION = 6  # of the JSON values; others are refused
 _START = PRICE_SD**2 * np.eye(len(TERMS)) + SPEED_SD**2
 
@@ -73,7 +73,10 @@ class RoundCosts:
             state, covariance = start, known
             for measured in zip(works, seconds, strict=True):
                 state, covariance = _corrected(state, covariance, near, *measured)
-            near = near + np.clip(state - near, -_STEP, _STEP)
+            change = np.clip(state - near, -_STEP, _STEP)
+            near = near + change
+            if np.abs(change).max() < _SETTLED:
+                break
         total, confirmed = self.rounds + rounds, dict(self.confirmed)
         for point, work, measured_log in zip(points, works, seconds, strict=True):
             if self and abs(measured_log - _predict(start, work)[0]) < AGREED:
