@@ -119,9 +119,8 @@ def memory_need(prepared: PreparedJob, dtype: DtypeName, device: DeviceName) -> 
 def fit_copies(need: MemoryNeed) -> MemoryNeed:
     """Returns the need with the dense copies that `sized_engine` makes on the driver's GPU, all where it has none."""
     left = need.copy_bytes
-    if left and (memory := gpu_memory()):
-        free = memory - _CONTEXT_BYTES - need.weight_bytes - ALLOCATOR_SLACK * (need.slot_bytes + need.prefill_bytes)
-        left = max(0, int(GPU_MEMORY_SHARE * free) - need.kv_bytes)
+    if left and (budget := _gpu_budget(need)) is not None:
+        left = max(0, budget - need.kv_bytes)
     fitting: dict[Role, PlannedWeights] = {}
     for role in reversed(list(need.weights)):
         fitting[role] = need.weights[role]._replace(copies=min(need.weights[role].copies, left))
@@ -129,10 +128,19 @@ def fit_copies(need: MemoryNeed) -> MemoryNeed:
     return replace(need, weights={role: fitting[role] for role in need.weights})
 
 
+def _gpu_budget(need: MemoryNeed) -> int | None:
+    """Returns the bytes for KV pages and dense copies on the driver's smallest GPU, about; None where it has none."""
+    if not (memory := gpu_memory()):
+        return None
+    free = memory - _CONTEXT_BYTES - need.weight_bytes - ALLOCATOR_SLACK * (need.slot_bytes + need.prefill_bytes)
+    return max(0, int(GPU_MEMORY_SHARE * free))
+
+
 def kv_budget(need: MemoryNeed, device: DeviceName, workers: int) -> int:
     """Returns the bytes of KV pages that a worker allocates, at most; on a GPU it finds out when it has loaded."""
     if device != "cpu":
-        return need.kv_bytes
+        budget = _gpu_budget(need)
+        return need.kv_bytes if budget is None else min(need.kv_bytes, budget)
     return min(need.kv_bytes, cpu_kv_budget(weights=need.weight_bytes + PROCESS_BYTES, workers=workers))
 
 

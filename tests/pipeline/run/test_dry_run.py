@@ -21,6 +21,7 @@ from specpipe.pipeline.job_check import (
     faster_dtype,
     faster_length,
     fit_copies,
+    kv_budget,
     memory_need,
 )
 from specpipe.pipeline.prepare import prepare
@@ -160,6 +161,8 @@ def test_copies_get_the_memory_that_kv_pages_leave(monkeypatch: pytest.MonkeyPat
     assert copies(141) == [pytest.approx(0.95 * (141 - 4 - 37) - 22 - 2), 2]
     assert copies(66) == [0, pytest.approx(0.95 * (66 - 4 - 37) - 22)]
     assert copies(48) == [0, 0]
+    assert kv_budget(need, "cuda", 1) / gib == pytest.approx(0.95 * (48 - 4 - 37)), "the rest holds fewer rows at once"
+    assert copies(0) and kv_budget(need, "cuda", 1) == need.kv_bytes
 
 
 def test_plan_states_dense_copies_of_4_bit_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
