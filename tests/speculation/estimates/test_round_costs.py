@@ -124,7 +124,7 @@ def test_uncertainty_of_a_ratio_falls_with_measurements_of_both() -> None:
     works = RoundWork("draft", np.arange(4.0), 16, 16 * 256.0)
     before, after = (
         costs.ratio_sd(works, work(0, 16)),
-        costs.with_points([point(3, 16)] * 9).ratio_sd(works, work(0, 16)),
+        costs.with_points([point(3, 16, rounds=1)] * 9).ratio_sd(works, work(0, 16)),
     )
     assert before[0] == 0 and (after[1:] < before[1:]).all() and (np.diff(before) > 0).all()
 
