@@ -76,6 +76,13 @@ def test_seconds_equal_the_sum_over_rounds_of_an_undisturbed_machine() -> None:
     assert max(abs(m / r - 1) for m, r in zip(measured, rounds, strict=True)) > 0.01
 
 
+def test_long_prompts_leave_no_slot_empty() -> None:
+    long = next(s for s in load_scenarios() if s.family == "long prompts" and s.slots == 64)
+    step = submitted(long, plan(3)).step()
+    assert step is not None and step.running == 64
+    assert step.draft_prefill_tokens == (long.input[:64] - 1).sum() > EngineConfig().prefill_budget
+
+
 def test_rows_get_drafts_only_after_catching_up() -> None:
     scenario = replace(small(), prefill_budget=EngineConfig().prefill_budget)
     engine = submitted(scenario, plan(0))
